@@ -362,7 +362,7 @@ def test_layers_that_draw_anew_are_not_said_to_hold():
     assert "Whether 0 and the layers after it break" in report.verdict[-1]
     assert "No layer breaks" not in str(report)
     assert report.layers is not None
-    assert report.layers.findings[0].exact_step == (None, None)
+    assert report.layers.findings[0].is_undecided(report.layers.threshold)
 
 
 def test_an_invalid_report_shows_no_number_as_if_it_held():

@@ -32,6 +32,7 @@ SCHEMA = 3
 VALIDITY, NOISE = "validity", "noise floor"
 READ_SCHEMAS = (1, 2, SCHEMA)
 FORMER_NAMES = {"traps": "caveats", "presets": "protocols"}
+REMOVED_LAYER_FIELDS = ("exact_step", "class_tokens", "max_shift", "has_interior")
 REMOVED_FIELDS = ("phases", "lie_derivative", "sensitivity", "changes")
 # Fields of the responses that a comparison of two models needs.
 PACKED = (
@@ -254,7 +255,7 @@ class AuditReport:
         """
         if not isinstance(content, Mapping):
             raise wrong_type("content", content, "a dictionary, as to_dict gives it")
-        fields: Any = _without_former_options(dict(content))
+        fields: Any = _without(dict(content), ("there_and_back",))
         schema = fields.pop("schema", None)
         if schema not in READ_SCHEMAS:
             expected = (
@@ -264,6 +265,8 @@ class AuditReport:
         fields.pop("invalid", None)  # follows from the caveats
         for name in REMOVED_FIELDS:
             fields.pop(name, None)
+        if "layers" in fields:
+            fields["layers"] = _without(fields["layers"], REMOVED_LAYER_FIELDS)
         for former_name, name in FORMER_NAMES.items():
             if former_name in fields:
                 fields[name] = fields.pop(former_name)
@@ -296,13 +299,13 @@ class AuditReport:
             raise ValueError(f"path {found}: {error}") from error
 
 
-def _without_former_options(content: Any) -> Any:
-    """Return JSON data without an option of movements that no longer exists."""
+def _without(content: Any, removed: tuple[str, ...]) -> Any:
+    """Return JSON data without fields that no longer exist."""
     if isinstance(content, dict):
-        kept = {name: value for name, value in content.items() if name != "there_and_back"}
-        return {name: _without_former_options(value) for name, value in kept.items()}
+        kept = {name: value for name, value in content.items() if name not in removed}
+        return {name: _without(value, removed) for name, value in kept.items()}
     if isinstance(content, list):
-        return [_without_former_options(value) for value in content]
+        return [_without(value, removed) for value in content]
     return content
 
 

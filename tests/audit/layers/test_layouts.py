@@ -7,7 +7,6 @@ from teka.audit.layers.layouts import (
     Layout,
     LayoutRecognizer,
     absolute_embeddings,
-    class_tokens,
     declared_stride,
     pads_edge,
 )
@@ -17,65 +16,68 @@ OTHER = nn.GELU()
 SEEN = (24, 36)
 
 
-def recognize(recogniser, module, shape, side="output", source=None, source_shape=()):
-    found = recogniser.recognize(module, (2, *shape), side, source, source_shape)
+def recognize(recognizer, module, shape, is_output=True, source=None, source_shape=()):
+    found = recognizer.recognize(module, (2, *shape), is_output, source, source_shape)
     assert isinstance(found, Layout), found
     return found
 
 
 def start(seen=SEEN):
-    recogniser = LayoutRecognizer(seen)
-    first = recognize(recogniser, OTHER, (3, *seen), "input")
+    recognizer = LayoutRecognizer(seen)
+    first = recognize(recognizer, OTHER, (3, *seen), is_output=False)
     assert first == Layout("map", seen, (Fraction(1), Fraction(1)))
-    return recogniser, first
+    return recognizer, first
 
 
 def patched(prefix=0):
-    recogniser, first = start()
-    recognize(recogniser, nn.Conv2d(3, 7, 4, 4), (7, 6, 9), source=first)
-    tokens = recognize(recogniser, OTHER, (54 + prefix, 7))
+    recognizer, first = start()
+    recognize(recognizer, nn.Conv2d(3, 7, 4, 4), (7, 6, 9), source=first)
+    tokens = recognize(recognizer, OTHER, (54 + prefix, 7))
     assert tokens == Layout("tokens", (6, 9), (Fraction(4), Fraction(4)), prefix)
-    return recogniser, tokens
+    return recognizer, tokens
 
 
 def test_the_stride_of_convolutions_is_the_product_of_theirs_whatever_the_borders_take_away():
     # 24 and 36 become 20 and 32, 10 and 16, 6 and 12: no ratio of sizes gives the stride of 2.
-    recogniser, found = start()
+    recognizer, found = start()
     for module, grid in (
         (nn.Conv2d(3, 4, 5), (20, 32)),
         (nn.MaxPool2d(2), (10, 16)),
         (nn.Conv2d(4, 4, 5), (6, 12)),
     ):
-        found = recognize(recogniser, module, (4, *grid), source=found)
+        found = recognize(recognizer, module, (4, *grid), source=found)
     assert found == Layout("map", (6, 12), (Fraction(2), Fraction(2)))
 
 
 def test_each_axis_has_its_own_stride():
-    recogniser, first = start()
-    found = recognize(recogniser, nn.Conv2d(3, 4, 1, (3, 2)), (4, 8, 18), source=first)
+    recognizer, first = start()
+    found = recognize(recognizer, nn.Conv2d(3, 4, 1, (3, 2)), (4, 8, 18), source=first)
     assert found.stride == (3, 2)
 
 
 def test_a_transposed_convolution_divides_the_stride_and_other_modules_go_by_the_grids():
-    recogniser, first = start()
-    down = recognize(recogniser, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
-    up = recognize(recogniser, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
+    recognizer, first = start()
+    down = recognize(recognizer, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
+    up = recognize(recognizer, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
     assert up.stride == (2, 2)
-    assert recognize(recogniser, nn.Upsample(scale_factor=4), (4, 48, 72), source=up).stride == (
+    assert recognize(recognizer, nn.Upsample(scale_factor=4), (4, 48, 72), source=up).stride == (
         0.5,
         0.5,
     )
-    assert recognize(recogniser, nn.AdaptiveAvgPool2d((2, 3)), (4, 2, 3), source=down).stride == (
+    assert recognize(recognizer, nn.AdaptiveAvgPool2d((2, 3)), (4, 2, 3), source=down).stride == (
         12,
         12,
     )
 
 
 def test_padding_keeps_the_stride_as_a_module_and_in_a_function():
-    recogniser, first = start()
-    assert recognize(recogniser, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
-    recogniser, _ = start()
-    assert recognize(recogniser, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), "input").stride == (1, 1)
+    recognizer, first = start()
+    assert recognize(recognizer, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
+    recognizer, _ = start()
+    assert recognize(recognizer, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), is_output=False).stride == (
+        1,
+        1,
+    )
 
 
 def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
@@ -84,79 +86,85 @@ def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
 
 
 def test_tokens_without_any_map_before_them_are_found_by_square_patches():
-    recogniser, _ = start()
-    assert recognize(recogniser, nn.Linear(48, 7), (54, 7)) == Layout(
+    recognizer, _ = start()
+    assert recognize(recognizer, nn.Linear(48, 7), (54, 7)) == Layout(
         "tokens", (6, 9), (Fraction(4), Fraction(4))
     )
 
 
 def test_merged_patches_are_tokens_even_where_there_are_as_many_channels_as_there_were_tokens():
-    recogniser = LayoutRecognizer((16, 16))
-    recognize(recogniser, OTHER, (64, 16))
-    assert recognize(recogniser, nn.LayerNorm(64), (16, 64), "input").grid == (4, 4)
+    recognizer = LayoutRecognizer((16, 16))
+    recognize(recognizer, OTHER, (64, 16))
+    assert recognize(recognizer, nn.LayerNorm(64), (16, 64), is_output=False).grid == (4, 4)
 
 
 def test_a_class_token_more_is_found_even_where_there_are_as_many_channels_as_tokens():
-    recogniser = LayoutRecognizer((16, 16))
-    recognize(recogniser, OTHER, (16, 16))
-    assert recognize(recogniser, nn.Dropout(), (17, 16), "input") == Layout(
+    recognizer = LayoutRecognizer((16, 16))
+    recognize(recognizer, OTHER, (16, 16))
+    assert recognize(recognizer, nn.Dropout(), (17, 16), is_output=False) == Layout(
         "tokens", (4, 4), (Fraction(4),) * 2, 1
     )
 
 
 def test_tokens_that_are_turned_over_to_be_mixed_are_a_map():
-    recogniser, _ = patched()
-    assert recognize(recogniser, nn.Linear(54, 20), (7, 54), "input").name == "flat map"
+    recognizer, _ = patched()
+    assert recognize(recognizer, nn.Linear(54, 20), (7, 54), is_output=False).name == "flat map"
 
 
 def test_a_pool_over_turned_tokens_gives_a_vector():
-    recogniser, _ = patched()
+    recognizer, _ = patched()
     pool = nn.AdaptiveAvgPool1d(1)
-    source = recognize(recogniser, pool, (7, 54), "input")
+    source = recognize(recognizer, pool, (7, 54), is_output=False)
     assert (
-        recognize(recogniser, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
+        recognize(recognizer, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
     )
 
 
 def test_attention_weights_are_no_map_though_they_are_square():
-    recogniser, _ = patched(1)
-    reason = recogniser.recognize(nn.Dropout(), (2, 4, 55, 55), "output", None, ())
+    recognizer, _ = patched(1)
+    reason = recognizer.recognize(nn.Dropout(), (2, 4, 55, 55), True, None, ())
     assert isinstance(reason, str)
 
 
 def test_tokens_of_heads_are_recognised_on_either_axis():
-    recogniser, _ = patched(1)
-    assert recognize(recogniser, nn.LayerNorm(5), (4, 55, 5), "input").name == "tokens of heads"
-    assert recognize(recogniser, nn.LayerNorm(5), (55, 4, 5), "input").name == "tokens"
+    recognizer, _ = patched(1)
+    assert (
+        recognize(recognizer, nn.LayerNorm(5), (4, 55, 5), is_output=False).name
+        == "tokens of heads"
+    )
+    assert recognize(recognizer, nn.LayerNorm(5), (55, 4, 5), is_output=False).name == "tokens"
 
 
 def test_linear_maps_and_norms_have_their_channels_last():
-    recogniser = LayoutRecognizer((6, 6))
-    recognize(recogniser, OTHER, (6, 6, 6), "input")
-    assert recognize(recogniser, nn.Linear(6, 9), (6, 6, 6), "input").name == "channels-last map"
-    assert recognize(recogniser, nn.BatchNorm2d(6), (6, 6, 6), "input").name == "map"
+    recognizer = LayoutRecognizer((6, 6))
+    recognize(recognizer, OTHER, (6, 6, 6), is_output=False)
+    assert (
+        recognize(recognizer, nn.Linear(6, 9), (6, 6, 6), is_output=False).name
+        == "channels-last map"
+    )
+    assert recognize(recognizer, nn.BatchNorm2d(6), (6, 6, 6), is_output=False).name == "map"
 
 
 def test_a_vector_right_after_a_map_of_as_many_numbers_is_the_map_flattened():
-    recogniser, first = start()
-    recognize(recogniser, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
-    assert recognize(recogniser, nn.Flatten(), (12,)).name == "flattened"
-    assert recognize(recogniser, nn.Linear(12, 12), (12,)).name == "vector"
-    assert recognize(recogniser, nn.Linear(12, 12), (12,), "input").name == "vector"
+    recognizer, first = start()
+    recognize(recognizer, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
+    assert recognize(recognizer, nn.Flatten(), (12,)).name == "flattened"
+    assert recognize(recognizer, nn.Linear(12, 12), (12,)).name == "vector"
+    assert recognize(recognizer, nn.Linear(12, 12), (12,), is_output=False).name == "vector"
 
 
 def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
     for shape in [(5, 1, 1), (1, 5)]:
-        recogniser, _ = patched()
-        assert recognize(recogniser, nn.AdaptiveAvgPool2d(1), shape) == Layout(
+        recognizer, _ = patched()
+        assert recognize(recognizer, nn.AdaptiveAvgPool2d(1), shape) == Layout(
             "vector", (), (Fraction(4), Fraction(4))
         ), shape
 
 
 def test_what_fits_nothing_is_refused_with_a_reason():
     for shape in [(2, 3, 4, 5), (11, 13, 17), (31, 37)]:
-        recogniser, _ = start()
-        assert isinstance(recogniser.recognize(OTHER, (2, *shape), "output", None, ()), str), shape
+        recognizer, _ = start()
+        assert isinstance(recognizer.recognize(OTHER, (2, *shape), True, None, ()), str), shape
 
 
 def test_what_a_module_declares_is_read():
@@ -205,8 +213,7 @@ def test_tokens_count_the_grid_and_what_comes_before_it():
     assert Layout("tokens", CELL_GRID, HALF, 2).num_tokens == 17
 
 
-QUARTER = (Fraction(4), Fraction(4))
-LAYOUTS = (Layout("map", (3, 5), QUARTER), Layout("tokens", (3, 5), QUARTER, 1))
+GRIDS = (((3, 5), 0), ((3, 5), 1))
 
 
 def owner(**tensors):
@@ -233,8 +240,15 @@ def test_absolute_embeddings_are_known_by_name():
 
 
 def test_relative_ones_and_others_are_not():
-    for name in ["relative_position_bias_table", "rel_pos_h", "weight", "rotary_pos_emb", "pose"]:
-        assert absolute_embeddings(owner(**{name: torch.zeros(4)}), LAYOUTS) == (), name
+    for name in [
+        "relative_position_bias_table",
+        "rel_pos_h",
+        "weight",
+        "rotary_pos_emb",
+        "pose",
+        "cls_token",
+    ]:
+        assert absolute_embeddings(owner(**{name: torch.zeros(4)}), GRIDS) == (), name
 
 
 def test_an_embedding_layer_is_known_by_the_name_of_the_layer():
@@ -245,20 +259,20 @@ def test_an_embedding_layer_is_known_by_the_name_of_the_layer():
 
 def test_absolute_embeddings_are_known_by_shape():
     for shape in [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)]:
-        assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == ("stem.places",), (
+        assert absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == ("stem.places",), (
             shape
         )
 
 
 def test_other_shapes_are_not():
     for shape in [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)]:
-        assert absolute_embeddings(owner(places=torch.zeros(shape)), LAYOUTS) == (), shape
+        assert absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (), shape
 
 
 def test_buffers_count_too():
     module = nn.Module()
     module.register_buffer("places", torch.zeros(1, 16, 4))
-    assert absolute_embeddings(module, LAYOUTS) == ("places",)
+    assert absolute_embeddings(module, GRIDS) == ("places",)
 
 
 def test_a_module_that_computes_positions_is_known_by_its_class():
@@ -267,17 +281,4 @@ def test_a_module_that_computes_positions_is_known_by_its_class():
     assert (
         absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ())
         == ()
-    )
-
-
-def test_class_tokens_are_known_by_name():
-    for name in ["cls_token", "class_token", "class_embedding", "dist_token", "distillation_token"]:
-        assert class_tokens(owner(**{name: torch.zeros(4)}, weight=torch.zeros(4))) == (
-            f"stem.{name}",
-        ), name
-
-
-def test_register_tokens_are_class_tokens_and_mask_tokens_are_not():
-    assert class_tokens(owner(register_tokens=torch.zeros(1, 2, 4), mask_token=torch.zeros(4))) == (
-        "stem.register_tokens",
     )

@@ -3,11 +3,13 @@ from fractions import Fraction
 import pytest
 import torch
 
-from teka.audit.layers.shift_errors import NO_BORDER, candidate_moves, cells_within, is_multiple
+from teka.audit.layers.layer_errors import is_multiple
+from teka.audit.layers.layouts import Layout
+from teka.audit.layers.shift_errors import cells_within, plan_moves
+from teka.audit.layers.trace import TracedTensor
 
-GRID = (5, 7)
 STRIDE = (Fraction(2), Fraction(3))
-CELLS = torch.arange(35).reshape(GRID)
+MAP = TracedTensor(Layout("map", (5, 7), STRIDE), (4, 5, 7), 0.0, ((1, 0), (2, 1)), 1e-7)
 
 
 def test_a_shift_is_a_multiple_if_it_is_one_along_every_axis():
@@ -21,32 +23,43 @@ def test_a_shift_is_a_multiple_if_it_is_one_along_every_axis():
         assert is_multiple(shift, STRIDE) == multiple, (shift, multiple)
 
 
-def test_at_a_multiple_there_is_one_move_by_whole_cells():
-    assert list(candidate_moves((4, -3), STRIDE)) == [(2, -1)]
-
-
 @pytest.mark.parametrize(
     ("shift", "moves"),
     [
+        ((4, -3), {(2, -1)}),
         ((1, 3), {(0, 1), (1, 1)}),
         ((-1, -1), {(-1, -1), (-1, 0), (0, -1), (0, 0)}),
-        ((2, 4.5), {(1, 1), (1, 2)}),
     ],
 )
-def test_between_multiples_all_neighboring_moves_are_candidates(shift, moves):
-    candidates = list(candidate_moves(shift, STRIDE))
+def test_candidates_are_the_neighboring_moves_by_whole_cells(shift, moves):
+    plan = plan_moves(MAP, ((2, 0), shift), (10, 21), wraps=True)
+    candidates = [move for index, move in plan.moves if index == 1]
     assert set(candidates) == moves
     assert len(candidates) == len(moves)
+    assert {plan.moves[index] for index in plan.by_shift[1].tolist()} == {
+        (1, move) for move in moves
+    }
+    assert {plan.moves[index] for index in plan.by_shift[0].tolist()} == {(0, (1, 0))}
+
+
+def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image():
+    for wraps, seen_size, is_whole in [
+        (True, (10, 21), True),
+        (False, (10, 21), False),
+        (True, (11, 21), False),
+    ]:
+        rows, columns = plan_moves(MAP, ((4, -3),), seen_size, wraps).inside
+        assert bool(rows.all() and columns.all()) == is_whole, (wraps, seen_size)
 
 
 def test_cells_that_entered_over_an_edge_are_not_inside():
-    assert cells_within(GRID, NO_BORDER, (2, -1)) == (slice(2, 5), slice(0, 6))
+    assert cells_within(5, torch.tensor([2, -1])).tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
 
 
 def test_the_interior_is_out_of_the_border_before_and_after_the_move():
-    assert cells_within(GRID, ((1, 0), (2, 1)), (1, -1)) == (slice(2, 5), slice(2, 5))
+    assert cells_within(5, torch.tensor([1]), (1, 0)).tolist() == [[0, 0, 1, 1, 1]]
+    assert cells_within(7, torch.tensor([-1]), (2, 1)).tolist() == [[0, 0, 1, 1, 1, 0, 0]]
 
 
 def test_nothing_is_left_after_a_move_over_the_whole_grid():
-    rows, _ = cells_within(GRID, NO_BORDER, (6, 0))
-    assert CELLS[rows].numel() == 0
+    assert not cells_within(5, torch.tensor([6, -5])).any()

@@ -137,9 +137,7 @@ def make_layers():
         first_break="add_position",
         threshold=1e-3,
         absolute_embeddings=("add_position.position",),
-        class_tokens=("class_token",),
         skipped={"dropout": "its output is no tensor"},
-        max_shift=4.0,
         breaks={
             "interior": LayerBreak("interior", "add_position", "AbsolutePosition", 0.6, 1e-3),
             "aliasing": LayerBreak("aliasing", "embed", "Conv2d", 0.4, 1e-3),

@@ -1,7 +1,8 @@
 """Fixes of layers that break equivariance, which need no training, and the layers they apply to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -10,27 +11,6 @@ from teka.audit.layers.trace import ModelTrace
 
 Shape = tuple[int, ...]
 SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
-OTHER_CLASS = "it is a {}, whose own code may do something else"
-NOT_CALLED = "it was not called, or not with a map"
-
-
-@dataclass(frozen=True)
-class TracedModel:
-    """Observations of one forward pass, by which the layers that a fix applies to are found.
-
-    Args:
-        modules: Modules by name.
-        calls: Shapes of input and output at each call of a module, without the batch axis.
-        tensors: Shapes of parameters and buffers by name.
-        absolute: Names of parameters, buffers and modules that hold absolute positions.
-        grids: Grids of maps and tokens, with the number of tokens before the grid.
-    """
-
-    modules: Mapping[str, nn.Module]
-    calls: Mapping[str, Sequence[tuple[Shape, Shape]]]
-    tensors: Mapping[str, Shape]
-    absolute: Sequence[str]
-    grids: Sequence[tuple[Shape, int]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +23,6 @@ class Fix:
         does: What it does, in a sentence.
         source: Publication.
         wraps: Whether it is recommended for circular shifts (True), others (False) or both (None).
-        find: Function that returns names of layers, each with why the fix is impossible or "".
     """
 
     name: str
@@ -51,84 +30,6 @@ class Fix:
     does: str
     source: str
     wraps: bool | None
-    find: Callable[[TracedModel], dict[str, str]]
-
-
-def _find_strided(traced: TracedModel) -> dict[str, str]:
-    strided = {}
-    for name, module in traced.modules.items():
-        # A layer that was fixed before has another class with this attribute.
-        is_fixed = hasattr(module, "sampling")
-        if isinstance(module, SAMPLING) and not is_fixed and max(pair(module.stride)) > 1:
-            strided[name] = _why_not_sampled(module, traced.calls.get(name, ()))
-    return strided
-
-
-def _find_padded(traced: TracedModel) -> dict[str, str]:
-    padded = {}
-    for name, module in traced.modules.items():
-        calls = traced.calls.get(name, ())
-        if isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d):
-            left, right, top, bottom = module.padding
-            padded[name] = _why_not_padded((max(top, bottom), max(left, right)), calls)
-            if min(module.padding) < 0:
-                padded[name] = "it crops"
-        elif isinstance(module, nn.Conv2d) and type(module) is not nn.Conv2d and pads_edge(module):
-            padded[name] = OTHER_CLASS.format(type(module).__name__)
-        elif isinstance(module, nn.Conv2d) and pads_edge(module):
-            same = [span // 2 for span in _spans(module)]
-            padding = same if isinstance(module.padding, str) else module.padding
-            padded[name] = _why_not_padded(padding, calls)
-        elif isinstance(module, SAMPLING) and pads_edge(module):
-            padded[name] = _why_not_sampled(module, calls)
-    return padded
-
-
-def _why_not_sampled(
-    module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, calls: Sequence[tuple[Shape, Shape]]
-) -> str:
-    """Return why a layer cannot be evaluated at every cell and then sampled, or ""."""
-    if type(module) not in SAMPLING:
-        return OTHER_CLASS.format(type(module).__name__)
-    if not calls:
-        return NOT_CALLED
-    if getattr(module, "return_indices", False):
-        return "its indices are asked for"
-    if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
-        return "it leaves its padding out of the mean"
-    steps = pair(module.stride)
-    for (_, *sizes), (_, *cells) in calls:
-        sides = list(zip(sizes, steps, cells, strict=True))
-        if any(step * cell != size for size, step, cell in sides):
-            made, given, stride = (" × ".join(map(str, sides)) for sides in (cells, sizes, steps))
-            return f"it makes {made} cells of {given} by steps of {stride}"
-        if any(span - 1 > size for span, size in zip(_spans(module), sizes, strict=True)):
-            return "its window is larger than its map"
-    return ""
-
-
-def _why_not_padded(padding: Sequence[int], calls: Sequence[tuple[Shape, Shape]]) -> str:
-    """Return why a padding cannot be circular, or ""."""
-    for (_, height, width), _ in calls:
-        if padding[0] > height or padding[1] > width:
-            return "it pads by more than its map"
-    return "" if calls else NOT_CALLED
-
-
-def _spans(module: nn.Module) -> list[int]:
-    """Return the number of cells that a window spans along both axes, with dilation."""
-    sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
-    return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
-
-
-def _find_positions(traced: TracedModel) -> dict[str, str]:
-    reasons = {}
-    for name in traced.absolute:
-        held = [each for each in traced.tensors if each == name or each.startswith(f"{name}.")]
-        placed = [each for each in held if position_axes(traced.tensors[each], traced.grids)]
-        reason = "none of its axes is a position" if held else "its code computes them"
-        reasons |= dict.fromkeys(placed, "") or {name: reason}
-    return reasons
 
 
 # In the order in which they are applied.
@@ -141,7 +42,6 @@ FIXES = {
             "padding continues with the other side of the map instead of zeros",
             "Chaman & Dokmanić 2021",
             True,
-            _find_padded,
         ),
         Fix(
             "blur",
@@ -149,7 +49,6 @@ FIXES = {
             "a strided layer is evaluated at every cell, low-pass filtered, and then sampled",
             "Zhang 2019",
             False,
-            _find_strided,
         ),
         Fix(
             "polyphase",
@@ -158,7 +57,6 @@ FIXES = {
             "determines which subgrid is kept",
             "Chaman & Dokmanić 2021",
             True,
-            _find_strided,
         ),
         Fix(
             "positions",
@@ -166,35 +64,99 @@ FIXES = {
             "a learned position embedding is replaced by its mean over the positions",
             "the ablation of Dosovitskiy et al. 2021, Appendix D.4, which trains without any",
             None,
-            _find_positions,
         ),
     )
 }
 
 
 def find_fixes(
-    model: nn.Module, modules: Mapping[str, nn.Module], trace: ModelTrace, absolute: Sequence[str]
+    model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Return the layers that each fix applies to, with why it is impossible or "".
+    """Return the layers that each fix applies to, with why the fix is impossible or "".
 
     Args:
         model: The model.
-        modules: Modules to consider, by name.
-        trace: Trace of a forward pass.
+        trace: Trace of a forward pass, with the modules to consider.
         absolute: Names of parameters, buffers and modules that hold absolute positions.
     """
-    calls: dict[str, list[tuple[Shape, Shape]]] = {}
-    inputs: dict[str, Shape] = {}
+    map_sizes = _find_map_sizes(trace)
+    padded, strided = {}, {}
+    for name, module in trace.modules.items():
+        sizes = map_sizes.get(name, [])
+        reason = "" if sizes else "it was not called, or not with a map"
+        if type(module) not in (*SAMPLING, *PADDING):
+            reason = f"it is a {type(module).__name__}, whose own code may do something else"
+        is_padding = isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d)
+        is_sampling = isinstance(module, SAMPLING)
+        if is_padding or (is_sampling and pads_edge(module)):
+            padded[name] = reason or _why_not_circular(module, sizes)
+        # A layer that was fixed before has another class with the attribute "sampling".
+        if is_sampling and max(pair(module.stride)) > 1 and not hasattr(module, "sampling"):
+            strided[name] = reason or _why_not_sampled(module, sizes)
+    positions = _find_positions(model, trace, absolute)
+    return {"circular": padded, "blur": strided, "polyphase": strided, "positions": positions}
+
+
+def _find_map_sizes(trace: ModelTrace) -> dict[str, list[tuple[Shape, Shape]]]:
+    """Return the sizes of the map that each module receives and returns, at each of its calls."""
+    sizes: dict[str, list[tuple[Shape, Shape]]] = {}
     for event in trace.events:
-        shape = () if event.tensor is None else trace.tensors[event.tensor].shape
-        name = event.call.module
-        if event.call.side == "input":
-            inputs[name] = shape
-        elif len(shape) == len(inputs[name]) == 3:
-            calls.setdefault(name, []).append((inputs[name], shape))
-    holders = (*model.named_parameters(), *model.named_buffers())
-    tensors = {name: tuple(tensor.shape) for name, tensor in holders if tensor.is_floating_point()}
-    layouts = [tensor.layout for tensor in trace.tensors if tensor.layout.grid]
-    grids = dict.fromkeys((layout.grid, layout.prefix_tokens) for layout in layouts)
-    traced = TracedModel(modules, calls, tensors, absolute, tuple(grids))
-    return {name: fix.find(traced) for name, fix in FIXES.items()}
+        if event.source is None or event.tensor is None:
+            continue
+        shapes = event.source.shape, event.tensor.shape
+        if len(shapes[0]) == len(shapes[1]) == 3:
+            sizes.setdefault(event.module_name, []).append((shapes[0][1:], shapes[1][1:]))
+    return sizes
+
+
+def _why_not_circular(module: Any, sizes: Sequence[tuple[Shape, Shape]]) -> str:
+    """Return why the padding of a layer cannot be circular, or ""."""
+    if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
+        return _why_not_sampled(module, sizes)
+    if isinstance(module, nn.Conv2d):
+        is_same = module.padding == "same"
+        rows, columns = [span // 2 for span in _spans(module)] if is_same else pair(module.padding)
+    else:
+        left, right, top, bottom = module.padding
+        rows, columns = max(top, bottom), max(left, right)
+        if min(module.padding) < 0:
+            return "it crops"
+    is_wider = any(rows > height or columns > width for (height, width), _ in sizes)
+    return "it pads by more than its map" if is_wider else ""
+
+
+def _why_not_sampled(
+    module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, sizes: Sequence[tuple[Shape, Shape]]
+) -> str:
+    """Return why a layer cannot be evaluated at every cell and then sampled, or ""."""
+    if getattr(module, "return_indices", False):
+        return "its indices are asked for"
+    if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
+        return "it leaves its padding out of the mean"
+    steps = pair(module.stride)
+    for before, after in sizes:
+        if any(
+            step * cells != side for side, step, cells in zip(before, steps, after, strict=True)
+        ):
+            made, given, stride = (" × ".join(map(str, each)) for each in (after, before, steps))
+            return f"it makes {made} cells of {given} by steps of {stride}"
+        if any(span - 1 > side for span, side in zip(_spans(module), before, strict=True)):
+            return "its window is larger than its map"
+    return ""
+
+
+def _spans(module: nn.Module) -> list[int]:
+    """Return the number of cells that a window spans along both axes, with dilation."""
+    sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
+    return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
+
+
+def _find_positions(model: nn.Module, trace: ModelTrace, absolute: Sequence[str]) -> dict[str, str]:
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    reasons = {}
+    for holder in absolute:
+        held = [name for name in tensors if name == holder or name.startswith(f"{holder}.")]
+        reason = "none of its axes is a position" if held else "its code computes them"
+        placed = [name for name in held if position_axes(tuple(tensors[name].shape), trace.grids)]
+        reasons |= dict.fromkeys(placed, "") or {holder: reason}
+    return reasons

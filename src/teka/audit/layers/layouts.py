@@ -32,9 +32,9 @@ ABSOLUTE_CLASS = re.compile(
 )
 RELATIVE = re.compile(r"rel(ative)?_?pos|relative|rotary|rope", re.IGNORECASE)
 CLASS_NAME = re.compile(r"^(cls|class|dist|distillation|reg|register)_?(tokens?|embeddings?)$")
-PLAIN_NAMES = ("weight", "data")  # names of tensors that need the name of their module
 Shape = tuple[int, ...]
 Stride = tuple[Fraction, ...]
+TokenGrid = tuple[Shape, int]  # number of cells along each axis, and of prefix tokens before them
 
 
 @dataclass(frozen=True)
@@ -98,20 +98,25 @@ class LayoutRecognizer:
         self._map_size: int | None = None
 
     def recognize(
-        self, module: nn.Module, shape: Shape, side: str, source: Layout | None, source_shape: Shape
+        self,
+        module: nn.Module,
+        shape: Shape,
+        is_output: bool,
+        source: Layout | None,
+        source_shape: Shape,
     ) -> Layout | str:
         """Return the layout of a tensor, or why it is not recognized.
 
         Args:
             module: Module that receives or returns the tensor.
             shape: Shape (B, …) of the tensor.
-            side: "input" or "output" of the module.
+            is_output: Whether the module returns the tensor.
             source: Layout of the module's input, for an output.
             source_shape: Shape of the module's input, for an output.
         """
         is_kept = source is not None and source.name != "vector" and source_shape == shape
         if len(shape) == 2:
-            is_projected = isinstance(module, nn.Linear) and side == "output"
+            is_projected = isinstance(module, nn.Linear) and is_output
             is_flat = self._map_size == shape[1] and not is_projected
             layout = self._make("flattened", self._latest.grid) if is_flat else self._vector()
         elif is_kept and declared_stride(module) is None:
@@ -145,7 +150,6 @@ class LayoutRecognizer:
 
     def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, first, second, third = shape
-        total = self._latest.num_tokens
         is_after_tokens = self._latest.name.startswith("tokens")
         if second == third == 1 and (is_for_images(module) or not is_after_tokens):
             return self._vector()
@@ -153,6 +157,7 @@ class LayoutRecognizer:
             grid = (second, third)
             return Layout("map", grid, self._stride_of_map(module, grid, source))
         if is_after_tokens:
+            total = self._latest.num_tokens
             if second == third == total:  # attention weights, pairs of tokens
                 return None
             for name, size in (("tokens of heads", second), ("tokens", first)):
@@ -161,21 +166,22 @@ class LayoutRecognizer:
         grids = [("map", (second, third)), ("channels-last map", (first, second))]
         if isinstance(module, ACT_ON_LAST_AXIS):
             grids.reverse()
-        for is_known in (True, False):
-            for name, grid in grids:
-                if is_after_tokens:
-                    fits = grid == self._latest.grid
-                else:
-                    fits = grid in self._strides if is_known else self._has_square_cells(grid)
-                if fits:
-                    return self._make(name, grid)
-        return None
+        known = [self._latest.grid] if is_after_tokens else self._strides
+        fitting = [self._make(*each) for each in grids if each[1] in known]
+        if not fitting and not is_after_tokens:
+            fitting = [self._make(*each) for each in grids if self._has_square_cells(each[1])]
+        return fitting[0] if fitting else None
 
     def _has_square_cells(self, grid: Shape) -> bool:
         """Return True if a grid has square cells, and its sizes and those of the image divide."""
-        (rows, columns), (height, width) = grid, self.seen_size
-        divides = all(max(pair) % min(pair) == 0 for pair in ((rows, height), (columns, width)))
-        return divides and rows * width == columns * height
+        rows, columns = self._ratio(grid)
+        return rows == columns and 1 in (rows.numerator, rows.denominator)
+
+    def _square_grids(self) -> list[Shape]:
+        """Return the grids of square cells that fill the image, the finest first."""
+        shared = math.gcd(*self.seen_size)
+        sides = [side for side in range(1, shared + 1) if shared % side == 0]
+        return [tuple(size // side for size in self.seen_size) for side in sides]
 
     def _find_tokens(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, total, width = shape
@@ -193,16 +199,11 @@ class LayoutRecognizer:
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
             return replace(self._tokens[total], name="tokens")
-        known = list(reversed(self._strides))
-        shared = math.gcd(*self.seen_size)
-        # Grids of square cells that fill the image, the finest first.
-        sides = [side for side in range(1, shared + 1) if shared % side == 0]
-        even = [tuple(size // side for size in self.seen_size) for side in sides]
+        known, square = list(reversed(self._strides)), self._square_grids()
         for prefixes, grids in (
-            (range(1), known),
-            (range(1), even),
+            (range(1), [*known, *square]),
             (range(1, MAX_PREFIX + 1), known),
-            (range(1, MAX_PREFIX_ALONE + 1), even),
+            (range(1, MAX_PREFIX_ALONE + 1), square),
         ):
             for prefix, grid in itertools.product(prefixes, grids):
                 if math.prod(grid) == total - prefix > 1:
@@ -227,10 +228,10 @@ class LayoutRecognizer:
         # Padding before this module adds a few cells without changing the stride.
         sizes = pair(getattr(module, "kernel_size", 0))
         sides = zip(grid, self._latest.grid, sizes, strict=True)
-        for new, old, size in sides:
-            if not isinstance(size, int) or not 0 <= new - old <= size:
-                return self._ratio(grid)
-        return self._latest.stride
+        is_padded = all(
+            isinstance(size, int) and 0 <= new - old <= size for new, old, size in sides
+        )
+        return self._latest.stride if is_padded else self._ratio(grid)
 
 
 def is_for_images(module: nn.Module) -> bool:
@@ -271,23 +272,25 @@ def _is_named(module: nn.Module, ending: str) -> bool:
     return any(kind.__name__.endswith(ending) for kind in type(module).__mro__)
 
 
-def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[str, ...]:
+def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[str, ...]:
     """Return names of parameters, buffers and modules that hold absolute positions.
 
     They are recognized by their names, shapes or classes.
 
     Args:
         module: The model.
-        layouts: Layouts of the model's tensors.
+        grids: Grids of the model's tensors.
     """
-    layouts = [layout for layout in layouts if layout.grid and max(layout.grid) > 1]
-    grids = {(layout.grid, layout.prefix_tokens) for layout in layouts}
     holders = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        own_name = _own_name(name)
+        # The name of a weight is that of its module.
+        own_name = re.sub(r"\.(weight|data)$", "", name).rpartition(".")[2]
         if RELATIVE.search(own_name) or CLASS_NAME.match(own_name):
             continue
-        if ABSOLUTE_NAME.search(own_name) or _is_positional(tensor, grids):
+        shape = tuple(tensor.shape)
+        is_for_batches = len(shape) in (3, 4) and shape[0] == 1 and tensor.is_floating_point()
+        is_placed = is_for_batches and position_axes(shape, grids) is not None
+        if is_placed or ABSOLUTE_NAME.search(own_name):
             holders.append(name)
     for name, part in module.named_modules():
         kind = type(part).__name__
@@ -297,25 +300,7 @@ def absolute_embeddings(module: nn.Module, layouts: Iterable[Layout]) -> tuple[s
     return tuple(holders)
 
 
-def class_tokens(module: nn.Module) -> tuple[str, ...]:
-    """Return names of parameters that hold class, distillation and register tokens."""
-    return tuple(name for name, _ in module.named_parameters() if CLASS_NAME.match(_own_name(name)))
-
-
-def _own_name(name: str) -> str:
-    """Return the last part of a name, or the one before for "weight" and "data"."""
-    *_, before, last = ("", *name.split("."))
-    return before if last in PLAIN_NAMES and before else last
-
-
-def _is_positional(tensor: Tensor, grids: Iterable[tuple[Shape, int]]) -> bool:
-    """Return True if a tensor (1, …) has the shape of tokens or of a map."""
-    shape = tuple(tensor.shape)
-    is_batched = len(shape) in (3, 4) and shape[0] == 1 and tensor.is_floating_point()
-    return is_batched and position_axes(shape, grids) is not None
-
-
-def position_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Shape, int] | None:
+def position_axes(shape: Shape, grids: Iterable[TokenGrid]) -> tuple[Shape, int] | None:
     """Return the axes of a tensor that are positions, and the number of leading prefix tokens.
 
     The result is None if no grid fits the shape.
@@ -327,10 +312,9 @@ def position_axes(shape: Shape, grids: Iterable[tuple[Shape, int]]) -> tuple[Sha
     first = int(len(shape) > 2 and shape[0] == 1)
     sizes = shape[first:]
     for grid, prefix in grids:
-        for before in (prefix, 0) if len(sizes) == 2 else ():
-            if sizes[:1] == (before + math.prod(grid),):
-                return (first,), before
-        for axis in (1, 0) if len(sizes) == 3 else ():
-            if sizes[axis : axis + 2] == grid:
+        if len(sizes) == 2 and sizes[0] - math.prod(grid) in (0, prefix):
+            return (first,), sizes[0] - math.prod(grid)
+        for axis in (1, 0):
+            if len(sizes) == 3 and sizes[axis : axis + 2] == grid:
                 return (first + axis, first + axis + 1), 0
     return None

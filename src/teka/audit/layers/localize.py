@@ -1,7 +1,7 @@
 """Localization of the layer that breaks equivariance, by comparing shifted and unshifted images."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
-from teka.audit.layers.layouts import absolute_embeddings, class_tokens, declared_stride, pads_edge
-from teka.audit.layers.shift_errors import NOISE_FACTOR, LayerErrors, ShiftErrors
-from teka.audit.layers.trace import CallTracer, ModelTrace, TraceEvent, trace_batch
+from teka.audit.layers.layer_errors import error_limit
+from teka.audit.layers.layouts import absolute_embeddings, declared_stride, pads_edge
+from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, compare_shifts
+from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
 from teka.audit.model_call import Model, check_evaluation_mode
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
@@ -31,16 +32,11 @@ from teka.errors import wrong_value
 BREAKS = ("interior", "edge", "aliasing")
 # A module is not a jump of its own if one of its parts has at least this share of its increase.
 EXPLAINED_SHARE = 0.5
-# Images per batch. More images share the cost of the unshifted ones.
-IMAGES_AT_ONCE = 8
-# Largest fraction of the image's shorter side that is overwritten to find the effect of the edge.
-WIDEST_EDGE = 0.25
 # Default threshold, and minimum threshold in roundings of the coarsest dtype of the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
 # A module that returns a part's output is listed too if it adds this multiple of the part's error.
 PART_FACTOR = 2.0
-ByIndex = Mapping[int, LayerErrors]
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ class LayerBreak:
         module: Class of this module.
         error: Relative error at the worst shift.
         limit: Largest error of an equivariant layer.
-        has_interior: Whether there are cells that the edge does not affect.
         between: The modules before and after the break, if it is in the code of the module itself.
         cause: What breaks equivariance, such as "stride 2 without a low-pass filter", or "".
     """
@@ -63,7 +58,6 @@ class LayerBreak:
     module: str
     error: float
     limit: int | float
-    has_interior: bool = True
     between: tuple[str, str] | None = None
     cause: str = ""
 
@@ -90,8 +84,6 @@ class LayerFinding:
         added: Increase of `error` over that of the layer's input at the same shifts.
         error: Error of all cells whose content was inside the image.
         border: Number of cells that the edge can affect, before and after along each axis.
-        exact_step: For each axis, the smallest step in pixels whose multiples all have errors
-            below the threshold.
         errors: Error at each shift, of the interior if there is one.
     """
 
@@ -108,12 +100,11 @@ class LayerFinding:
     added: float | None
     error: float | None = None
     border: tuple[tuple[int, int], ...] = ()
-    exact_step: tuple[int | None, ...] = ()
     errors: tuple[float | None, ...] = ()
 
     def limit(self, threshold: int | float) -> float:
         """Return the largest error of an equivariant layer: threshold or 10 times the noise."""
-        return max(threshold, NOISE_FACTOR * self.noise)
+        return error_limit(threshold, self.noise)
 
     def is_undecided(self, threshold: int | float) -> bool:
         """Return True if the largest error is above the threshold, but may be noise."""
@@ -131,9 +122,7 @@ class LayerFindings:
         first_break: Name of the first module that breaks equivariance inside the image, or None.
         threshold: Largest error of an equivariant layer.
         absolute_embeddings: Names of parameters, buffers and modules with absolute positions.
-        class_tokens: Names of parameters with class tokens.
         skipped: Modules that could not be compared, with the reason.
-        max_shift: Largest step along an axis in pixels.
         breaks: First layer of each kind of break, by the names in `BREAKS`.
         flattened: Modules that read a flattened map, with separate weights for each cell.
         shifts: The shifts without zero.
@@ -147,9 +136,7 @@ class LayerFindings:
     first_break: str | None
     threshold: int | float
     absolute_embeddings: tuple[str, ...]
-    class_tokens: tuple[str, ...]
     skipped: dict[str, str]
-    max_shift: int | float
     breaks: dict[str, LayerBreak] = field(default_factory=dict)
     flattened: tuple[str, ...] = ()
     shifts: CheckedShifts = ()
@@ -157,6 +144,11 @@ class LayerFindings:
     num_images: int = 0
     seen_size: tuple[int, ...] = ()
     fixes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def max_shift(self) -> int | float:
+        """Largest step along an axis in pixels."""
+        return max([abs(step) for shift in self.shifts for step in shift], default=0)
 
     @property
     def advised(self) -> tuple[str, ...]:
@@ -188,10 +180,6 @@ class LayerFindings:
         module = self.breaks[kind].name.partition(" (call ")[0]
         around = kind == "interior" and (module == "(model)" or name.startswith(f"{module}."))
         return module == name or around
-
-    def find(self, name: str) -> LayerFinding | None:
-        """Return the finding of a layer by its name, or None."""
-        return next((finding for finding in self.findings if finding.name == name), None)
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
         """Return the layers that increase the error most, in descending order.
@@ -294,81 +282,51 @@ def locate_layers(
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     run = module if function is None else function
     with torch.no_grad():
-        trace = _trace(run, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
-        errors = _compare(run, modules, trace, placed, steps, movement, batch_size)
+        trace = trace_model(run, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
+        compare_shifts(run, trace, placed, steps, movement, batch_size)
     if threshold is None:
         epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
         threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
-    measured = errors.measured(threshold)
-    absolute = absolute_embeddings(module, [tensor.layout for tensor in trace.tensors])
+    absolute = absolute_embeddings(module, trace.grids)
     if layers is None:
         absolute = tuple(name for name in absolute if _is_used(name, trace))
-    breaks = _first_breaks(trace, measured, modules, absolute)
+    breaks = _first_breaks(trace, threshold, absolute)
     always = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
-        findings=_list_findings(trace.events, measured, steps, always),
+        findings=_list_findings(trace, threshold, always),
         first_break=breaks["interior"].name if "interior" in breaks else None,
         threshold=threshold,
         absolute_embeddings=absolute,
-        class_tokens=class_tokens(module),
-        skipped=_skipped(trace.events, errors, modules),
-        max_shift=max(abs(step) for shift in steps for step in shift),
+        skipped=_skipped(trace),
         breaks=breaks,
-        flattened=tuple(trace.flattened),
+        flattened=tuple(
+            dict.fromkeys(event.module_name for event in trace.events if _reads_flattened(event))
+        ),
         shifts=steps,
         movement=movement,
         num_images=len(chosen),
         seen_size=trace.seen_size,
-        fixes=find_fixes(module, modules, trace, absolute),
+        fixes=find_fixes(module, trace, absolute),
     )
 
 
 def _is_used(name: str, trace: ModelTrace) -> bool:
     """Return True if the module that holds a tensor, or the module around it, was called."""
     holder = name.rpartition(".")[0]
-    return any(event.call.module in (holder, holder.rpartition(".")[0]) for event in trace.events)
+    return any(event.module_name in (holder, holder.rpartition(".")[0]) for event in trace.events)
 
 
-def _trace(run: Model, modules: Mapping[str, nn.Module], images: Tensor) -> ModelTrace:
-    """Trace a forward pass on unshifted images."""
-    size = (images.shape[2], images.shape[3])
-    width = 1
-    while True:
-        trace = ModelTrace(len(images), size)
-        with CallTracer(run, modules, trace.see) as tracer:
-            tracer.run(trace_batch(images, width), "the images unshifted")
-        # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
-        # effect of the edge.
-        width *= 2
-        if trace.feels_all_sides or width > WIDEST_EDGE * min(size):
-            return trace
-
-
-def _compare(
-    run: Model,
-    modules: Mapping[str, nn.Module],
-    trace: ModelTrace,
-    placed: Tensor,
-    steps: CheckedShifts,
-    movement: Movement,
-    batch_size: int,
-) -> ShiftErrors:
-    """Compare all tensors for shifted images with those for unshifted images."""
-    errors = ShiftErrors(trace, steps, movement.wraps)
-    with CallTracer(run, modules, errors.see) as tracer:
-        for images in placed.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
-            num_shifts = max(1, batch_size // len(images) - 1)
-            for first in range(0, len(steps), num_shifts):
-                shifts = steps[first : first + num_shifts]
-                errors.chosen = range(first, first + len(shifts))
-                # Unshifted and shifted images share a batch, so that outputs need not be stored.
-                batch = torch.cat([movement.move(images, step) for step in ((0, 0), *shifts)])
-                tracer.run(batch, f"shifts {', '.join(map(str, shifts))}")
-    return errors
+def _reads_flattened(event: TraceEvent) -> bool:
+    """Return True for the output of a module with a weight for each cell of a flattened map."""
+    if event.source is None or event.tensor is None:
+        return False
+    names = event.source.layout.name, event.tensor.layout.name
+    has_weights = any(True for _ in event.module.parameters(recurse=False))
+    return has_weights and names == ("flattened", "vector")
 
 
 def _first_breaks(
-    trace: ModelTrace, measured: ByIndex, modules: Mapping[str, nn.Module], absolute: Sequence[str]
+    trace: ModelTrace, threshold: float, absolute: Sequence[str]
 ) -> dict[str, LayerBreak]:
     """Return the first break of each kind.
 
@@ -377,17 +335,16 @@ def _first_breaks(
     breaks: dict[str, LayerBreak] = {}
     before = "the images"
     for event in trace.events:
-        errors = None if event.tensor is None else measured.get(event.tensor)
-        if errors is None or not event.is_new:
+        tensor = event.tensor
+        if tensor is None or tensor.errors is None or not event.is_new:
             continue
-        call, is_output = event.call, event.call.side == "output"
-        reads_flattened = is_output and call.module in trace.flattened
+        errors, limit = tensor.errors, error_limit(threshold, tensor.noise)
         interior, edge, aliasing = errors.interior, errors.border, errors.aliasing
         if not errors.has_interior:
             # If the edge affects every cell, the break counts as one at the edge only if it is the
             # first such break and the module pads.
-            if "edge" not in breaks or reads_flattened:
-                if is_output and pads_edge(event.module):
+            if "edge" not in breaks or _reads_flattened(event):
+                if event.is_output and pads_edge(event.module):
                     edge = errors.every
                 else:
                     interior = errors.every
@@ -395,29 +352,26 @@ def _first_breaks(
         for kind, error in (("interior", interior), ("edge", edge), ("aliasing", aliasing)):
             # After a break inside the image, errors at the edge are a consequence.
             is_consequence = kind == "edge" and "interior" in breaks
-            if kind in breaks or is_consequence or error is None or error <= errors.limit:
+            if kind in breaks or is_consequence or error is None or error <= limit:
                 continue
             # Without a module around it, use the module that received the tensor.
-            owner = call if is_output else call.inside or call
-            module = modules[owner.module]
+            owner = event if event.is_output else event.outer or event
             breaks[kind] = LayerBreak(
                 kind,
                 owner.name,
-                type(module).__name__,
+                type(owner.module).__name__,
                 error,
-                errors.limit,
-                errors.has_interior,
-                None if is_output else (before, call.name),
-                _find_cause(kind, owner.module, module, reads_flattened, absolute),
+                limit,
+                None if event.is_output else (before, event.name),
+                _find_cause(kind, owner, absolute),
             )
-        before = call.name
+        before = event.name
     return breaks
 
 
-def _find_cause(
-    kind: str, name: str, module: nn.Module, reads_flattened: bool, absolute: Sequence[str]
-) -> str:
+def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
     """Describe what breaks equivariance in a module, or return "" if it is unknown."""
+    module = event.module
     if kind == "aliasing":
         stride = max(declared_stride(module) or (1,))
         return f"stride {stride} without a low-pass filter" if stride > 1 else ""
@@ -425,14 +379,14 @@ def _find_cause(
         mode = getattr(module, "padding_mode", "zeros")
         padding = "zero" if mode == "zeros" else mode
         return f"{padding} padding" if pads_edge(module) else ""
-    if reads_flattened:
+    if _reads_flattened(event):
         return "separate weights for each position"
-    is_added = any(holder.rpartition(".")[0] == name or holder == name for holder in absolute)
+    is_added = any(event.module_name in (name, name.rpartition(".")[0]) for name in absolute)
     return "absolute position embeddings" if is_added else ""
 
 
 def _list_findings(
-    events: Sequence[TraceEvent], measured: ByIndex, steps: CheckedShifts, always: set[str]
+    trace: ModelTrace, threshold: float, always: set[str]
 ) -> tuple[LayerFinding, ...]:
     """Return the findings to list.
 
@@ -441,63 +395,50 @@ def _list_findings(
     """
     findings: list[LayerFinding] = []
     added: dict[str, float] = {}
-    listed: set[int | None] = set()
-    inputs: dict[str, int | None] = {}
-    for event in events:
-        module = event.call.module
-        if event.call.side == "input":
-            inputs[module] = event.tensor
+    listed: set[TracedTensor] = set()
+    for event in trace.events:
+        name, tensor, source = event.module_name, event.tensor, event.source
+        if tensor is None or tensor.errors is None or not event.is_output:
             continue
-        errors = None if event.tensor is None else measured.get(event.tensor)
-        if errors is None:
+        errors, before = tensor.errors, source and source.errors
+        increase = before and errors.added_to(before)
+        inside = f"{name}." if name else ""
+        parts = [more for part, more in added.items() if part != name and part.startswith(inside)]
+        most = max(error_limit(threshold, tensor.noise), PART_FACTOR * max(parts, default=0.0))
+        is_new = tensor is not source and tensor not in listed
+        adds_more = increase is not None and increase > most
+        if not (is_new or adds_more or name in always or event.name in always):
             continue
-        source = inputs[module]
-        before = None if source is None else measured.get(source)
-        finding = _finding(event, errors, before, steps)
-        inside = f"{module}." if module else ""
-        parts = [more for part, more in added.items() if part != module and part.startswith(inside)]
-        increase = finding.added or 0.0
-        adds_more = increase > max(errors.limit, PART_FACTOR * max(parts, default=0.0))
-        is_new = event.tensor != source and event.tensor not in listed
-        if is_new or adds_more or module in always or finding.name in always:
-            listed.add(event.tensor)
-            added[module] = max(increase, added.get(module, 0.0))
-            findings.append(finding)
+        listed.add(tensor)
+        added[name] = max(increase or 0.0, added.get(name, 0.0))
+        stride = tensor.layout.stride
+        finding = LayerFinding(
+            name=event.name,
+            kind=type(event.module).__name__,
+            layout=tensor.layout.name,
+            grid=tensor.layout.grid,
+            stride=tuple(int(x) if x.denominator == 1 else float(x) for x in stride),
+            prefix_tokens=tensor.layout.prefix_tokens,
+            interior_error=errors.interior,
+            border_error=errors.border,
+            aliasing_error=errors.aliasing,
+            noise=tensor.noise,
+            added=increase,
+            error=errors.every,
+            border=tensor.border,
+            errors=tuple(None if math.isnan(x) else x for x in errors.counted.tolist()),
+        )
+        findings.append(finding)
     return tuple(findings)
 
 
-def _finding(
-    event: TraceEvent, errors: LayerErrors, before: LayerErrors | None, steps: CheckedShifts
-) -> LayerFinding:
-    layout = errors.tensor.layout
-    return LayerFinding(
-        name=event.call.name,
-        kind=type(event.module).__name__,
-        layout=layout.name,
-        grid=layout.grid,
-        stride=tuple([int(x) if x.denominator == 1 else float(x) for x in layout.stride]),
-        prefix_tokens=layout.prefix_tokens,
-        interior_error=errors.interior,
-        border_error=errors.border,
-        aliasing_error=errors.aliasing,
-        noise=errors.tensor.noise,
-        added=None if before is None else errors.added_to(before),
-        error=errors.every,
-        border=errors.tensor.border,
-        exact_step=tuple([errors.exact_step(axis, steps) for axis in range(2)]),
-        errors=tuple([None if math.isnan(x) else x for x in errors.counted.tolist()]),
-    )
-
-
-def _skipped(
-    events: Sequence[TraceEvent], errors: ShiftErrors, modules: Mapping[str, nn.Module]
-) -> dict[str, str]:
+def _skipped(trace: ModelTrace) -> dict[str, str]:
     """Return the modules that could not be compared, with the reason."""
-    called = {event.call.module for event in events}
     reasons = {}
-    for event in events:
-        reason = event.reason if event.tensor is None else errors.failed.get(event.tensor)
-        if event.call.side == "output" and reason is not None:
-            reasons[event.call.name] = reason
-    uncalled = [name or "(model)" for name in modules if name not in called]
+    for event in trace.events:
+        reason = event.reason if event.tensor is None else event.tensor.failure
+        if event.is_output and reason:
+            reasons[event.name] = reason
+    called = {event.module_name for event in trace.events}
+    uncalled = [name or "(model)" for name in trace.modules if name not in called]
     return reasons | dict.fromkeys(uncalled, "it was not called")

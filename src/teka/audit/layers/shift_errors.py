@@ -1,210 +1,172 @@
-"""Equivariance errors of all tensors of a model between shifted and unshifted images."""
+"""Comparison of the tensors of a model between shifted and unshifted images."""
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from teka.audit.layers.trace import ModelTrace, ModuleCall, TracedTensor
-from teka.audit.shifts import CheckedShift, CheckedShifts
+from teka.audit.layers.layer_errors import NUM_SUMS, LayerErrors, Sums, sums_of_best_move
+from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_calls
+from teka.audit.model_call import Model
+from teka.audit.movement import Movement
+from teka.audit.shifts import CheckedShifts
 
-# Sums of squares for each shift: error and number of cells in the interior, error and number of
-# cells in the border, and squared norm.
-NUM_SUMS = 5
-# A layer breaks equivariance if its error is above this multiple of its noise.
-NOISE_FACTOR = 10.0
-NO_BORDER = ((0, 0), (0, 0))
-Maps = Float[Tensor, "batch channels height width"]
-Sums = Float[Tensor, "*of 5"]
-Border = Sequence[tuple[int, int]]
-
-
-def is_multiple(shift: CheckedShift, stride: Sequence[Fraction]) -> bool:
-    """Return True if a shift in pixels is a whole number of cells along every axis."""
-    cells = (Fraction(step) / side for step, side in zip(shift, stride, strict=True))
-    return all(count.denominator == 1 for count in cells)
+# Images per batch. More images share the cost of the unshifted ones.
+IMAGES_AT_ONCE = 8
+Move = tuple[int, ...]
+# 1 for the rows and columns that are compared, and 0 for the others.
+Mask = tuple[Float[Tensor, "moves rows"], Float[Tensor, "moves columns"]]
 
 
-def candidate_moves(shift: CheckedShift, stride: Sequence[Fraction]) -> Iterator[tuple[int, ...]]:
-    """Return the neighboring moves by whole cells. For a multiple of the stride, there is one."""
-    cells = [Fraction(step) / cell for step, cell in zip(shift, stride, strict=True)]
-    return itertools.product(*(sorted({math.floor(x), math.ceil(x)}) for x in cells))
+def cells_within(
+    side: int, moves: Int[Tensor, " moves"], border: tuple[int, int] = (0, 0)
+) -> Float[Tensor, "moves side"]:
+    """Return 1 for the cells of an axis that are within a border before and after a move, else 0.
+
+    Args:
+        side: Number of cells along the axis.
+        moves: Number of cells by which the content moves.
+        border: Number of cells outside, before and after.
+    """
+    after = torch.arange(side)
+    before = after - moves[:, None]
+    first, last = border[0], side - 1 - border[1]
+    is_within = [(cells >= first) & (cells <= last) for cells in (before, after)]
+    return (is_within[0] & is_within[1]).double()
 
 
-def cells_within(grid: Sequence[int], border: Border, move: Sequence[int]) -> tuple[slice, ...]:
-    """Return the cells of a grid that lie within a border before and after a move."""
-    slices = []
-    for (before, after), side, step in zip(border, grid, move, strict=True):
-        first, last = max(before, before + step), min(side - after, side - after + step)
-        slices.append(slice(first, max(first, last)))
-    return tuple(slices)
+class Moves(NamedTuple):
+    """Candidate moves of a tensor's cells for several shifts, and the cells to compare.
+
+    A shift by a multiple of the stride has one candidate. Otherwise the candidates are the moves by
+    the neighboring whole numbers of cells.
+
+    Args:
+        moves: Index of the shift, and number of cells (dy, dx).
+        by_shift: For each shift, the indices in `moves` of its candidates, some of them repeated.
+        inside: Cells whose content was inside the image.
+        interior: Cells that the edge of the image cannot affect.
+    """
+
+    moves: list[tuple[int, Move]]
+    by_shift: Int[Tensor, "shifts candidates"]
+    inside: Mask
+    interior: Mask
 
 
-class LayerErrors:
-    """Errors of one tensor over all shifts, for `LayerFinding`.
-
-    Errors are None or NaN if no cell can be compared.
+def plan_moves(
+    tensor: TracedTensor, shifts: CheckedShifts, seen_size: tuple[int, int], wraps: bool
+) -> Moves:
+    """Return the candidate moves of a tensor's cells for each shift.
 
     Args:
         tensor: The tensor.
-        sums: Sums of squares at each shift.
-        on_grid: Whether each shift is a whole number of cells.
-        threshold: Largest error of an equivariant layer.
-    """
-
-    def __init__(
-        self, tensor: TracedTensor, sums: Sums, on_grid: Bool[Tensor, " shifts"], threshold: float
-    ) -> None:
-        every, interior, border = _errors(sums)
-        self.has_interior = not interior.isnan().all()
-        # The interior decides, or all cells from inside if there is no interior.
-        self.counted = interior if (sums[:, 1] > 0).any() else every
-        self.tensor, self.threshold = tensor, threshold
-        self.limit = max(threshold, NOISE_FACTOR * tensor.noise)
-        self.interior, self.every = _largest(interior[on_grid]), _largest(every[on_grid])
-        # Without an interior there is no border either.
-        self.border = _largest(border[on_grid]) if (sums[:, 1] > 0).any() else None
-        self.aliasing = _largest(self.counted[~on_grid])
-        self._every = torch.where(on_grid, every, torch.nan)
-
-    def added_to(self, before: "LayerErrors") -> float | None:
-        """Return the increase of the error over another tensor, at multiples of both strides."""
-        both = ~(self._every.isnan() | before._every.isnan())
-        return float(self._every[both].max() - before._every[both].max()) if both.any() else None
-
-    def exact_step(self, axis: int, shifts: CheckedShifts) -> int | None:
-        """Return the smallest step along an axis whose multiples all have small errors.
-
-        Args:
-            axis: The axis.
-            shifts: The shifts, in the order of the errors.
-
-        Returns:
-            Step in pixels, or None if there is none.
-        """
-        largest: dict[int, float] = {}
-        for shift, error in zip(shifts, self.counted.tolist(), strict=True):
-            step = abs(int(shift[axis]))
-            if step == sum(map(abs, shift)) and not math.isnan(error):
-                largest[step] = max(error, largest.get(step, 0.0))
-        for step in sorted(largest):
-            if all(largest[other] <= self.threshold for other in largest if other % step == 0):
-                return step
-        return None
-
-
-def _errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
-    """Return relative errors of all cells from inside, the interior and the border.
-
-    An error is NaN if there are no cells.
-    """
-    interior, interior_cells, border, border_cells, size = sums.unbind(dim=-1)
-    cells = interior_cells + border_cells
-    norm = torch.where(size > 0, size / cells, torch.nan)
-    every = ((interior + border) / cells / norm).sqrt()
-    return every, (interior / interior_cells / norm).sqrt(), (border / border_cells / norm).sqrt()
-
-
-def _of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
-    """Return the sums of the candidate move with the smallest error, for each image."""
-    every, interior, _ = _errors(sums)
-    order = (interior if (sums[..., 1] > 0).any() else every).nan_to_num(1e300)
-    best = order.masked_fill(every.isnan(), math.inf).argmin(dim=0)
-    return sums[best, torch.arange(len(best))]
-
-
-def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
-    known = errors[~errors.isnan()]
-    return float(known.max()) if len(known) else None
-
-
-class ShiftErrors:
-    """Comparison of a model's tensors for shifted images with those for unshifted images.
-
-    Both are in the same batch, and only sums are kept. docs/audit_layers.md has the formula.
-
-    Args:
-        trace: Trace of a forward pass.
-        shifts: The shifts.
+        shifts: The shifts in pixels.
+        seen_size: Spatial size of the model's input.
         wraps: Whether the shifts are circular.
     """
+    layout = tensor.layout
+    moves: dict[tuple[int, Move], int] = {}
+    by_shift = []
+    for index, shift in enumerate(shifts):
+        cells = [Fraction(step) / side for step, side in zip(shift, layout.stride, strict=True)]
+        cells = cells if layout.grid else (0, 0)  # a vector is one cell that does not move
+        for move in itertools.product(*((math.floor(x), math.ceil(x)) for x in cells)):
+            by_shift.append(moves.setdefault((index, move), len(moves)))
+    rows, columns = torch.tensor([move for _, move in moves]).T
+    (height, width), borders = layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
+    interior = cells_within(height, rows, borders[0]), cells_within(width, columns, borders[1])
+    # Cells wrap around the torus only if they fill the image exactly.
+    if wraps and (layout.stride[0] * height, layout.stride[1] * width) == seen_size:
+        rows, columns = 0 * rows, 0 * columns
+    inside = cells_within(height, rows), cells_within(width, columns)
+    indices = torch.tensor(by_shift).view(len(shifts), -1)
+    return Moves(list(moves), indices, inside, interior)
 
-    def __init__(self, trace: ModelTrace, shifts: CheckedShifts, wraps: bool) -> None:
-        self.shifts = shifts
-        self._trace = trace
-        self._wraps = wraps
-        self.failed: dict[int, str] = {}
-        self._indices = {event.call: event.tensor for event in trace.events if event.is_new}
-        self._sums = torch.zeros(len(trace.tensors), len(shifts), NUM_SUMS, dtype=torch.float64)
-        self.chosen = range(0)  # indices of the shifts in a batch, after the unshifted images
 
-    def see(self, call: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
-        """Compare a tensor at its first occurrence. The arguments are those of `CallTracer`."""
-        index = self._indices.get(call)
-        if index is None or index in self.failed:
+def compare_shifts(
+    model: Model,
+    trace: ModelTrace,
+    images: Tensor,
+    shifts: CheckedShifts,
+    movement: Movement,
+    batch_size: int,
+) -> None:
+    """Measure the errors of all tensors in a trace, or why they cannot be compared.
+
+    Shifted and unshifted images share a batch, so that only sums are kept. docs/audit_layers.md has
+    the formula.
+
+    Args:
+        model: Function that runs the model.
+        trace: Trace of a forward pass of the model.
+        images: Images before the shift.
+        shifts: The shifts.
+        movement: How images are shifted.
+        batch_size: Maximum number of images per forward pass.
+    """
+    traced = {event.key: event.tensor for event in trace.events if event.is_new}
+    sums = {tensor: torch.zeros(len(shifts), NUM_SUMS).double() for tensor in trace.tensors}
+    plan = functools.cache(
+        functools.partial(plan_moves, seen_size=trace.seen_size, wraps=movement.wraps)
+    )
+    chosen = slice(0)
+
+    def see(event: TraceEvent, value: Tensor | None) -> None:
+        """Add the sums of a tensor at its first occurrence."""
+        tensor = traced.get(event.key)
+        if tensor is None or tensor.failure:
             return
-        known, blocks = self._trace.tensors[index], len(self.chosen) + 1
-        if tensor is None or tuple(tensor.shape[1:]) != known.shape or len(tensor) % blocks:
-            self.failed[index] = "its shape is not always the same"
+        num_blocks = len(shifts[chosen]) + 1
+        if value is None or event.shape[1:] != tensor.shape or len(value) % num_blocks:
+            tensor.failure = "its shape is not always the same"
             return
-        maps = known.layout.arrange(tensor.detach())
+        maps = tensor.layout.arrange(value.detach())
         maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
-        if not known.layout.grid:
-            maps = maps[:, :, None, None]
-        unshifted, *shifted = maps.unflatten(0, (blocks, -1))
-        square_norm = unshifted.square().sum(dim=1).double()
-        for shift, moved in zip(self.chosen, shifted, strict=True):
-            sums = self._compare(known, unshifted, square_norm, moved, self.shifts[shift])
-            self._sums[index, shift] += sums
-        if not self._sums[index].isfinite().all():
-            self.failed[index] = "it holds NaN or infinity for moved images"
+        maps = maps if tensor.layout.grid else maps[:, :, None, None]
+        blocks = maps.unflatten(0, (num_blocks, -1))
+        sums[tensor][chosen] += _sum_squares(blocks, plan(tensor, shifts[chosen]))
+        if not sums[tensor].isfinite().all():
+            tensor.failure = "it holds NaN or infinity for moved images"
 
-    def _compare(
-        self,
-        tensor: TracedTensor,
-        unshifted: Maps,
-        square_norm: Float[Tensor, "batch height width"],
-        moved: Maps,
-        shift: CheckedShift,
-    ) -> Sums:
-        """Return the sums over images for the best move of each image."""
-        layout, grid = tensor.layout, unshifted.shape[2:]
-        # A vector is one cell at the border that does not move.
-        moves = candidate_moves(shift, layout.stride) if layout.grid else [(0, 0)]
-        border = tensor.border or ((1, 0), (1, 0))
-        # Cells wrap around the torus only if they fill the image exactly.
-        sides = zip(layout.stride, layout.grid, self._trace.seen_size, strict=False)
-        wraps = self._wraps and all(stride * cells == seen for stride, cells, seen in sides)
-        sums = []
-        for move in moves:
-            expected = unshifted.roll(move, (2, 3))
-            error = (moved - expected).square_().sum(dim=1).double()
-            inside = cells_within(grid, NO_BORDER, (0, 0) if wraps or not layout.grid else move)
-            interior = cells_within(grid, border, move)
-            every, within = error[(..., *inside)], error[(..., *interior)]
-            size = square_norm.roll(move, (1, 2))[(..., *inside)]
-            num_interior, num_every = within[0].numel(), every[0].numel()
-            total = within.sum(dim=(1, 2))
-            columns = [
-                total,
-                torch.full_like(total, num_interior),
-                (every.sum(dim=(1, 2)) - total).clamp(min=0),
-                torch.full_like(total, num_every - num_interior),
-                size.sum(dim=(1, 2)),
-            ]
-            sums.append(torch.stack(columns, dim=1).cpu())
-        return _of_best_move(torch.stack(sums)).sum(dim=0)
+    for part in images.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
+        num_shifts = max(1, batch_size // len(part) - 1)
+        for first in range(0, len(shifts), num_shifts):
+            chosen = slice(first, first + num_shifts)
+            batch = torch.cat([movement.move(part, shift) for shift in ((0, 0), *shifts[chosen])])
+            description = f"shifts {', '.join(map(str, shifts[chosen]))}"
+            trace_calls(model, trace.modules, see, batch, description)
+    for tensor in trace.tensors:
+        if not tensor.failure:
+            tensor.errors = LayerErrors(sums[tensor], shifts, tensor.layout.stride)
 
-    def measured(self, threshold: float) -> dict[int, LayerErrors]:
-        """Return the errors of each tensor that could be compared, by its index."""
-        errors = {}
-        for index, tensor in enumerate(self._trace.tensors):
-            stride = tensor.layout.stride
-            on_grid = torch.tensor([is_multiple(shift, stride) for shift in self.shifts])
-            if index not in self.failed:
-                errors[index] = LayerErrors(tensor, self._sums[index], on_grid, threshold)
-        return errors
+
+def _sum_squares(blocks: Float[Tensor, "blocks images channels height width"], plan: Moves) -> Sums:
+    """Return sums over images of the best moves of the first block to each of the others."""
+    grid = blocks.shape[3:]
+    cells = torch.arange(grid.numel(), device=blocks.device).view(grid)
+    # Moving cells copies rows of channels, which is fast if they are contiguous.
+    unshifted, *shifted = blocks.flatten(3).transpose(2, 3).contiguous()
+    square_norm = unshifted.square().sum(dim=-1)
+    errors, norms = [], []
+    for index, move in plan.moves:
+        origin = cells.roll(move, (0, 1)).flatten()
+        difference = shifted[index] - unshifted.index_select(1, origin)
+        errors.append(difference.square_().sum(dim=-1))
+        norms.append(square_norm.index_select(1, origin))
+    values = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
+    values = values.unflatten(-1, grid)
+    every, size = torch.einsum("qmirc,mr,mc->qmi", values, *plan.inside)
+    interior, _ = torch.einsum("qmirc,mr,mc->qmi", values, *plan.interior)
+    border = (every - interior).clamp(min=0)
+    num_every, num_interior = (
+        torch.einsum("mr,mc->m", *mask)[:, None].expand_as(size)
+        for mask in (plan.inside, plan.interior)
+    )
+    columns = interior, num_interior, border, num_every - num_interior, size
+    return sums_of_best_move(torch.stack(columns, dim=-1)[plan.by_shift]).sum(dim=1)

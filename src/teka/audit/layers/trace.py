@@ -1,7 +1,7 @@
-"""Trace of one forward pass: the tensors of a model, their layouts, noise and border effects."""
+"""Trace of a forward pass: the tensors of a model, their layouts, noise and border effects."""
 
 import sys
-import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, is_dataclass
@@ -10,19 +10,98 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from teka.audit.images import RealImages
-from teka.audit.layers.layouts import Layout, LayoutRecognizer
+from teka.audit.layers.layer_errors import LayerErrors
+from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
 from teka.audit.model_call import Model, ModelError, calling
 from teka.errors import EXTERNAL_ERRORS, error_message
 
 # Copies of the images: twice unchanged, with top and bottom overwritten, with left and right
 # overwritten.
 COPIES = 4
+# Largest fraction of the image's shorter side that is overwritten to find the effect of the edge.
+WIDEST_EDGE = 0.25
 # A cell depends on the edge if it changes by more than this number of roundings of the largest
 # value of its layer, or by more than FELT_AT_MOST of it, which half precision may reach.
 FELT_ROUNDINGS = 64
 FELT_AT_MOST = 1e-2
+
+
+@dataclass(eq=False)
+class TracedTensor:
+    """Tensor of a model, independent of the modules that return or receive it.
+
+    Args:
+        layout: How the tensor is arranged over the image.
+        shape: Shape without the batch axis.
+        noise: ‖y' − y‖ / ‖y‖ for two copies of the same images.
+        border: Number of cells that the edge of the image affects, before and after along each
+            axis; () for a vector.
+        epsilon: Machine epsilon of the dtype.
+        errors: Errors for shifted images, once they are measured.
+        failure: Why the tensor cannot be compared for shifted images, or "".
+    """
+
+    layout: Layout
+    shape: tuple[int, ...]
+    noise: float
+    border: tuple[tuple[int, int], ...]
+    epsilon: float
+    errors: LayerErrors | None = None
+    failure: str = ""
+
+
+@dataclass(eq=False)
+class TraceEvent:
+    """Input or output of a module at one of its calls within a forward pass.
+
+    Args:
+        module_name: Name of the module.
+        module: The module.
+        call: Index of this call of the module within the forward pass, from 1.
+        shape: Shape (B, …) of the tensor.
+        outer: Input of the innermost module that was running, or None.
+        input: For an output, the input of the same call.
+        tensor: The traced tensor, or None if it was not recognized.
+        reason: Why the tensor was not recognized, or "".
+        is_new: Whether the tensor did not occur before.
+    """
+
+    module_name: str
+    module: nn.Module
+    call: int
+    shape: tuple[int, ...]
+    outer: "TraceEvent | None"
+    input: "TraceEvent | None" = None
+    tensor: TracedTensor | None = None
+    reason: str = ""
+    is_new: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, bool]:
+        """Key that is equal in another forward pass of the same model."""
+        return self.module_name, self.call, self.is_output
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the tensor is an output of the module."""
+        return self.input is not None
+
+    @property
+    def source(self) -> TracedTensor | None:
+        """For an output, the tensor that the module received."""
+        return None if self.input is None else self.input.tensor
+
+    @property
+    def name(self) -> str:
+        """Name for display, with the index of the call from the second on."""
+        name = self.module_name or "(model)"
+        return name if self.call == 1 else f"{name} (call {self.call})"
+
+
+See = Callable[[TraceEvent, Tensor | None], None]
 
 
 def _eager() -> AbstractContextManager[object]:
@@ -32,79 +111,54 @@ def _eager() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
-@dataclass(frozen=True)
-class ModuleCall:
-    """Input or output of a module at one of its calls within a forward pass.
-
-    Args:
-        module: Name of the module.
-        index: Index of this call of the module within the forward pass, from 1.
-        side: "input" or "output".
-        inside: The call of the innermost module that was running, or None.
-    """
-
-    module: str
-    index: int
-    side: str
-    inside: "ModuleCall | None"
-
-    @property
-    def name(self) -> str:
-        """Name for display, with the index of the call from the second on."""
-        name = self.module or "(model)"
-        return name if self.index == 1 else f"{name} (call {self.index})"
-
-
-See = Callable[[ModuleCall, nn.Module, Tensor | None], None]
-
-
-class CallTracer(ExitStack):
-    """Forward hooks on modules that pass every input and output tensor to a function.
-
-    The hooks are removed at the end of the context.
+def trace_calls(
+    model: Model, modules: Mapping[str, nn.Module], see: See, batch: Tensor, description: str
+) -> None:
+    """Run a model, and pass every input and output of its modules to a function.
 
     Args:
         model: Function that runs the model.
-        modules: Modules by name.
-        see: Function of the call, the module and its tensor (or None).
+        modules: Modules by name. They have hooks during this call.
+        see: Function of the event and its tensor, or None if there is no tensor.
+        batch: Batch of images.
+        description: Description of the batch for error messages.
+
+    Raises:
+        ModelError: The model raised an error.
     """
+    num_calls = Counter()
+    running: list[TraceEvent] = []
 
-    def __init__(self, model: Model, modules: Mapping[str, nn.Module], see: See) -> None:
-        super().__init__()
-        self._model, self._modules, self._see = model, modules, see
-        with ExitStack() as hooks:  # removes all hooks if one module does not support them
-            for name, module in modules.items():
-                before, after = partial(self._before, name), partial(self._after, name)
-                handle = module.register_forward_pre_hook(before, with_kwargs=True)
-                hooks.callback(handle.remove)
-                # With always_call, a call also ends if the module raises and the model continues.
-                handle = module.register_forward_hook(after, always_call=True)
-                hooks.callback(handle.remove)
-            self.push(hooks.pop_all())
+    def before(name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
+        num_calls[name] += 1
+        tensor = _choose_tensor((arguments, options), len(batch))
+        outer = running[-1] if running else None
+        running.append(TraceEvent(name, module, num_calls[name], _shape(tensor), outer))
+        see(running[-1], tensor)
 
-    def run(self, batch: Tensor, what: str) -> None:
-        """Run the model on a batch, which `what` describes for error messages."""
-        self._num_rows = len(batch)
-        self._num_calls = dict.fromkeys(self._modules, 0)
-        self._running: list[ModuleCall] = []
+    def after(name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
+        started = running.pop()
+        tensor = _choose_tensor(output, len(batch))
+        event = TraceEvent(name, module, started.call, _shape(tensor), started.outer, started)
+        see(event, tensor)
+
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hook = partial(before, name)
+            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+            # With always_call, a call also ends if the module raises and the model continues.
+            hook = partial(after, name)
+            hooks.enter_context(module.register_forward_hook(hook, always_call=True))
         try:
             with calling(), _eager():
-                self._model(batch)
+                model(batch)
         except EXTERNAL_ERRORS as error:
-            message = f"raised {type(error).__name__} for {what}: {error_message(error)}"
+            message = f"raised {type(error).__name__} for {description}: {error_message(error)}"
             raise ModelError(f"the model {message}") from error
 
-    def _before(self, name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
-        self._num_calls[name] += 1
-        inside = self._running[-1] if self._running else None
-        call = ModuleCall(name, self._num_calls[name], "input", inside)
-        self._running.append(call)
-        self._see(call, module, _choose_tensor((arguments, options), self._num_rows))
 
-    def _after(self, name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
-        call = self._running.pop()
-        call = ModuleCall(name, call.index, "output", call.inside)
-        self._see(call, module, _choose_tensor(output, self._num_rows))
+def _shape(tensor: Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tuple(tensor.shape)
 
 
 def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
@@ -131,134 +185,110 @@ def _find_tensors(value: object) -> Iterator[Tensor]:
         yield from _find_tensors(part)
 
 
-@dataclass(frozen=True)
-class TracedTensor:
-    """Tensor of a model, independent of the modules that return or receive it.
-
-    Args:
-        layout: How the tensor is arranged over the image.
-        shape: Shape without the batch axis.
-        noise: ‖y' − y‖ / ‖y‖ for two copies of the same images.
-        border: Number of cells that the edge of the image affects, before and after along each
-            axis; () for a vector.
-        epsilon: Machine epsilon of the dtype.
-    """
-
-    layout: Layout
-    shape: tuple[int, ...]
-    noise: float
-    border: tuple[tuple[int, int], ...]
-    epsilon: float
-
-
-@dataclass(frozen=True)
-class TraceEvent:
-    """Input or output of a module in the traced forward pass, in the order of execution.
-
-    Args:
-        call: The call of the module.
-        module: The module.
-        tensor: Index of the tensor in `ModelTrace.tensors`, or None.
-        reason: Why the tensor was not recognized, or "".
-        is_new: Whether the tensor did not occur before.
-    """
-
-    call: ModuleCall
-    module: nn.Module
-    tensor: int | None
-    reason: str
-    is_new: bool
-
-
 class ModelTrace:
-    """Record of all tensors in a forward pass on the images of `trace_batch`.
+    """Record of all tensors in a forward pass on unshifted images.
 
     Args:
-        num_images: Number of images without their copies.
-        seen_size: Spatial size of the images.
+        model: Function that runs the model.
+        modules: Modules by name.
+        images: Unshifted images.
+        edge_width: Number of pixels that are overwritten to find the effect of the edge.
     """
 
-    def __init__(self, num_images: int, seen_size: tuple[int, int]) -> None:
-        self.tensors: list[TracedTensor] = []
+    def __init__(
+        self, model: Model, modules: Mapping[str, nn.Module], images: RealImages, edge_width: int
+    ) -> None:
+        self.modules = modules
+        self.seen_size = (images.shape[2], images.shape[3])
         self.events: list[TraceEvent] = []
-        self.flattened: dict[str, None] = {}
-        self.seen_size = seen_size
-        self._num_images = num_images
-        self._recognizer = LayoutRecognizer(seen_size)
-        # Index or reason of each tensor, with its version, by its id.
-        self._known: dict[int, tuple[weakref.ref, int | None, int | str]] = {}
-        # Index of the tensor and shape of each module's latest input.
-        self._inputs: dict[str, tuple[int | None, tuple[int, ...]]] = {}
+        self.tensors: list[TracedTensor] = []
+        self._num_images = len(images)
+        self._recognizer = LayoutRecognizer(self.seen_size)
+        # The version and the result of `_measure` for each tensor that still exists.
+        self._known = WeakTensorKeyDictionary()
+        batch = copy_with_noise(images, edge_width)
+        trace_calls(model, modules, self._see, batch, "the images unshifted")
 
     @property
     def feels_all_sides(self) -> bool:
-        """True if every side of the edge affects every map.
+        """Whether every side of the edge affects every map.
 
         A pooling layer may ignore the last pixels of an odd size.
         """
         return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
 
-    def see(self, call: ModuleCall, module: nn.Module, tensor: Tensor | None) -> None:
-        """Record one input or output. The arguments are those of `CallTracer`."""
-        found, is_new = ("no tensor", False) if tensor is None else self._find(call, module, tensor)
-        index, reason = (found, "") if isinstance(found, int) else (None, found)
-        self.events.append(TraceEvent(call, module, index, reason, is_new))
-        if call.side == "input":
-            self._inputs[call.module] = index, () if tensor is None else tuple(tensor.shape)
+    @property
+    def grids(self) -> tuple[TokenGrid, ...]:
+        """Different grids of several cells, with the number of prefix tokens."""
+        layouts = [tensor.layout for tensor in self.tensors]
+        grids = [(layout.grid, layout.prefix_tokens) for layout in layouts if layout.grid]
+        return tuple(dict.fromkeys(grid for grid in grids if max(grid[0]) > 1))
+
+    def _see(self, event: TraceEvent, value: Tensor | None) -> None:
+        self.events.append(event)
+        if value is None:
+            event.reason = "no tensor"
             return
-        before = self._inputs[call.module][0]
-        has_weights = any(True for _ in module.parameters(recurse=False))
-        if index is not None and before is not None and has_weights:
-            names = self.tensors[before].layout.name, self.tensors[index].layout.name
-            if names == ("flattened", "vector"):
-                self.flattened[call.module] = None
-
-    def _find(self, call: ModuleCall, module: nn.Module, tensor: Tensor) -> tuple[int | str, bool]:
-        """Return the index of the tensor or why it has none, and whether the tensor is new."""
         # Tensors that are made in inference mode have no version.
-        version = None if tensor.is_inference() else tensor._version
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == version:
-            return known[2], False
-        found = self._measure(call, module, tensor)
-        self._known[id(tensor)] = (weakref.ref(tensor), version, found)
-        return found, isinstance(found, int)
+        version = None if value.is_inference() else value._version
+        known = self._known.get(value)
+        if known is None or known[0] != version:
+            known = self._known[value] = version, self._measure(event, value)
+            event.is_new = isinstance(known[1], TracedTensor)
+        result = known[1]
+        if isinstance(result, TracedTensor):
+            event.tensor = result
+        else:
+            event.reason = result
 
-    def _measure(self, call: ModuleCall, module: nn.Module, tensor: Tensor) -> int | str:
-        shape = tuple(tensor.shape)
-        if not tensor.is_floating_point():
-            return f"its values are {tensor.dtype}, not real floating-point numbers"
-        if tensor.ndim < 2 or len(tensor) != COPIES * self._num_images:
+    def _measure(self, event: TraceEvent, value: Tensor) -> TracedTensor | str:
+        """Return a new traced tensor, or why it cannot be compared."""
+        shape = event.shape
+        if not value.is_floating_point():
+            return f"its values are {value.dtype}, not real floating-point numbers"
+        if len(shape) < 2 or len(value) != COPIES * self._num_images:
             return f"its first axis is not the batch; the others are {shape[1:]}"
-        source, source_shape = None, ()
-        if call.side == "output":
-            index, source_shape = self._inputs[call.module]
-            source = None if index is None else self.tensors[index].layout
-            if source is None and source_shape == shape:
-                return "it has the shape of its input, which could not be recognized"
-        layout = self._recognizer.recognize(module, shape, call.side, source, source_shape)
+        source = None if event.source is None else event.source.layout
+        source_shape = () if event.input is None else event.input.shape
+        if source is None and source_shape == shape:
+            return "it has the shape of its input, which could not be recognized"
+        layout = self._recognizer.recognize(
+            event.module, shape, event.is_output, source, source_shape
+        )
         if isinstance(layout, str):
             return layout
-        copies = layout.arrange(tensor.detach()).unflatten(0, (COPIES, self._num_images))
+        copies = layout.arrange(value.detach()).unflatten(0, (COPIES, self._num_images))
         if not copies.isfinite().all():
             return "it holds NaN or infinity"
-        copies = copies.to(torch.promote_types(tensor.dtype, torch.float32))
-        epsilon = torch.finfo(tensor.dtype).eps
+        copies = copies.to(torch.promote_types(value.dtype, torch.float32))
+        epsilon = torch.finfo(value.dtype).eps
         norm = copies[0].norm()
         noise = float((copies[1] - copies[0]).norm() / norm) if norm else 0.0
         border = _border(copies, epsilon) if layout.grid else ()
         self.tensors.append(TracedTensor(layout, shape[1:], noise, border, epsilon))
-        return len(self.tensors) - 1
+        return self.tensors[-1]
 
 
-def trace_batch(
-    images: RealImages, width: int = 1
+def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImages) -> ModelTrace:
+    """Trace a forward pass on unshifted images."""
+    edge_width = 1
+    while True:
+        trace = ModelTrace(model, modules, images, edge_width)
+        # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
+        # effect of the edge.
+        edge_width *= 2
+        if trace.feels_all_sides or edge_width > WIDEST_EDGE * min(trace.seen_size):
+            return trace
+
+
+def copy_with_noise(
+    images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
     """Return four copies of images, two of which have noise at the edge.
 
     Args:
         images: Images (B, C, H, W).
-        width: Number of pixels that are overwritten at both ends of an axis.
+        edge_width: Number of pixels that are overwritten at both ends of an axis.
 
     Returns:
         The images twice, then with noise at top and bottom, then with noise at left and right.
@@ -268,7 +298,7 @@ def trace_batch(
     noise = torch.rand(images.shape, generator=generator, dtype=torch.float32).to(images)
     noise = low + ((high - low) or 1.0) * noise
     rows, columns = images.clone(), images.clone()
-    for edge in (slice(None, width), slice(-width, None)):
+    for edge in (slice(None, edge_width), slice(-edge_width, None)):
         rows[:, :, edge] = noise[:, :, edge]
         columns[..., edge] = noise[..., edge]
     return torch.cat([images, images, rows, columns])

@@ -1,4 +1,4 @@
-"""The architectures that people use, tiny and untrained: what is to blame in them is known."""
+"""The architectures that people use, tiny and untrained: the layers that break in them are known."""
 
 import torch
 from transformers import (
@@ -15,11 +15,12 @@ from transformers import (
 from teka.audit import axis_shifts
 from teka.audit.layers.localize import locate_layers
 from teka.audit.movement import Movement
+from tests.audit.layers.findings import exact_step, find
 
 CIRCULAR = Movement("circular")
 
 
-def blame(make, config, max_shift=8):
+def locate(make, config, max_shift=8):
     torch.manual_seed(4)
     model = make(config).eval()
     images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -27,7 +28,7 @@ def blame(make, config, max_shift=8):
 
 
 def test_a_vit_breaks_at_its_absolute_embeddings_and_between_its_patches():
-    found = blame(
+    found = locate(
         ViTForImageClassification,
         ViTConfig(
             image_size=32,
@@ -40,14 +41,11 @@ def test_a_vit_breaks_at_its_absolute_embeddings_and_between_its_patches():
     )
     assert found.first_break == "vit.embeddings"
     assert found.absolute_embeddings == ("vit.embeddings.position_embeddings",)
-    assert found.class_tokens == ("vit.embeddings.cls_token",)
     assert found.biggest_jumps(1)[0].name == "vit.embeddings"
     aliasing = found.breaks["aliasing"]
     assert aliasing.name == "vit.embeddings.patch_embeddings.projection"
-    patches, tokens = found.find(aliasing.name), found.find("vit.embeddings")
-    assert patches is not None
-    assert tokens is not None
-    assert (patches.stride, patches.exact_step) == ((4, 4), (4, 4))
+    patches, tokens = find(found, aliasing.name), find(found, "vit.embeddings")
+    assert (patches.stride, exact_step(found, patches)) == ((4, 4), 4)
     assert (tokens.layout, tokens.grid, tokens.prefix_tokens) == ("tokens", (8, 8), 1)
     for shift, error in zip(found.shifts, patches.errors, strict=True):
         assert error is not None
@@ -69,26 +67,24 @@ def test_a_vit_without_its_embeddings_breaks_between_its_patches_only():
     found = locate_layers(model, torch.rand(3, 3, 16, 16), axis_shifts(8), CIRCULAR)
     assert set(found.breaks) == {"aliasing"}
     assert found.absolute_embeddings == ("vit.embeddings.position_embeddings",)
-    assert found.findings[-1].exact_step == (4, 4)
+    assert exact_step(found, found.findings[-1]) == 4
 
 
 def test_a_swin_breaks_at_its_first_window_for_all_but_multiples_of_window_times_patch():
     config = SwinConfig(
         image_size=32, patch_size=2, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4
     )
-    found = blame(SwinForImageClassification, config)
+    found = locate(SwinForImageClassification, config)
     assert found.first_break == "swin.encoder.layers.0.blocks.0"
     assert found.absolute_embeddings == ()
-    assert found.breaks["interior"].has_interior
     assert found.breaks["interior"].between is not None
     assert found.breaks["aliasing"].name == "swin.embeddings.patch_embeddings.projection"
     block, merged = (
-        found.find("swin.encoder.layers.0.blocks.0"),
-        found.find("swin.encoder.layers.0.downsample.norm"),
+        find(found, "swin.encoder.layers.0.blocks.0"),
+        find(found, "swin.encoder.layers.0.downsample.norm"),
     )
-    assert block is not None
-    assert merged is not None
-    assert block.exact_step == (8, 8)
+    assert block.interior_error is not None
+    assert exact_step(found, block) == 8
     assert (merged.grid, merged.stride) == ((8, 8), (4, 4))
     assert all(
         "batch" in reason for name, reason in found.skipped.items() if name.endswith("_proj")
@@ -97,17 +93,15 @@ def test_a_swin_breaks_at_its_first_window_for_all_but_multiples_of_window_times
 
 def test_a_resnet_breaks_at_its_first_stride_for_odd_shifts():
     config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic")
-    found = blame(ResNetForImageClassification, config)
+    found = locate(ResNetForImageClassification, config)
     first = "resnet.embedder.embedder.convolution"
     assert found.first_break is None
     assert {kind: one.name for kind, one in found.breaks.items()} == {
         "edge": first,
         "aliasing": first,
     }
-    strided, pooled = found.find(first), found.find("resnet.embedder.pooler")
-    assert strided is not None
-    assert pooled is not None
-    assert (strided.stride, strided.exact_step, pooled.stride) == ((2, 2), (2, 2), (4, 4))
+    strided, pooled = find(found, first), find(found, "resnet.embedder.pooler")
+    assert (strided.stride, exact_step(found, strided), pooled.stride) == ((2, 2), 2, (4, 4))
     for shift, error in zip(found.shifts, strided.errors, strict=True):
         assert error is not None
         assert (error > 0.1) if sum(shift) % 2 else (error < 1e-6)
@@ -115,13 +109,11 @@ def test_a_resnet_breaks_at_its_first_stride_for_odd_shifts():
 
 def test_a_convnext_breaks_between_its_patches_and_at_the_edge_that_its_convolutions_pad():
     config = ConvNextConfig(hidden_sizes=[6, 8], depths=[1, 1], num_stages=2, patch_size=4)
-    found = blame(ConvNextForImageClassification, config)
+    found = locate(ConvNextForImageClassification, config)
     assert found.first_break is None
     assert found.breaks["aliasing"].name == "convnext.embeddings.patch_embeddings"
     assert found.breaks["edge"].name == "convnext.encoder.stages.0.layers.0.dwconv"
-    block = found.find("convnext.encoder.stages.0.layers.0.pwconv1")
-    assert block is not None
+    block = find(found, "convnext.encoder.stages.0.layers.0.pwconv1")
     assert block.layout == "channels-last map"
-    down = found.find("convnext.encoder.stages.1.downsampling_layer.1")
-    assert down is not None
+    down = find(found, "convnext.encoder.stages.1.downsampling_layer.1")
     assert down.stride == (8, 8)

@@ -19,7 +19,6 @@ def finding(name, added=None, noise=0.0):
         added=added,
         error=0.25,
         border=((1, 1), (2, 0)),
-        exact_step=(4, None),
         errors=(0.25, None),
     )
 
@@ -30,10 +29,8 @@ def findings(*layers, threshold=1e-4):
         first_break="a",
         threshold=threshold,
         absolute_embeddings=("a.pos_embed",),
-        class_tokens=("cls_token",),
         skipped={"b": "it was not called"},
-        max_shift=3,
-        breaks={"interior": LayerBreak("interior", "a", "Conv2d", 0.25, 1e-4, True, ("b", "c"))},
+        breaks={"interior": LayerBreak("interior", "a", "Conv2d", 0.25, 1e-4, ("b", "c"))},
         flattened=("head",),
         shifts=((0, 1), (2, 0.5)),
         movement=Movement("zero", 0.5),
@@ -69,8 +66,3 @@ def test_a_module_of_which_a_part_adds_half_as_much_is_left_out():
     assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem.0", "stems"]
     layers = (finding("stem.0", 0.1), finding("stem", 0.3))
     assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem", "stem.0"]
-
-
-def test_a_layer_is_found_by_name():
-    assert findings(finding("a"), finding("b")).find("b") == finding("b")
-    assert findings().find("b") is None
