@@ -50,8 +50,7 @@ def load_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
     for name in SPLITS:
         split = getattr(dataset, name)
         splits[name] = Split(pad(split.images, (margin,) * 4), split.labels)
-    sizes = {"image_size": (CANVAS, CANVAS), "in_channels": dataset.in_channels}
-    return Dataset(data, **splits, num_classes=dataset.num_classes, **sizes)
+    return Dataset(data, **splits, num_classes=dataset.num_classes)
 
 
 def move_test_images(

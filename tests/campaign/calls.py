@@ -227,7 +227,7 @@ def entries() -> dict[str, Entry]:
             "rank": 1,
         },
         "convert.fix": lambda: {"model": network(), "layers": findings(), "fixes": ["circular"]},
-        "convert.precision_for_tolerance": lambda: {"tolerance": 0.1, "spacing": (1.0, 1.0)},
+        "convert.precision_for_tolerance": lambda: {"tolerance": 0.1, "num_axes": 2},
         "convert.replace_attention": lambda: {
             "model": encoder(),
             "kernel": "elu",
@@ -240,8 +240,6 @@ def entries() -> dict[str, Entry]:
             "validation": split(),
             "test": split(),
             "num_classes": 2,
-            "image_size": (4, 6),
-            "in_channels": 1,
         },
         "data.HorizontalFlip": dict,
         "data.Normalize": lambda: {"mean": (0.5,), "deviation": (0.5,)},

@@ -11,23 +11,13 @@ from teka.cli import main
 def test_it_says_where_the_files_are(tmp_path, monkeypatch, capsys):
     asked = []
 
-    def download(name, data_dir, *, timeout, attempts, progress):
-        asked.append((name, data_dir, timeout, attempts))
+    def download(name, data_dir):
+        asked.append((name, data_dir))
         return tmp_path / name
 
     monkeypatch.setattr(data, "download", download)
-    arguments = [
-        "mnist",
-        "cifar10",
-        "--data-dir",
-        str(tmp_path),
-        "--timeout",
-        "3",
-        "--attempts",
-        "7",
-    ]
-    assert main(["download", *arguments]) == 0
-    assert asked == [(name, str(tmp_path), 3.0, 7) for name in ("mnist", "cifar10")]
+    assert main(["download", "mnist", "cifar10", "--data-dir", str(tmp_path)]) == 0
+    assert asked == [("mnist", str(tmp_path)), ("cifar10", str(tmp_path))]
     lines = capsys.readouterr().out.splitlines()
     assert lines[1::2] == [f"mnist: {tmp_path / 'mnist'}", f"cifar10: {tmp_path / 'cifar10'}"]
 

@@ -80,10 +80,14 @@ def test_attention_pooling_and_named_cross_attention_are_not_replaced():
     assert list(report.left) == ["head.attention", "encoder_attn"]
 
 
-def test_shared_layer_is_replaced_in_both_places():
+def test_shared_layer_is_replaced_in_both_places_and_keeps_its_hooks():
     layer = nn.MultiheadAttention(16, 2)
+    calls = []
+    layer.register_forward_hook(lambda *_: calls.append(1))
     model = nn.ModuleList([layer, layer])
     replace_attention(model, num_prefix_tokens=1)
+    layer(*torch.randn(3, 5, 1, 16))
+    assert calls == [1]
     assert isinstance(model[0], MultiheadAttention)
     assert model[0] is model[1]
     heads = model.get_submodule("1.heads")
@@ -168,17 +172,10 @@ class OwnForward(nn.MultiheadAttention):
         return super().forward(*args, **kwargs)[0], None
 
 
-def hooked() -> nn.MultiheadAttention:
-    layer = nn.MultiheadAttention(16, 2)
-    layer.register_forward_hook(lambda *_: None)
-    return layer
-
-
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
         (OwnForward(16, 2), SUBCLASS),
-        (hooked(), SUBCLASS),
         (weight_norm(nn.MultiheadAttention(16, 2), "in_proj_weight"), SUBCLASS),
         (nn.MultiheadAttention(16, 2, add_bias_kv=True), SUBCLASS),
         (nn.MultiheadAttention(16, 2, kdim=8), "it attends to other tokens than its own"),
@@ -190,6 +187,14 @@ def test_unsupported_attention_is_left_with_the_reason(layer: nn.Module, reason:
         report = replace_attention(model)
     assert model["layer"] is layer
     assert str(report).startswith(f"No layer was replaced.\n  layer: left, because {reason}")
+
+
+def test_model_that_is_an_attention_layer_itself_is_replaced():
+    model = nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
+    expected = copy.deepcopy(model)(tokens(), tokens(), tokens())[0]
+    report = replace_attention(model, kernel="softmax", relative=None)
+    assert "the model itself: was MultiheadAttention" in str(report)
+    torch.testing.assert_close(model(tokens(), tokens(), tokens())[0], expected)
 
 
 def test_call_with_other_keys_is_an_error_for_relative_kernels():

@@ -30,7 +30,8 @@ HEIGHT, WIDTH = 5, 7
 def read(
     images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
 ) -> tuple[Any, Any, int]:
-    return splits_of(read_arrays(images, labels, **options))
+    axes = options.pop("axes", None)
+    return splits_of(read_arrays({"images": images, "labels": labels, **options}, axes))
 
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
@@ -85,7 +86,9 @@ def test_floating_point_arrays_are_intensities():
 
 def test_tensors_of_every_float_dtype_are_intensities():
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        train = read_arrays(torch.from_numpy(BYTES / 255).to(dtype), LABELS, axes="NCHW").train
+        train = read_arrays(
+            {"images": torch.from_numpy(BYTES / 255).to(dtype), "labels": LABELS}
+        ).train
         assert train.images.dtype == torch.float32
 
 
@@ -151,11 +154,11 @@ def test_malformed_arrays_are_an_error_with_their_name():
         ({"images": np.full(BYTES.shape, np.nan)}, r"images must be .*got from nan to nan"),
         (
             {"test_images": TEST_BYTES},
-            "test_labels must be given together with test_images, got None",
+            "test_labels must be given together with test_images and test_labels, got None",
         ),
         (
             {"test_labels": TEST_LABELS},
-            "test_images must be given together with test_labels, got None",
+            "test_images must be given together with test_images and test_labels, got None",
         ),
         (
             {"test_images": TEST_BYTES, "test_labels": LABELS},

@@ -10,8 +10,6 @@ from teka.data import Dataset, download, load, resize_bilinear
 from teka.data.load import class_names
 from teka.data.published import PUBLISHED_DATASETS
 
-PATIENCE: dict[str, Any] = {"timeout": 20.0, "attempts": 1}
-
 
 @pytest.fixture
 def load_mnist(idx_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -212,7 +210,7 @@ def assert_is_mnist(dataset, data_dir: Path) -> None:
 def test_a_downloaded_data_set_is_loaded(server, served_idx, tmp_path: Path):
     data_dir = tmp_path / "new" / "data"
     for _ in range(2):
-        assert download("mnist", data_dir, **PATIENCE) == data_dir / "mnist"
+        assert download("mnist", data_dir) == data_dir / "mnist"
     assert names(data_dir) == sorted(f"mnist/{name}" for name in served_idx.contents)
     assert len(server.requests) == 4
     assert_is_mnist(served_idx, data_dir)
@@ -223,7 +221,7 @@ def test_a_downloaded_data_set_is_loaded(server, served_idx, tmp_path: Path):
 def test_complete_files_are_kept(served_idx, server, tmp_path: Path, packed: bool, inside: str):
     folder = served_idx.write(tmp_path / inside, packed=packed)
     before = names(tmp_path)
-    assert download("mnist", tmp_path, **PATIENCE) == folder
+    assert download("mnist", tmp_path) == folder
     assert server.requests == []
     assert names(tmp_path) == before
 
@@ -234,7 +232,7 @@ def test_missing_and_damaged_files_are_downloaded(served_idx, server, tmp_path: 
     folder = served_idx.write(tmp_path / "mnist", packed=packed)
     (folder / f"test-images{ending}").write_bytes(b"damaged")
     (folder / f"train-labels{ending}").unlink()
-    download("mnist", tmp_path, **PATIENCE)
+    download("mnist", tmp_path)
     assert sorted(server.requests) == ["mnist/test-images.gz", "mnist/train-labels.gz"]
     assert_is_mnist(served_idx, tmp_path)
 
@@ -249,24 +247,27 @@ def test_damaged_files_are_replaced_in_the_folder_that_is_read(
         dataset.write(tmp_path / name)
         dataset.write(tmp_path / name / folder)
         (tmp_path / name / folder / file).write_bytes(b"")
-        assert download(name, tmp_path / name, **PATIENCE) == tmp_path / name / folder
+        assert download(name, tmp_path / name) == tmp_path / name / folder
         load(name, data_dir=tmp_path / name, validation_size=0)
 
 
-def test_the_next_call_downloads_the_missing_files(served_idx, server, tmp_path: Path):
+def test_the_next_call_downloads_the_missing_files(
+    served_idx, server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("teka.data.published.NUM_ATTEMPTS", 1)
     server.faults = ["none", "500"]
     with pytest.raises(ConnectionError, match="500 Server Error"):
-        download("mnist", tmp_path, **PATIENCE)
+        download("mnist", tmp_path)
     with pytest.raises(ValueError, match="the files of mnist must be"):
         load("mnist", data_dir=tmp_path)
-    download("mnist", tmp_path, **PATIENCE)
+    download("mnist", tmp_path)
     assert len(server.requests) == 1 + 1 + 3
     assert_is_mnist(served_idx, tmp_path)
 
 
 def test_an_archive_is_extracted_and_removed(server, served_records, tmp_path: Path):
     for _ in range(2):
-        assert download("cifar10", tmp_path, **PATIENCE) == tmp_path / "synthetic-bin"
+        assert download("cifar10", tmp_path) == tmp_path / "synthetic-bin"
     assert names(tmp_path) == sorted(f"synthetic-bin/{name}" for name in served_records.contents)
     assert len(server.requests) == 1
     loaded = load("cifar10", data_dir=tmp_path, validation_size=0)
@@ -275,7 +276,7 @@ def test_an_archive_is_extracted_and_removed(server, served_records, tmp_path: P
 
 def test_an_archive_that_was_there_is_used_and_kept(server, served_records, tmp_path: Path):
     (tmp_path / "synthetic.tar.gz").write_bytes(server.files["synthetic.tar.gz"])
-    download("cifar10", tmp_path, **PATIENCE)
+    download("cifar10", tmp_path)
     assert server.requests == []
     extracted = [f"synthetic-bin/{name}" for name in served_records.contents]
     assert names(tmp_path) == sorted(["synthetic.tar.gz", *extracted])
@@ -286,7 +287,7 @@ def test_another_archive_is_never_extracted(served_records, server, tmp_path: Pa
     content[4] ^= 1  # the time of compression, which does not damage the content
     server.files["synthetic.tar.gz"] = bytes(content)
     with pytest.raises(ConnectionError, match="hash"):
-        download("cifar10", tmp_path, **PATIENCE)
+        download("cifar10", tmp_path)
     assert names(tmp_path) == []
 
 

@@ -30,7 +30,7 @@ def dataset(monkeypatch):
     labels = torch.arange(60) % 2
     images = torch.rand(60, 3, 8, 8, generator=generator) * (1 + labels[:, None, None, None]) / 2
     splits = [Split(images[start::3], labels[start::3]) for start in range(3)]
-    return Dataset("bright", *splits, num_classes=2, image_size=(8, 8), in_channels=3)
+    return Dataset("bright", *splits, num_classes=2)
 
 
 def run(dataset, folder, seed=10):

@@ -28,15 +28,7 @@ def dataset_like(name: str) -> Dataset:
     images = torch.rand(6, channels, size, size, generator=generator)
     split = Split(images, torch.tensor([0, 1, 2, 7, 8, 9]))
     validation = split.take(torch.arange(2))
-    return Dataset(
-        name,
-        split,
-        validation,
-        split,
-        num_classes=10,
-        image_size=(size, size),
-        in_channels=channels,
-    )
+    return Dataset(name, split, validation, split, num_classes=10)
 
 
 # Gray and color images in turn.

@@ -16,9 +16,7 @@ from teka.prediction.predict import DEFAULT_MODEL
 from teka.reporting.tables import WIDEST, Table
 
 
-def download(
-    names: list[str], /, *, data_dir: str = "data", timeout: float = 30.0, attempts: int = 5
-) -> None:
+def download(names: list[str], /, *, data_dir: str = "data") -> None:
     """Download published data sets and check them.
 
     The other commands find them with `--data-dir`. Complete files are not downloaded again.
@@ -31,18 +29,12 @@ def download(
     Args:
         names: Data sets: mnist, fashion-mnist, cifar10.
         data_dir: Folder for the files. It is made if it is missing.
-        timeout: Seconds without data after which a connection is stalled.
-        attempts: Number of attempts for each file.
     """
     for name in names:
         check_downloadable(name)  # raise an error for a wrong name before the first download
     for name in names:
         print(f"downloading {name} to {data_dir}", flush=True)
-        with show_progress() as show:
-            folder = data.download(
-                name, data_dir, timeout=timeout, attempts=attempts, progress=show
-            )
-        print(f"{name}: {folder}")
+        print(f"{name}: {data.download(name, data_dir)}", flush=True)
 
 
 def predict(

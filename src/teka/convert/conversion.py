@@ -2,33 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import (
-    check_dense,
-    check_instance,
-    check_name,
-    check_sizes,
-    check_stride,
-    check_tensor,
-    is_integer,
-    is_number,
-)
+from teka.checks import check_dense, check_instance, check_number, check_sizes, check_tensor
 from teka.convert.convolutions import (
-    PADDING_MODES,
+    HARD_PRECISION,
     Convolution,
-    cell_spacing,
-    check_precision,
-    check_same_convolution,
+    check_convolution,
     factor_matrices,
-    hard_precision,
     offset_matrices,
     precision_for_tolerance,
+    stray_weight,
     window_reach,
 )
 from teka.errors import wrong_argument, wrong_value
@@ -40,48 +29,39 @@ from teka.nn import Attention, RelativeKernel
 from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.relative import inverse_softplus
 
-# Largest relative difference between the spacing of a grid and that of the centers of the heads.
-SPACING_TOLERANCE = 1e-6
-
 
 class BorderedAttention(nn.Module):
     """Attention by position from every stride-th cell of a grid to all cells and a border.
 
     The border consists of zero tokens outside the grid, like the zero padding of a convolution.
-    Without a border, the weights of a head that points over an edge would go to the nearest cells
-    inside. With circular padding, the head finds the cells at the opposite edge instead.
+    Without a border, a head that points over an edge would attend to the nearest cells inside. On a
+    periodic grid there is no border, because such a head finds the cells at the opposite edge.
+
+    Distances are counted in cells, whatever the spacing of the grid is.
 
     Args:
         attention: Attention by position alone, with kernel="constant".
-        border: Number of border cells along each axis.
-        spacing: Spacing of the grids along each axis.
-        stride: Step between queries, one number or one for each axis.
-        padding_mode: "zeros", or "circular" for periodic grids.
+        stride: Step between queries along each axis.
+        border: Number of border cells along each axis, or None for periodic grids.
+
+    Raises:
+        ValueError: The attention depends on content, or a number is out of range.
 
     Source: Cordonnier et al. 2020, Theorem 1.
     """
 
     def __init__(
-        self,
-        attention: Attention,
-        border: Sequence[int],
-        spacing: Sequence[float],
-        *,
-        stride: int | Sequence[int] = 1,
-        padding_mode: str = PADDING_MODES[0],
+        self, attention: Attention, stride: Sequence[int], border: Sequence[int] | None
     ) -> None:
         super().__init__()
-        check_name("padding_mode", padding_mode, PADDING_MODES)
-        if attention.query is not None or attention.key is not None:
-            expected = "a kernel that does not depend on content, such as 'constant'"
-            raise wrong_value("attention.kernel", attention.kernel, expected)
-        if not all(is_integer(cells) and cells >= 0 for cells in border):
-            raise wrong_value("border", border, "whole numbers of cells of at least 0")
+        _check_ignores_content(attention)
         self.attention = attention
-        self.border = tuple(border)
-        self.spacing = cell_spacing(spacing, len(self.border))
-        self.stride = check_stride(stride, len(self.border))
-        self.padding_mode = padding_mode
+        self.stride = tuple(stride)
+        self.border = None if border is None else tuple(border)
+        for axis, step in enumerate(self.stride):
+            check_sizes({f"stride[{axis}]": step})
+        for axis, num_cells in enumerate(self.border or ()):
+            check_sizes({f"border[{axis}]": num_cells}, 0)
 
     def output_grid(self, grid: Grid) -> Grid:
         """Return the grid of the outputs: every stride-th cell, starting with the first."""
@@ -95,48 +75,53 @@ class BorderedAttention(nn.Module):
     ) -> Float[Tensor, "batch outputs dim"]:
         """Return the outputs on `output_grid(grid)`.
 
+        Args:
+            tokens: Tokens on the grid.
+            grid: Grid that is periodic if the layer has no border, and has edges otherwise. The
+                stride must divide the sides of a periodic grid.
+
         Raises:
-            ValueError: Tokens of another size or number, or a grid with another spacing or edges.
+            ValueError: The tokens do not fit the layer and the grid, or the grid has other edges.
         """
         check_dense("tokens", tokens)
         check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         self._check_grid(grid)
-        cells = grid.unflatten(tokens)
         # Positions start at 0, where rounding is smallest. Only differences matter.
-        inside = Grid(grid.shape, self.spacing, grid.periodic)
-        query_grid = self.output_grid(inside)
-        # Queries do not depend on content. Only their number and size matter.
-        num_queries = query_grid.num_tokens
-        queries = tokens.new_zeros(1).expand(len(tokens), num_queries, self.attention.dim)
-        if self.padding_mode == "circular":
-            return self.attention(queries, query_grid, context=tokens, context_grid=inside)
-        axes = list(zip(grid.shape, self.border, self.spacing, strict=True))
-        sides = tuple(side + 2 * num_cells for side, num_cells, _ in axes)
-        origin = tuple(-num_cells * distance for _, num_cells, distance in axes)
-        outside = Grid(sides, self.spacing, origin=origin)
+        cells = Grid(grid.shape, 1.0, grid.periodic)
+        query_grid = self.output_grid(cells)
+        # The outputs depend on the number of queries but not on their values.
+        queries = tokens.new_zeros(1).expand(len(tokens), query_grid.num_tokens, self.attention.dim)
+        if self.border is None:
+            return self.attention(queries, query_grid, context=tokens, context_grid=cells)
+        axes = list(zip(grid.shape, self.border, strict=True))
+        sides = tuple(side + 2 * num_cells for side, num_cells in axes)
+        with_border = Grid(sides, origin=tuple(-num_cells for num_cells in self.border))
         margins = [num_cells for num_cells in reversed(self.border) for _ in range(2)]
-        context = outside.flatten(pad(cells, margins))
-        return self.attention(queries, query_grid, context=context, context_grid=outside)
+        context = with_border.flatten(pad(cells.unflatten(tokens), margins))
+        return self.attention(queries, query_grid, context=context, context_grid=with_border)
 
     def _check_grid(self, grid: Grid) -> None:
-        is_circular = self.padding_mode == "circular"
-        fits = isinstance(grid, Grid) and grid.num_axes == len(self.border)
-        if fits:
-            distances = zip(grid.spacing, self.spacing, strict=True)
-            fits = all(math.isclose(*pair, rel_tol=SPACING_TOLERANCE) for pair in distances)
-            fits = fits and all(periodic == is_circular for periodic in grid.periodic)
-        if not fits:
-            edges = "that is periodic" if is_circular else "with edges"
-            expected = f"a grid {edges} and a spacing of {self.spacing}, a number for each axis"
-            raise wrong_value("grid", grid, expected)
+        num_axes = len(self.stride)
+        periodic = (self.border is None,) * num_axes
+        if not isinstance(grid, Grid) or grid.periodic != periodic:
+            edges = "that is periodic" if self.border is None else "with edges"
+            raise wrong_value("grid", grid, f"a grid of {num_axes} axes {edges}")
         sides = zip(grid.shape, self.stride, strict=True)
-        if is_circular and any(side % step for side, step in sides):
+        if self.border is None and any(side % step for side, step in sides):
             expected = f"a periodic grid with sides that are multiples of the stride {self.stride}"
             raise wrong_value("grid", grid, expected)
 
     def extra_repr(self) -> str:
-        names = ("border", "spacing", "stride", "padding_mode")
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"stride={self.stride}, border={self.border}"
+
+
+def _check_ignores_content(attention: Attention) -> None:
+    check_instance("attention", attention, Attention)
+    if attention.query is not None or attention.key is not None:
+        num_heads = attention.content_heads
+        description = f"{num_heads} heads that depend on content, or a relative kernel that does"
+        expected = "attention by position alone, kernel='constant'"
+        raise wrong_argument("attention", description, expected)
 
 
 def attention_from_convolution(
@@ -145,13 +130,13 @@ def attention_from_convolution(
     precision: float | None = None,
     tolerance: float | None = None,
     dim_head: int | None = None,
-    spacing: float | Sequence[float] = 1.0,
 ) -> BorderedAttention:
-    """Return an attention layer that computes a convolution, with a head for each kernel offset.
+    """Return an attention layer that computes a convolution, with one head per kernel offset.
 
-    The weights of head h depend on the offset δ between key and query: they are proportional to
-    exp(−α ‖δ − Δ_h‖²). The value and output projections of the head multiply to the matrix of the
-    convolution at its offset Δ_h, so W_h = O_h V_h. Outside the grid, the head finds zero tokens.
+    Head h gives a key at the offset δ from the query a weight proportional to exp(−α ‖δ − Δ_h‖²),
+    with lengths in cells. Its value projection V_h and its output projection O_h multiply to the
+    matrix of the convolution at the offset Δ_h, so W_h = O_h V_h. Outside the grid, the head finds
+    zero tokens.
 
     In the limit α → ∞ the heads are hard: their weights are exactly 1 and 0 in floating point, and
     the layer differs from the convolution by rounding only. Otherwise the difference is at most
@@ -168,35 +153,34 @@ def attention_from_convolution(
     Args:
         convolution: A torch.nn.Conv1d, 2d or 3d with odd kernel sizes and zero or circular padding
             that keeps the size, except for the stride. Any stride, dilation and groups are allowed.
-        precision: α > 0, in units of length⁻². The default is hard heads, as with math.inf.
-        tolerance: Largest error, instead of a precision. It is a share of the largest possible
-            output, max|x| · max_o Σ|W_o|.
-        dim_head: Size D_h of a head, at least the rank of every W_h. The default is
-            min(D_in, D_out).
-        spacing: Distance between neighboring cells, one number or one for each axis.
+        precision: Precision α > 0. The default is hard heads, as with math.inf.
+        tolerance: Largest error, instead of a precision, as a fraction of the largest possible
+            output max|x| · max_o Σ|W_o|.
+        dim_head: Size D_h of a head, at least the rank of every W_h and at most min(D_in, D_out),
+            which is the default.
 
     Raises:
-        ValueError: A convolution of another kind, or options out of range.
+        ValueError: The convolution is not supported, or an option is out of range.
 
     Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
     """
-    convolution = check_same_convolution(convolution)
+    convolution = check_convolution(convolution)
     weight = convolution.weight.detach()
     num_out, num_in = convolution.out_channels, convolution.in_channels
     kernel_size = tuple(weight.shape[2:])
-    spacing = cell_spacing(spacing, len(kernel_size))
     if precision is not None and tolerance is not None:
         raise wrong_argument("precision and tolerance", "both", "at most one of the two")
     if tolerance is not None:
-        precision = precision_for_tolerance(tolerance, spacing)
+        precision = precision_for_tolerance(tolerance, len(kernel_size))
     precision = math.inf if precision is None else precision
-    check_precision(precision)
-    dim_head = min(num_in, num_out) if dim_head is None else dim_head
-    check_sizes({"dim_head": dim_head})
+    stray_weight(precision, len(kernel_size))  # checks the precision
+    full_size = min(num_in, num_out)
+    dim_head = full_size if dim_head is None else dim_head
+    check_sizes({"dim_head": dim_head}, most=full_size)
     epsilon = torch.finfo(weight.dtype).eps
-    values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon=epsilon)
+    values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon)
 
-    heads, width = values.shape[:2]
+    heads = len(values)
     relative = RelativeKernel("quadratic", num_axes=len(kernel_size), heads=heads)
     attention = Attention(
         num_out,
@@ -208,38 +192,24 @@ def attention_from_convolution(
         qkv_bias=False,
     ).to(weight)
     reach = window_reach(convolution)
-    steps = tuple(
-        dilation * distance
-        for dilation, distance in zip(convolution.dilation, spacing, strict=True)
-    )
-    origin = tuple(-cells * distance for cells, distance in zip(reach, spacing, strict=True))
-    offsets = Grid(kernel_size, steps, origin=origin).positions(dtype=torch.float64)
+    first_offset = tuple(-cells for cells in reach)
+    offsets = Grid(kernel_size, convolution.dilation, origin=first_offset).positions()
     # A larger precision than that of hard heads changes nothing.
-    head_precision = torch.tensor(min(precision, hard_precision(spacing)), dtype=torch.float64)
+    raw_precision = inverse_softplus(torch.tensor(min(precision, HARD_PRECISION)).double())
     with torch.no_grad():
         relative.center.copy_(offsets)
-        relative.raw_precision.copy_(inverse_softplus(head_precision).expand(heads))
-        if not relative.raw_precision.isfinite().all():
-            expected = f"a number that {weight.dtype} can hold"
-            hint = "Use a larger spacing."
-            raise wrong_value("precision", float(head_precision), expected, hint)
-        # Values beyond the factors keep their initial weights, so that they can be trained. Their
-        # output weights are 0.
+        relative.raw_precision.fill_(raw_precision)
         assert attention.value is not None
-        attention.value.weight.unflatten(0, (heads, dim_head))[:, :width] = values.to(weight)
-        output_weight = attention.output.weight.zero_().unflatten(1, (heads, dim_head))
-        output_weight[..., :width] = outputs.transpose(0, 1).to(weight)
+        attention.value.weight.copy_(values.flatten(0, 1))
+        attention.output.weight.copy_(outputs.transpose(0, 1).flatten(1))
         attention.output.bias.zero_()
         if convolution.bias is not None:
             attention.output.bias.copy_(convolution.bias)
-    layer = BorderedAttention(
-        attention, reach, spacing, stride=convolution.stride, padding_mode=convolution.padding_mode
-    )
-    return layer.train(convolution.training)
+    border = None if convolution.padding_mode == "circular" else reach
+    return BorderedAttention(attention, convolution.stride, border).train(convolution.training)
 
 
-@dataclass(frozen=True)
-class HeadOffset:
+class HeadOffset(NamedTuple):
     """Offset to which a head gives the largest weight.
 
     Attributes:
@@ -270,14 +240,8 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         ValueError: The layer depends on content, or not every head has a relative kernel that
             depends on the offset alone.
     """
-    if not isinstance(grid, Grid):
-        raise wrong_value("grid", grid, "a teka.Grid")
-    check_instance("attention", attention, Attention)
-    if attention.query is not None or attention.key is not None:
-        num_heads = attention.content_heads
-        description = f"{num_heads} heads that depend on content, or a relative kernel that does"
-        expected = "attention by position alone, kernel='constant'"
-        raise wrong_argument("attention", description, expected)
+    check_instance("grid", grid, Grid)
+    _check_ignores_content(attention)
     if attention.position_heads:
         expected = "0, for a relative kernel in every head"
         raise wrong_value("attention.position_heads", attention.position_heads, expected)
@@ -311,10 +275,10 @@ def convolution_from_attention(
 ) -> Convolution:
     """Return the convolution that attention by position computes if each head has one offset.
 
-    The matrix at offset Δ is W_Δ = Σ O_h V_h over the heads with this offset. The window is the
-    smallest odd one that contains all offsets, with their greatest common divisor along each axis
-    as dilation. Padding is circular on a periodic grid and zero otherwise. The stride is that of a
-    `BorderedAttention`. Dropout is ignored.
+    The matrix at the offset Δ is W_Δ = Σ O_h V_h over the heads with this offset. The window is the
+    smallest odd window that contains all offsets. Its dilation is their greatest common divisor
+    along each axis. The padding is circular on a periodic grid and zero otherwise. The stride is
+    that of a `BorderedAttention`. Dropout is ignored.
 
     Outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| per channel, for queries whose
     keys at all offsets exist. Over an edge of the grid, the convolution and `BorderedAttention`
@@ -328,8 +292,7 @@ def convolution_from_attention(
     True
 
     Args:
-        attention: Layer, for example one that `attention_from_convolution` returned, or a trained
-            one.
+        attention: Trained attention layer, or the result of `attention_from_convolution`.
         grid: Grid of the tokens, with one to three axes.
         least_share: Smallest share of its weight, above ½, that each head must give to one offset;
             see `HeadOffset`.
@@ -341,14 +304,18 @@ def convolution_from_attention(
 
     Source: Cordonnier et al. 2020, Lemma 1, read from right to left.
     """
-    layer = attention.attention if isinstance(attention, BorderedAttention) else attention
-    check_instance("attention", layer, Attention)
-    if not is_number(least_share) or not 0.5 < least_share <= 1:
-        raise wrong_value("least_share", least_share, "above 0.5 and at most 1")
+    check_number(
+        "least_share", least_share, "above 0.5 and at most 1", low=0.5, high=1, exclude=(0.5,)
+    )
     if not isinstance(grid, Grid) or grid.num_axes not in CONVOLUTION_MODULES:
         raise wrong_value("grid", grid, "a teka.Grid of one to three axes")
     if len(set(grid.periodic)) > 1:
         raise wrong_value("grid", grid, "periodic along all axes or along none")
+    layer, stride = attention, 1
+    if isinstance(attention, BorderedAttention):
+        layer, stride = attention.attention, attention.stride
+        grid = Grid(grid.shape, 1.0, grid.periodic)
+    assert isinstance(layer, Attention)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
             raise wrong_value(f"attention.{name}", True, "a layer without it")
@@ -364,16 +331,16 @@ def convolution_from_attention(
             raise wrong_value(f"the offset of head {index}", head.offset, expected)
 
     offsets = torch.tensor([head.offset for head in heads])
-    reach = offsets.abs().amax(dim=0).tolist()
-    dilation = [max(1, math.gcd(*axis)) for axis in offsets.T.tolist()]
-    middle = [cells // step for cells, step in zip(reach, dilation, strict=True)]
+    reach = offsets.abs().amax(dim=0)
+    dilation = torch.tensor([max(1, math.gcd(*axis)) for axis in offsets.T.tolist()])
+    middle = reach // dilation
     convolution = CONVOLUTION_MODULES[grid.num_axes](
         layer.context_dim,
         layer.dim,
-        tuple(2 * cells + 1 for cells in middle),
-        padding=tuple(reach),
-        dilation=tuple(dilation),
-        stride=attention.stride if isinstance(attention, BorderedAttention) else 1,
+        tuple((2 * middle + 1).tolist()),
+        padding=tuple(reach.tolist()),
+        dilation=tuple(dilation.tolist()),
+        stride=stride,
         padding_mode="circular" if grid.periodic[0] else "zeros",
     ).to(layer.output.weight)
     outputs = layer.output.weight.detach().double()
@@ -385,7 +352,7 @@ def convolution_from_attention(
         if layer.value.bias is not None:
             bias = bias + outputs @ layer.value.bias.detach().double()
     weight = torch.zeros_like(convolution.weight, dtype=torch.float64)
-    indices = offsets // torch.tensor(dilation) + torch.tensor(middle)
+    indices = offsets // dilation + middle
     for index, matrix in zip(indices.tolist(), head_matrices, strict=True):
         weight[(..., *index)] += matrix
     with torch.no_grad():

@@ -13,21 +13,24 @@ from teka.errors import first_line, wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
-MIN_WEIGHT = 1e-6  # of a key, before the logarithm
+MIN_WEIGHT = 1e-6  # smallest attention weight in the logarithm of the loss
 
 
 def distill_attention(
     model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01
 ) -> list[float]:
-    """Train the kernels of a model to imitate the softmax of the same queries and keys.
+    """Train the kernels of a model to imitate softmax attention with the same queries and keys.
 
-        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),   w: weights of the kernels,
+    The loss is the cross-entropy between the softmax weights p and the weights w of the kernels,
 
-    averaged over queries, heads and layers. Only parameters of `AttentionHeads` are trained, by
-    Adam. Every layer passes on the output of the softmax, so that the model is its own teacher.
-    If queries and keys are trained already, a tenth of an epoch is often enough. Then train the
-    whole model as usual. The loss computes the weights of all pairs, at a cost of O(L²). Masks of
-    keys are supported.
+        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),
+
+    averaged over queries, heads and layers. Adam trains only the parameters of `AttentionHeads`.
+    Each layer passes the output of the softmax to the next layer, so that the model is its own
+    teacher. If queries and keys are trained already, a tenth of an epoch is often enough. Then
+    train the whole model as usual.
+
+    The cost is O(L²), because the loss needs the weights of all pairs. Masks of keys are supported.
 
     >>> import torch, teka
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -48,16 +51,16 @@ def distill_attention(
         The loss of every batch.
 
     Raises:
-        ValueError: No `AttentionHeads` of the model have parameters, or the learning rate is not
-            positive.
+        ValueError: The kernels of the model have no parameters, the model does not take a batch, or
+            the learning rate is not positive.
 
     Source: Zhang et al. 2024 (Hedgehog), equation 4 and the recipe for pretrained models.
     """
     check_module("model", model)
-    is_scalar = getattr(batches, "ndim", None) == 0
-    is_other = is_scalar or isinstance(batches, (str, bytes, Mapping))
-    if is_other or not isinstance(batches, Iterable):
-        raise wrong_type("batches", batches, "a list of a model's inputs")
+    try:
+        inputs = iter(batches)
+    except TypeError as error:
+        raise wrong_type("batches", batches, "a list of a model's inputs") from error
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     if not parameters:
@@ -73,7 +76,7 @@ def distill_attention(
     history = []
     model.eval()
     try:
-        for batch in batches:
+        for batch in inputs:
             losses.clear()
             with torch.enable_grad():
                 try:

@@ -23,8 +23,7 @@ OTHER_TOKENS = "it attends to other tokens than its own"
 BIASED = "it adds a bias to the attention weights or selects keys, which teka's kernels cannot"
 WINDOWED = "its model limits attention to a window of keys"
 FIXED = "its model does not support set_attn_implementation"
-SUBCLASS = "it is a subclass or has hooks, bias_kv or zero_attn"
-WHOLE_MODEL = "it is the model itself; teka.nn.MultiheadAttention takes its parameters"
+SUBCLASS = "it is a subclass or has bias_kv or zero_attn"
 UNKNOWN_SIZE = "its number of heads or their size is not known"
 UNSUPPORTED = "attention of this class is not supported"
 # These apply to relative kernels only.
@@ -39,11 +38,14 @@ SUPPORTED_CLASSES = (
 TIMM_MODULES = ("timm.layers.attention", "timm.models.vision_transformer")
 # Model types of transformers whose tokens are patches alone, in row-major order.
 PATCHES_ONLY = frozenset({"ijepa", "siglip_vision_model", "videomae"})
+# Names of inputs of transformers' models that are sequences, besides text.
+SEQUENCE_INPUTS = ("input_features", "input_values", "past_values")
 # Names of cross-attention in models of transformers.
 CROSS_NAMES = frozenset({"encoder_attn", "crossattention", "cross_attn"})
 # Parts of the names of parameters that bias the attention weights in models of transformers.
 BIAS_NAMES = ("relative_position_bias", "relative_attention_bias", "rel_pos")
 WINDOW_TYPES = ("sliding", "chunked", "local", "sparse", "window")
+# Names of sizes in layers and configs of transformers.
 NUM_HEADS_NAMES = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads")
 HEAD_SIZE_NAMES = ("qk_head_dim", "attention_head_size", "head_dim", "key_value_proj_dim")
 REDUCTION_NAMES = ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
@@ -58,7 +60,7 @@ class ReplacementReport:
     >>> model = torch.nn.ModuleDict({"attention": attention, "mlp": torch.nn.Linear(16, 16)})
     >>> report = teka.convert.replace_attention(model, relative="decay", num_axes=1)
     >>> report.replaced, report.num_kept, report.num_new
-    ({'attention': 'torch.nn.MultiheadAttention'}, 1360, 2)
+    ({'attention': 'MultiheadAttention'}, 1360, 2)
 
     Attributes:
         kernels: Content kernel and relative kernel.
@@ -82,32 +84,43 @@ class ReplacementReport:
             counts = f"{self.num_kept:,} parameters kept, {self.num_new:,} new"
             lines = [f"{layers} by {self.kernels} now; {counts}."]
         for name, former_class in self.replaced.items():
-            lines.append(f"  {name}: was {former_class}")
+            lines.append(f"  {name or 'the model itself'}: was {former_class}")
         for name, reason in self.left.items():
             lines.append(f"  {name or 'the model itself'}: left, because {reason}")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """Layer with attention, and either how to replace it or the reason why it stays.
+class _Search:
+    """Model whose attention is replaced, and what the kernels must know about its tokens.
 
     Attributes:
-        former_class: Name of its class.
-        reason: Reason why it stays, or "".
-        dim_head: Size of a head.
+        model: The model.
+        needs_positions: True for a relative kernel.
+        needs_grid: True for a relative kernel if the caller passes no grid.
+    """
+
+    model: nn.Module
+    needs_positions: bool
+    needs_grid: bool
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Attention layer that can be replaced.
+
+    Attributes:
         num_heads: Number of heads.
-        replace: Makes the layer with these heads that replaces it.
+        dim_head: Size of a head.
+        install: Function that makes the layer use new heads.
         num_axes: Number of axes of its tokens, if no grid is known.
         grid: Grid of its tokens, if the model defines it.
         num_prefix_tokens: Number of tokens before the grid.
     """
 
-    former_class: str
-    reason: str = ""
-    dim_head: int = 0
-    num_heads: int = 0
-    replace: Callable[[AttentionHeads], nn.Module] | None = None
+    num_heads: int
+    dim_head: int
+    install: Callable[[AttentionHeads], None]
     num_axes: int = 1
     grid: Grid | None = None
     num_prefix_tokens: int = 0
@@ -118,28 +131,31 @@ def replace_attention(
 ) -> ReplacementReport:
     """Replace the attention of a model by teka's kernels, in place, and keep all its parameters.
 
-    Supported are `torch.nn.MultiheadAttention` and modules that contain it, such as
-    `torch.nn.TransformerEncoder`, the attention of timm's vision transformers, and the layers of
-    transformers that support `attn_implementation`. The new kernels are `AttentionHeads` in the
-    layers, and their parameters are trained with those of the model. With kernel="softmax" and
-    relative=None, the outputs change by rounding only. With other kernels the model must be trained
-    again; see `distill_attention`.
+    Three kinds of layers are supported:
 
-    Layers that cannot be replaced stay and are listed in the report with the reason: attention with
-    position biases or sliding windows, and, for a relative kernel, attention whose tokens have
-    unknown positions.
+    - `torch.nn.MultiheadAttention`, also in modules such as `torch.nn.TransformerEncoder`,
+    - the attention of timm's vision transformers,
+    - layers of transformers that support `attn_implementation`.
 
-    A replaced model of transformers cannot be saved by `save_pretrained`, which would lose the
-    replacement. Save its `state_dict`, and load it into a model whose attention was replaced in the
-    same way.
+    The new kernels are `AttentionHeads` in the layers, and their parameters are trained with those
+    of the model. With kernel="softmax" and relative=None, the outputs change by rounding only. With
+    other kernels, train the model again; see `distill_attention`.
+
+    Layers that cannot be replaced are listed in the report with the reason: attention with position
+    biases or sliding windows, and, for a relative kernel, attention whose tokens have unknown
+    positions.
+
+    `save_pretrained` refuses a replaced model of transformers, because `from_pretrained` would
+    restore the original attention. Save its `state_dict`, and load it into a model whose attention
+    was replaced in the same way.
 
     >>> import torch, teka
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
     >>> model = torch.nn.TransformerEncoder(layer, 2)
     >>> print(teka.convert.replace_attention(model, grid=teka.Grid((3, 4))))
     2 layers attend by squared_relu × rotary now; 137,504 parameters kept, 32 new.
-      layers.0.self_attn: was torch.nn.MultiheadAttention
-      layers.1.self_attn: was torch.nn.MultiheadAttention
+      layers.0.self_attn: was MultiheadAttention
+      layers.1.self_attn: was MultiheadAttention
 
     Args:
         model: The model.
@@ -161,90 +177,69 @@ def replace_attention(
     if grid is not None:
         check_instance("grid", grid, Grid)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-    needs_positions = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
+    has_relative = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
+    search = _Search(model, has_relative, has_relative and grid is None)
+    modules = dict(model.named_modules())
     layers: dict[str, _Layer] = {}
-    for name, module in model.named_modules():
-        layer = _describe_layer(model, name, module, needs_positions, grid)
-        if layer is not None:
+    left: dict[str, str] = {}
+    for name, module in modules.items():
+        layer = _describe_layer(search, name, module)
+        if isinstance(layer, _Layer):
             layers[name] = layer
-    if all(layer.reason == UNSUPPORTED for layer in layers.values()):
-        classes = [f"; {name} is a {layer.former_class}" for name, layer in layers.items()]
+        elif layer is not None:
+            left[name] = layer
+    if not layers and set(left.values()) <= {UNSUPPORTED}:
+        classes = [f"; {name} is a {type(modules[name]).__name__}" for name in left]
         expected = f"a model with attention of {SUPPORTED_CLASSES}{''.join(classes[:1])}"
         raise wrong_value("model", type(model).__name__, expected)
 
-    num_kept = sum(parameter.numel() for parameter in model.parameters())
-    able = {name: layer for name, layer in layers.items() if layer.replace is not None}
-    heads = {
-        name: _make_heads(layer, grid, num_prefix_tokens, options) for name, layer in able.items()
-    }
-    new: dict[nn.Module, nn.Module] = {}
-    for name, layer in able.items():
-        old = model.get_submodule(name)
-        parameter = next(iter([*old.parameters(), *model.parameters()]))
+    heads: dict[str, AttentionHeads] = {}
+    for name, layer in layers.items():
+        placement: dict[str, Any] = {"grid": grid, "num_prefix_tokens": num_prefix_tokens}
+        if grid is None and layer.grid is not None:
+            placement = {"grid": layer.grid, "num_prefix_tokens": layer.num_prefix_tokens}
+        elif grid is None:
+            placement["num_axes"] = layer.num_axes
+        made = AttentionHeads(layer.dim_head, layer.num_heads, **{**placement, **options})
+        parameter = next(iter([*modules[name].parameters(), *model.parameters()]))
         dtype = parameter.dtype if parameter.is_floating_point() else None
-        heads[name].to(parameter.device, dtype)
-        assert layer.replace is not None
-        new[old] = layer.replace(heads[name]).train(old.training)
-    # A layer may be used in several places.
-    for name, old in list(model.named_modules(remove_duplicate=False)):
-        if old in new:
-            model.set_submodule(name, new[old])
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and new:
+        heads[name] = made.to(parameter.device, dtype).train(modules[name].training)
+    num_kept = sum(parameter.numel() for parameter in model.parameters())
+    replaced = {name: type(modules[name]).__name__ for name in layers}
+    for name, layer in layers.items():
+        layer.install(heads[name])
+    for module in modules.values():
+        if isinstance(module, nn.TransformerEncoder) and layers:
             module.use_nested_tensor = False  # only torch's own attention supports it
 
-    report = ReplacementReport(
-        name_kernels(*next(iter(heads.values())).current_kernels()) if heads else "",
-        {name: layer.former_class for name, layer in able.items()},
-        {name: layer.reason for name, layer in layers.items() if layer.replace is None},
-        num_kept,
-        sum(parameter.numel() for made in heads.values() for parameter in made.parameters()),
-    )
-    if not new:
-        reasons = "; ".join(dict.fromkeys(report.left.values()))
+    kernels = name_kernels(*next(iter(heads.values())).current_kernels()) if heads else ""
+    num_new = sum(parameter.numel() for made in heads.values() for parameter in made.parameters())
+    if not layers:
+        reasons = "; ".join(dict.fromkeys(left.values()))
         warnings.warn(f"no layer was replaced: {reasons}", stacklevel=2)
-    return report
+    return ReplacementReport(kernels, replaced, left, num_kept, num_new)
 
 
-def _make_heads(
-    layer: _Layer, grid: Grid | None, num_prefix_tokens: int, options: dict[str, Any]
-) -> AttentionHeads:
-    if grid is None and layer.grid is not None:
-        grid, num_prefix_tokens = layer.grid, layer.num_prefix_tokens
-    num_axes = layer.num_axes if grid is None else grid.num_axes
-    options = {"num_axes": num_axes, **options}
-    sizes = (layer.dim_head, layer.num_heads)
-    return AttentionHeads(*sizes, grid=grid, num_prefix_tokens=num_prefix_tokens, **options)
+def _describe_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str | None:
+    """Return an attention layer that can be replaced, or the reason why it cannot, or None.
 
-
-def _describe_layer(
-    model: nn.Module, name: str, module: nn.Module, needs_positions: bool, grid: Grid | None
-) -> _Layer | None:
-    """Return the description of a module with attention, or None."""
+    The result is None for a module that is no attention layer.
+    """
     kind = type(module)
-    library = kind.__module__.partition(".")[0]
-    if library == "teka":
+    if kind.__module__.partition(".")[0] == "teka":
         return None
     if isinstance(module, nn.MultiheadAttention):
-        return _torch_layer(model, name, module, needs_positions, grid)
-    former_class = f"{kind.__module__}.{kind.__name__}"
+        return _torch_layer(search, name, module)
     if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
-        return _timm_layer(model, name, module, needs_positions and grid is None, former_class)
+        return _timm_layer(search, name, module)
     if _interface_source(kind):
-        reason = _transformers_reason(model, name, module, needs_positions, grid)
-        if reason:
-            return _Layer(former_class, reason)
-        return _transformers_layer(model, name, module, former_class)
+        return _transformers_reason(search, name, module) or _transformers_layer(
+            search, name, module
+        )
     # Otherwise the innermost module with such a class name computes attention.
-    children = [part for part in module.modules() if part is not module]
-    if "Attention" not in kind.__name__ or any(
-        "Attention" in type(child).__name__ for child in children
-    ):
-        return None
-    for parent in _ancestors(model, name):
-        if isinstance(parent, nn.MultiheadAttention) or _interface_source(type(parent)):
-            return None
-    return _Layer(former_class, UNSUPPORTED)
+    names = [type(part).__name__ for part in module.modules()]
+    is_innermost = sum("Attention" in part for part in names) == 1
+    return UNSUPPORTED if is_innermost and "Attention" in kind.__name__ else None
 
 
 def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
@@ -266,66 +261,34 @@ def _attends_to_other_tokens(model: nn.Module, name: str, module: nn.Module) -> 
     )
 
 
-def _torch_layer(
-    model: nn.Module,
-    name: str,
-    module: nn.MultiheadAttention,
-    needs_positions: bool,
-    grid: Grid | None,
-) -> _Layer:
-    former_class = "torch.nn.MultiheadAttention"
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    owner = _transformers_model(model, name)
+def _torch_layer(search: _Search, name: str, module: nn.MultiheadAttention) -> _Layer | str:
     has_other_sizes = not module.embed_dim == module.kdim == module.vdim
-    reason = ""
-    if _attends_to_other_tokens(model, name, module) or (needs_positions and has_other_sizes):
-        reason = OTHER_TOKENS
-    elif (
-        type(module) is not nn.MultiheadAttention
-        or any(hooks)
-        or module.bias_k is not None
-        or module.add_zero_attn
-    ):
-        reason = SUBCLASS
-    elif not name:
-        reason = WHOLE_MODEL
-    elif needs_positions and grid is None:
-        takes_images = getattr(owner, "main_input_name", None) == "pixel_values"
-        reason = UNPLACED if takes_images else ""
-    if reason:
-        return _Layer(former_class, reason)
+    if _attends_to_other_tokens(search.model, name, module):
+        return OTHER_TOKENS
+    if search.needs_positions and has_other_sizes:
+        return OTHER_TOKENS
+    is_subclass = type(module) is not nn.MultiheadAttention
+    if is_subclass or module.bias_k is not None or module.add_zero_attn:
+        return SUBCLASS
+    owner = _transformers_model(search.model, name)
+    if search.needs_grid and getattr(owner, "main_input_name", None) == "pixel_values":
+        return UNPLACED
 
-    def replace(heads: AttentionHeads) -> nn.Module:
-        new = MultiheadAttention(
-            module.embed_dim,
-            module.num_heads,
-            module.dropout,
-            module.in_proj_bias is not None,
-            kdim=module.kdim,
-            vdim=module.vdim,
-            batch_first=module.batch_first,
-            device="meta",
-        )
-        for path, parameter in module.named_parameters():
-            parent, _, attribute = path.rpartition(".")
-            new.get_submodule(parent).register_parameter(attribute, parameter)
-        new.heads = heads
-        if needs_positions:
-            new.register_forward_pre_hook(_check_own_tokens, with_kwargs=True)
-        return new
+    def install(heads: AttentionHeads) -> None:
+        # The class is changed in place, so that layers that are used twice and hooks stay.
+        layer: Any = module
+        layer.__class__ = MultiheadAttention
+        layer.heads = heads
+        # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
+        layer._qkv_same_embed_dim = False
+        if search.needs_positions:
+            layer.register_forward_pre_hook(_check_own_tokens, with_kwargs=True)
 
-    return _Layer(
-        former_class, dim_head=module.head_dim, num_heads=module.num_heads, replace=replace
-    )
+    return _Layer(module.num_heads, module.head_dim, install)
 
 
 def _check_own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Check that keys have the positions of queries. The positions of others are not known."""
+    """Check that keys are the tokens of the queries, because other positions are not known."""
     arguments = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
     query, key = arguments["query"], arguments["key"]
     if isinstance(query, Tensor) and isinstance(key, Tensor) and query.shape[:-1] != key.shape[:-1]:
@@ -334,35 +297,32 @@ def _check_own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str
         raise wrong_shape("key", key.shape, expected, hint)
 
 
-def _timm_layer(
-    model: nn.Module, name: str, module: nn.Module, needs_grid: bool, former_class: str
-) -> _Layer:
-    attention: Any = module
+def _timm_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
+    layer: Any = module
     grid, num_prefix_tokens = None, 0
-    if needs_grid:
-        for parent in _ancestors(model, name):
-            patches = getattr(getattr(parent, "patch_embed", None), "grid_size", None)
+    if search.needs_grid:
+        for owner in _ancestors(search.model, name):
+            patches = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
             if patches is not None:
-                if not isinstance(getattr(parent, "patch_drop", None), nn.Identity | None):
-                    return _Layer(former_class, SUBSET)
+                if not isinstance(getattr(owner, "patch_drop", None), nn.Identity | None):
+                    return SUBSET
                 grid = Grid(tuple(patches))
-                num_prefix_tokens = getattr(parent, "num_prefix_tokens", 0)
+                num_prefix_tokens = getattr(owner, "num_prefix_tokens", 0)
                 break
         else:
-            return _Layer(former_class, UNPLACED)
+            return UNPLACED
+
+    def install(heads: AttentionHeads) -> None:
+        layer.__class__ = PackedAttention
+        layer.heads = heads
+
+    dim_head = layer.qkv.out_features // 3 // layer.num_heads
     return _Layer(
-        former_class,
-        dim_head=attention.qkv.out_features // 3 // attention.num_heads,
-        num_heads=attention.num_heads,
-        replace=lambda heads: PackedAttention(module, heads),
-        grid=grid,
-        num_prefix_tokens=num_prefix_tokens,
+        layer.num_heads, dim_head, install, grid=grid, num_prefix_tokens=num_prefix_tokens
     )
 
 
-def _transformers_layer(
-    model: nn.Module, name: str, module: nn.Module, former_class: str
-) -> _Layer:
+def _transformers_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
     from teka.integrations.transformers.attention import (
         REPLACED,
         REPLACED_HEADS,
@@ -370,31 +330,27 @@ def _transformers_layer(
         refuse_to_save,
     )
 
-    config = getattr(module, "config", None)
-    num_heads = _first_integer((module, config), NUM_HEADS_NAMES)
-    dim_head = _first_integer((module,), HEAD_SIZE_NAMES)
+    layer: Any = module
+    config = getattr(layer, "config", None)
+    num_heads = _first_integer((layer, config), NUM_HEADS_NAMES)
+    dim_head = _first_integer((layer,), HEAD_SIZE_NAMES)
     if not dim_head and num_heads:
         dim_head = getattr(config, "hidden_size", 0) // num_heads
     if not (num_heads and dim_head):
-        return _Layer(former_class, UNKNOWN_SIZE)
+        return UNKNOWN_SIZE
 
-    def replace(heads: AttentionHeads) -> nn.Module:
-        owner = _transformers_model(model, name)
+    def install(heads: AttentionHeads) -> None:
+        owner = _transformers_model(search.model, name)
         if owner is not None:
             owner.set_attn_implementation(REPLACED)
-        layer: Any = module
         layer.config._attn_implementation = REPLACED  # it may have a copy of the model's config
-        setattr(module, REPLACED_HEADS, heads)
-        for parent in _ancestors(model, name):
+        setattr(layer, REPLACED_HEADS, heads)
+        for parent in _ancestors(search.model, name):
             if hasattr(parent, "save_pretrained"):
                 vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
-        return module
 
     patches = patch_grid(config)
-    num_axes = 1 if patches is None else patches.num_axes
-    return _Layer(
-        former_class, dim_head=dim_head, num_heads=num_heads, replace=replace, num_axes=num_axes
-    )
+    return _Layer(num_heads, dim_head, install, 1 if patches is None else patches.num_axes)
 
 
 def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
@@ -424,23 +380,20 @@ def _interface_source(kind: type[nn.Module]) -> str:
     return source if "attention_interface" in source else ""
 
 
-def _transformers_reason(
-    model: nn.Module, name: str, module: nn.Module, needs_positions: bool, grid: Grid | None
-) -> str:
-    """Return the reason why a layer of transformers stays, or ""."""
+def _transformers_reason(search: _Search, name: str, module: nn.Module) -> str:
+    """Return the reason why a layer of transformers cannot be replaced, or ""."""
     from teka.integrations.transformers.attention import NUM_CLASS_TOKENS, patch_grid
     from teka.integrations.transformers.attention import UNSUPPORTED as UNSUPPORTED_ARGUMENTS
 
-    owner = _transformers_model(model, name)
+    owner = _transformers_model(search.model, name)
     config = getattr(module, "config", None)
     if not getattr(owner, "_can_set_attn_implementation", lambda: True)():
         return FIXED
     # All layers of a model share the implementation of attention.
     shared = module if owner is None else owner
-    sources = {_interface_source(type(part)) for part in shared.modules()}
-    arguments = [f" {argument}=" for argument in UNSUPPORTED_ARGUMENTS]
+    sources = "".join({_interface_source(type(part)) for part in shared.modules()})
     has_bias = any(bias in path for path, _ in shared.named_parameters() for bias in BIAS_NAMES)
-    if has_bias or any(argument in source for source in sources for argument in arguments):
+    if has_bias or any(f" {argument}=" in sources for argument in UNSUPPORTED_ARGUMENTS):
         return BIASED
     layer_types = getattr(config, "layer_types", None)
     has_window = bool(getattr(config, "sliding_window", None))
@@ -450,52 +403,35 @@ def _transformers_reason(
         has_window = False
     if has_window:
         return WINDOWED
-    if _attends_to_other_tokens(model, name, module):
+    if _attends_to_other_tokens(search.model, name, module):
         return OTHER_TOKENS
-    if not needs_positions:
+    if not search.needs_positions:
         return ""
-    if any(_first_integer((module,), (reduction,)) > 1 for reduction in REDUCTION_NAMES):
+    if _first_integer((module,), REDUCTION_NAMES) > 1:
         return COARSER_KEYS
     model_type = str(getattr(config, "model_type", ""))
-    parents = [type(part).__name__ for part in _ancestors(model, name)]
+    parents = [type(part).__name__ for part in _ancestors(search.model, name)]
     if model_type == "vit_mae" or "VideoMAEForPreTraining" in parents:
         return SUBSET
-    if grid is not None:
+    if not search.needs_grid:
         return ""
     if patch_grid(config) is not None:
-        return "" if model_type in NUM_CLASS_TOKENS or model_type in PATCHES_ONLY else UNPLACED
-    main_input = getattr(owner, "main_input_name", "input_ids")
-    is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
-    is_sequence = (is_text and "qformer" not in model_type) or main_input in (
-        "input_features",
-        "input_values",
-        "past_values",
-    )
-    is_causal = getattr(module, "is_causal", False) is True
-    return "" if is_sequence or is_causal else UNPLACED
+        is_known = model_type in NUM_CLASS_TOKENS or model_type in PATCHES_ONLY
+    else:
+        main_input = getattr(owner, "main_input_name", "input_ids")
+        is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
+        is_causal = getattr(module, "is_causal", False) is True
+        is_sequence = is_text and "qformer" not in model_type
+        is_known = is_sequence or main_input in SEQUENCE_INPUTS or is_causal
+    return "" if is_known else UNPLACED
 
 
 class PackedAttention(nn.Module):
     """Attention of timm with teka's kernels and the projections of the original layer.
 
-    Args:
-        attention: Layer of timm with one projection to queries, keys and values.
-        heads: Kernels.
+    `replace_attention` changes the class of timm's `Attention` to this class, and adds the
+    attribute `heads`.
     """
-
-    qkv: nn.Module
-    q_norm: nn.Module | None
-    k_norm: nn.Module | None
-    norm: nn.Module | None
-    gate: nn.Module | None
-    proj: nn.Module
-    proj_drop: nn.Module
-
-    def __init__(self, attention: nn.Module, heads: AttentionHeads) -> None:
-        super().__init__()
-        for name in PackedAttention.__annotations__:
-            setattr(self, name, getattr(attention, name, None))
-        self.heads = heads
 
     def forward(
         self,
@@ -504,12 +440,15 @@ class PackedAttention(nn.Module):
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Attend to the tokens. A mask must be causal."""
-        packed = self.qkv(x).unflatten(-1, (3, self.heads.heads, -1))
-        query, key, value = packed.permute(2, 0, 3, 1, 4)
-        query = query if self.q_norm is None else self.q_norm(query)
-        key = key if self.k_norm is None else self.k_norm(key)
-        attended = self.heads(query, key, value, is_causal=is_causal or is_causal_mask(attn_mask))
+        layer: Any = self
+        query, key, value = (
+            layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        )
+        query, key = layer.q_norm(query), layer.k_norm(key)
+        attended = layer.heads(query, key, value, is_causal=is_causal or is_causal_mask(attn_mask))
         joined = attended.transpose(1, 2).flatten(2)
-        joined = joined if self.norm is None else self.norm(joined)
-        joined = joined if self.gate is None else joined * self.gate(x).sigmoid()
-        return self.proj_drop(self.proj(joined))
+        if getattr(layer, "norm", None) is not None:
+            joined = layer.norm(joined)
+        if getattr(layer, "gate", None) is not None:
+            joined = joined * layer.gate(x).sigmoid()
+        return layer.proj_drop(layer.proj(joined))

@@ -1,9 +1,9 @@
-"""Custom images: picture files in a folder or listed in a CSV file, and arrays."""
+"""Reading of your own images: picture files in a folder or a CSV list, and arrays."""
 
 import csv
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,33 +28,35 @@ SPLIT_FOLDERS = {
     "testing": "test",
 }
 AXES = ("NHW", "NHWC", "NCHW")
-# Names of arrays in an .npz file: ours first, then those of MedMNIST, Keras and scikit-learn.
+# Our name of an array for each name in an .npz file. The other names are those of MedMNIST, Keras
+# and scikit-learn.
 ARRAY_NAMES = {
-    "images": ("images", "train_images", "x_train", "X_train", "x", "X", "data"),
-    "labels": ("labels", "train_labels", "y_train", "y", "target"),
-    "test_images": ("test_images", "x_test", "X_test"),
-    "test_labels": ("test_labels", "y_test"),
-    "validation_images": ("validation_images", "val_images", "x_val"),
-    "validation_labels": ("validation_labels", "val_labels", "y_val"),
-    "axes": ("axes",),
+    **dict.fromkeys(("images", "train_images", "x_train", "X_train", "x", "X", "data"), "images"),
+    **dict.fromkeys(("labels", "train_labels", "y_train", "y", "target"), "labels"),
+    **dict.fromkeys(("test_images", "x_test", "X_test"), "test_images"),
+    **dict.fromkeys(("test_labels", "y_test"), "test_labels"),
+    **dict.fromkeys(("validation_images", "val_images", "x_val"), "validation_images"),
+    **dict.fromkeys(("validation_labels", "val_labels", "y_val"), "validation_labels"),
+    "axes": "axes",
 }
 
 
 def has_pictures(path: Path) -> bool:
-    """Return True for the path of a folder or of a labels CSV."""
+    """Return True if a path is a folder or a CSV file, and so a data set of picture files."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
 def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
-    """Find the pictures of each split, without reading them.
+    """Find the picture files of each split and the classes, without reading the pictures.
 
     Args:
         path: A folder with a sub-folder for each class, maybe within folders for splits, or a CSV
             file with the columns file and label.
 
     Returns:
-        The pictures of "train", "test" and maybe "validation", or of "all" if no splits are
-        declared, each with the index of its class; and the names of the classes.
+        The first result holds the files of each split with the indices of their classes. The splits
+        are "train", "test" and maybe "validation", or "all" if the data set declares no splits. The
+        second result holds the names of the classes.
 
     Raises:
         ValueError: The folder or the CSV file has another layout.
@@ -81,7 +83,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 
 
 def _read_labels(path: Path) -> list[tuple[Path, str]]:
-    """Read the files and labels of a CSV file. Relative paths start at the folder of the CSV."""
+    """Read the columns file and label of a CSV file. Its folder is the start of relative paths."""
     labels = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -104,23 +106,25 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of "train", "test" and maybe "validation", or {} if none are declared.
+    """Return the folders of "train", "test" and maybe "validation", or {} without such folders.
 
-    A folder declares splits if it has a sub-folder for training and one for validation or test.
-    Without a test folder, the validation folder is used for test.
+    The folder must have a sub-folder for training and one for validation or test. Without a test
+    folder, the validation folder is used for test.
     """
     names = [path.name for path in _visible(folder) if path.is_dir()]
     splits: dict[str, Path] = {}
+    others = []
     for name in names:
         split = SPLIT_FOLDERS.get(name.lower())
-        if split in splits:
+        if split is None:
+            others.append(name)
+        elif split in splits:
             expected = f"one for {split}, not {splits[split].name} and {name}"
             raise wrong_value(f"the sub-folders of {folder}", names, expected)
-        if split is not None:
+        else:
             splits[split] = folder / name
     if "train" not in splits or len(splits) < 2:
         return {}
-    others = [name for name in names if name.lower() not in SPLIT_FOLDERS]
     if others:
         expected = f"only splits (train, val, test) or only classes, not {others}"
         raise wrong_value(f"the sub-folders of {folder}", names, expected)
@@ -130,7 +134,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _find_labeled(folder: Path) -> list[tuple[Path, str]]:
-    """Return the pictures in the sub-folders of a folder with the names of the sub-folders."""
+    """Return the files in each sub-folder of a folder, with the name of the sub-folder as label."""
     pictures = []
     for subfolder in filter(Path.is_dir, _visible(folder)):
         files = _visible(subfolder)
@@ -148,7 +152,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def sort_classes(names: Sequence[str]) -> list[str]:
-    """Sort class names, by number if all of them are different integers.
+    """Sort class names as numbers if all of them are different integers, and as text otherwise.
 
     >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
     (['0', '2', '10'], ['class_10', 'class_2'])
@@ -165,10 +169,10 @@ def class_numbers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
-    """Return the pictures of a folder or a labels CSV as `PictureFiles`.
+    """Return the pictures of a folder or a CSV file as `PictureFiles`.
 
-    The images are gray if every picture is stored in gray, and RGB otherwise. All pictures must
-    have the same size, unless they are resized to an `image_size`.
+    The images are gray if every file is gray, and RGB otherwise. All pictures must have the same
+    size, unless they are resized to an `image_size`.
     """
     pictures, classes = find_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
@@ -189,41 +193,35 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     return RawDataset(train, to_split(pictures["test"]), len(classes), len(validation))
 
 
-def read_arrays(
-    images: Array,
-    labels: Array,
-    *,
-    test_images: Array | None = None,
-    test_labels: Array | None = None,
-    validation_images: Array | None = None,
-    validation_labels: Array | None = None,
-    axes: str | None = None,
-) -> RawDataset:
-    """Return the images of arrays, see `teka.data.from_arrays`.
+def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
+    """Check and copy the arrays of a data set.
 
-    Without test images, the validation images are used for test.
+    Args:
+        arrays: Arrays named "images" and "labels", and maybe the same names with the prefix "test_"
+            or "validation_". Without test images, the validation images are used for test.
+        axes: Order of the axes, see `teka.data.from_arrays`.
     """
     if axes is None:
-        axes = _guess_axes(_to_numpy("images", images).shape)
+        axes = _guess_axes(_to_numpy("images", arrays["images"]).shape)
     check_name("axes", axes, AXES)
-    train = _read_split("images", images, labels, axes)
+    train = _read_split(arrays, "", axes)
+    test = _read_split(arrays, "test_", axes)
+    validation = _read_split(arrays, "validation_", axes)
     assert train is not None
-    test = _read_split("test_images", test_images, test_labels, axes)
-    validation = _read_split("validation_images", validation_images, validation_labels, axes)
     if test is None:
         test, validation = validation, None
     num_validation = 0
     if validation is not None:
         num_validation = len(validation)
-        joined = torch.cat([train.images, validation.images])
-        train = Split(joined, torch.cat([train.labels, validation.labels]))
-    labels_of_all = train.labels if test is None else torch.cat([train.labels, test.labels])
-    num_classes = 1 + int(labels_of_all.max()) if len(labels_of_all) else 1
+        images = torch.cat([train.images, validation.images])
+        train = Split(images, torch.cat([train.labels, validation.labels]))
+    labels = train.labels if test is None else torch.cat([train.labels, test.labels])
+    num_classes = 1 + int(labels.max()) if len(labels) else 1
     return RawDataset(train, test, num_classes, num_validation)
 
 
 def read_npz(path: Path) -> RawDataset:
-    """Return the images of an .npz file with arrays named as in `ARRAY_NAMES`.
+    """Read the images of an .npz file whose arrays have names of `ARRAY_NAMES`.
 
     Nothing is unpickled. Labels may have shape (N, 1).
     """
@@ -232,23 +230,22 @@ def read_npz(path: Path) -> RawDataset:
             raise ValueError("it is not a zip archive")
         loaded = np.load(path, allow_pickle=False)
         assert isinstance(loaded, np.lib.npyio.NpzFile)
+        arrays: dict[str, np.ndarray] = {}
         with loaded as file:
             check_unpacked_size(file.zip, path)
-            arguments = {name: key for key, names in ARRAY_NAMES.items() for name in names}
-            arrays: dict[str, np.ndarray] = {}
             for name in file.files:
-                check_name("a name of an array", name, arguments)
-                argument = arguments[name]
-                if argument in arrays:
-                    raise ValueError(f"it has {argument} twice, also as {name}")
+                check_name("a name of an array", name, ARRAY_NAMES)
+                own_name = ARRAY_NAMES[name]
+                if own_name in arrays:
+                    raise ValueError(f"it has {own_name} twice, also as {name}")
                 array = file[name]
-                is_column = argument.endswith("labels") and array.shape[1:] == (1,)
-                arrays[argument] = array[:, 0] if is_column else array
+                is_column = own_name.endswith("labels") and array.shape[1:] == (1,)
+                arrays[own_name] = array[:, 0] if is_column else array
         axes = arrays.pop("axes", None)
         if not {"images", "labels"} <= arrays.keys():
             raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")
-        return read_arrays(**arrays, axes=None if axes is None else str(axes))
-    except Exception as error:  # the kind of error of a damaged file depends on the position
+        return read_arrays(arrays, None if axes is None else str(axes))
+    except Exception as error:  # a damaged file raises different errors for different positions
         expected = f"an .npz file of images and labels ({first_line(error)})"
         raise wrong_value("name", str(path), expected) from error
 
@@ -265,7 +262,7 @@ def _guess_axes(shape: Sequence[int]) -> str:
     return "NCHW" if is_first else "NHWC"
 
 
-def _to_numpy(argument: str, array: Array) -> np.ndarray:
+def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
     if isinstance(array, Tensor):
         check_dense(argument, array)
         # NumPy has no bfloat16.
@@ -277,36 +274,31 @@ def _to_numpy(argument: str, array: Array) -> np.ndarray:
         raise wrong_value(argument, array, f"an array ({first_line(error)})") from error
 
 
-def _read_split(
-    argument: str, images: Array | None, labels: Array | None, axes: str
-) -> Split | None:
-    """Check and copy arrays, so that their strides, byte order and later changes do not matter."""
-    labels_argument = argument.replace("images", "labels")
-    if images is None and labels is None:
+def _read_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
+    """Return a copy of the arrays of a split in the order NCHW, or None if there are none."""
+    names = (f"{prefix}images", f"{prefix}labels")
+    missing = [name for name in names if arrays.get(name) is None]
+    if len(missing) == 2 and prefix:
         return None
-    if images is None or labels is None:
-        missing, other = (
-            (argument, labels_argument) if images is None else (labels_argument, argument)
-        )
-        raise wrong_value(missing, None, f"given together with {other}")
-    pixels = _to_numpy(argument, images)
-    classes = _to_numpy(labels_argument, labels)
+    if missing:
+        raise wrong_value(missing[0], None, f"given together with {' and '.join(names)}")
+    pixels, labels = (_to_numpy(name, arrays[name]) for name in names)
     if pixels.ndim != len(axes):
-        raise wrong_shape(argument, pixels.shape, f"({', '.join(axes)})")
-    if classes.shape != pixels.shape[:1]:
-        expected = f"({len(pixels)},), one label for each image"
-        raise wrong_shape(labels_argument, classes.shape, expected)
-    if classes.dtype.kind not in "iu":
-        raise wrong_value(f"{labels_argument}.dtype", str(classes.dtype), "an integer dtype")
-    if classes.size and classes.min() < 0:
-        raise wrong_value(f"the smallest label in {labels_argument}", classes.min(), "at least 0")
+        raise wrong_shape(names[0], pixels.shape, f"({', '.join(axes)})")
+    if labels.shape != pixels.shape[:1]:
+        raise wrong_shape(names[1], labels.shape, f"({len(pixels)},), one label for each image")
+    if labels.dtype.kind not in "iu":
+        raise wrong_value(f"{names[1]}.dtype", str(labels.dtype), "an integer dtype")
+    if labels.size and labels.min() < 0:
+        raise wrong_value(f"the smallest label in {names[1]}", labels.min(), "at least 0")
     if pixels.dtype != np.uint8 and pixels.dtype.kind != "f":
         expected = "uint8 for levels from 0 to 255, or a float dtype for intensities from 0 to 1"
-        raise wrong_value(f"{argument}.dtype", str(pixels.dtype), expected)
+        raise wrong_value(f"{names[0]}.dtype", str(pixels.dtype), expected)
     if axes == "NHW":
         pixels = pixels[:, None]
     elif axes == "NHWC":
         pixels = pixels.transpose(0, 3, 1, 2)
     dtype = np.uint8 if pixels.dtype == np.uint8 else np.float32
+    # The copy does not change with the array, and has PyTorch's strides and byte order.
     pixels = np.array(pixels, dtype=dtype, order="C")
-    return Split(torch.from_numpy(pixels), torch.from_numpy(classes.astype(np.int64)))
+    return Split(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))

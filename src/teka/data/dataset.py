@@ -1,4 +1,4 @@
-"""Data sets for training: labeled images in three splits."""
+"""Labeled images in splits for training, validation and test."""
 
 import dataclasses
 import math
@@ -92,7 +92,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return Split(images, self.labels[indices])
 
     def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
-        """Return a split in memory with intensities. Levels are resized to an image size first."""
+        """Return a split of intensities in memory, whose levels are resized first if required."""
         images = self.images[:]
         if images.dtype == torch.uint8:
             if image_size is not None:
@@ -106,13 +106,13 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set for classification.
+    """A data set for image classification.
 
     >>> import torch
     >>> from teka.data import Dataset, Split
     >>> split = Split(torch.rand(10, 1, 8, 8), torch.arange(10) % 2)
     >>> train, validation, test = (split.take(part) for part in torch.arange(10).split([6, 2, 2]))
-    >>> dataset = Dataset("stripes", train, validation, test, 2, image_size=(8, 8), in_channels=1)
+    >>> dataset = Dataset("stripes", train, validation, test, num_classes=2)
     >>> dataset.sizes
     {'image_size': (8, 8), 'in_channels': 1, 'num_classes': 2}
 
@@ -122,11 +122,9 @@ class Dataset:
         validation: Images for early stopping and other choices. May be empty.
         test: Images for the final evaluation.
         num_classes: Number of classes. Labels are from 0 to `num_classes` − 1.
-        image_size: (height, width) in pixels.
-        in_channels: Number of channels.
 
     Raises:
-        ValueError: Images of a split have another size, or a label is not a class.
+        ValueError: The images of two splits have different shapes, or a label is not a class.
     """
 
     name: str
@@ -134,18 +132,15 @@ class Dataset:
     validation: Split
     test: Split
     num_classes: int
-    image_size: tuple[int, int]
-    in_channels: int
 
     def __post_init__(self) -> None:
         check_instance("name", self.name, str)
-        check_sizes({"num_classes": self.num_classes, "in_channels": self.in_channels})
-        image_shape = (self.in_channels, *check_image_size("image_size", self.image_size))
+        check_sizes({"num_classes": self.num_classes})
         for name in SPLITS:
             split: Split = getattr(self, name)
             check_instance(name, split, Split)
-            if split.images.shape[1:] != image_shape:
-                expected = f"(batch, {', '.join(map(str, image_shape))})"
+            if split.images.shape[1:] != self.train.images.shape[1:]:
+                expected = f"(batch, {', '.join(map(str, self.train.images.shape[1:]))})"
                 raise wrong_shape(f"{name}.images", split.images.shape, expected)
             if not split.images.dtype.is_floating_point:
                 expected = "a floating-point dtype"
@@ -154,6 +149,16 @@ class Dataset:
             if len(wrong):
                 expected = f"classes from 0 to {self.num_classes - 1}"
                 raise wrong_value(f"{name}.labels", wrong[0].item(), expected)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images in pixels."""
+        return tuple(self.train.images.shape[2:])
+
+    @property
+    def in_channels(self) -> int:
+        """Number of channels of the images."""
+        return self.train.images.shape[1]
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -168,13 +173,14 @@ class Dataset:
 
 @dataclass(frozen=True)
 class RawDataset:
-    """The splits that a data set declares.
+    """The images of a data set before they are divided into training and validation.
 
     Args:
         train: Images for training and validation, or all images if there are no test images.
         test: Images for the final evaluation, or None.
         num_classes: Number of classes.
-        num_validation: Number of the last training images that are declared for validation.
+        num_validation: Number of images at the end of `train` that the data set declares for
+            validation.
     """
 
     train: Split
@@ -183,7 +189,7 @@ class RawDataset:
     num_validation: int = 0
 
     def with_test(self) -> "RawDataset":
-        """Return the data set with a fifth of the images held out for test if it has no test."""
+        """Return the data set, with a fifth of the images held out if it has no test images."""
         if self.test is not None:
             return self
         train, test = (self.train.take(indices) for indices in hold_out_test(len(self.train)))
@@ -215,8 +221,8 @@ def make_dataset(
 ) -> Dataset:
     """Divide the images of a data set into splits and convert them to intensities.
 
-    The options are those of `teka.data.load`. Declared validation images are used for validation,
-    unless `validation_size` is given: then they are treated like other training images.
+    The options are those of `teka.data.load`. Images that the data set declares for validation are
+    used for validation. If `validation_size` is given, they are treated like training images.
     """
     raw = raw.with_test()
     train, test = raw.train, raw.test
@@ -248,6 +254,4 @@ def make_dataset(
         train = train.to_intensities(image_size)
         validation = validation.to_intensities(image_size)
         test = test.to_intensities(image_size)
-    return Dataset(
-        name, train, validation, test, raw.num_classes, (size[0], size[1]), in_channels=channels
-    )
+    return Dataset(name, train, validation, test, raw.num_classes)

@@ -1,20 +1,11 @@
 """Loading of data sets by name or path."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from teka.checks import (
-    check_flags,
-    check_image_size,
-    check_instance,
-    check_name,
-    check_number,
-    check_path,
-    check_sizes,
-)
+from teka.checks import check_flags, check_image_size, check_instance, check_name, check_path
 from teka.data.custom_images import (
     find_pictures,
     has_pictures,
@@ -44,8 +35,8 @@ def load(
 
     Training images are ordered by `numpy.random.default_rng(seed).permutation(N)`. The last
     `validation_size` of them are for validation, and the first `train_size` of the others for
-    training. All test images of published data sets are used. If custom images have no test
-    images, a fifth of them is for test, the same for every seed.
+    training. If your own data have no test images, a fifth of the images is held out for test. This
+    fifth is the same for every seed.
 
     >>> import teka
     >>> digits = teka.data.load("digits")
@@ -65,17 +56,17 @@ def load(
             Write `./mnist` for a folder that has the name of a data set.
         data_dir: Folder with the files of published data sets. Relative paths are looked for in
             this folder first.
-        image_size: Side of a square or (height, width) in pixels, to which images are resized. For
-            digits, the canvas that the 8×8 images are centered on, 16 by default.
-        validation_size: Number of validation images. By default 137 of digits, 5,000 of other
-            published data sets, the declared validation images of custom images, or a tenth of
+        image_size: Size to which images are resized, (height, width) or the side of a square in
+            pixels. For digits, the size of the canvas around the 8×8 images, 16 by default.
+        validation_size: Number of validation images. The default is 137 for digits, 5,000 for other
+            published data sets, and for your own data the declared validation images or a tenth of
             the training images.
         train_size: Number of training images. By default all that are not for validation.
         seed: Seed of the split. Keep it when the seed of a run changes, so that runs are compared
             on the same split.
-        stream: Read pictures from their files in every epoch instead of once. By default they are
-            streamed if their intensities need more than a quarter of the memory. Other data are
-            always held in memory.
+        stream: Read pictures from their files in every epoch instead of once. The default is True
+            if all intensities need more than a quarter of the memory. Data sets that are not
+            picture files are always held in memory.
 
     Raises:
         ImportError: Digits without scikit-learn, or pictures or resizing without Pillow.
@@ -100,8 +91,8 @@ def load(
     else:
         path = find_path(name, data_dir)
         if path is None:
-            places = " or ".join(map(str, _candidates(name, data_dir)))
-            message = f"There is no folder, CSV file or .npz file at {places}."
+            paths = " or ".join(map(str, _candidates(name, data_dir)))
+            message = f"There is no folder, CSV file or .npz file at {paths}."
             raise ValueError(f"{unknown_name('name', name, NAMES)} {message}")
         raw = (
             read_picture_set(path, image_size=image_size) if has_pictures(path) else read_npz(path)
@@ -156,7 +147,13 @@ def from_arrays(
         ValueError: Arrays of another shape, dtype or range, or sizes that do not match.
     """
     check_instance("name", name, str)
-    raw = read_arrays(images, labels, test_images=test_images, test_labels=test_labels, axes=axes)
+    arrays = {
+        "images": images,
+        "labels": labels,
+        "test_images": test_images,
+        "test_labels": test_labels,
+    }
+    raw = read_arrays(arrays, axes)
     return make_dataset(
         name,
         raw,
@@ -167,19 +164,13 @@ def from_arrays(
     )
 
 
-def download(
-    name: str,
-    data_dir: str | Path = "data",
-    *,
-    timeout: float = 30.0,
-    attempts: int = 5,
-    progress: Callable[[str, int, int], object] | None = None,
-) -> Path:
+def download(name: str, data_dir: str | Path = "data") -> Path:
     """Download a published data set, so that `load(name, data_dir=data_dir)` finds it.
 
     Complete files are kept, and damaged files are replaced. Files of MNIST and Fashion-MNIST are
-    checked by the SHA-256 of their unpacked content. The authors of CIFAR-10 publish only a hash of
-    the archive, so that files that are there already are checked by their size and labels.
+    checked by the SHA-256 of their unpacked content. For CIFAR-10, the archive is checked by its
+    hash, and unpacked files only by their size and labels, because the authors publish no hash of
+    them. A progress bar is shown on stderr.
 
     >>> import teka
     >>> teka.data.download("mnist", "data")  # doctest: +SKIP
@@ -188,25 +179,18 @@ def download(
     Args:
         name: "mnist", "fashion-mnist" or "cifar10".
         data_dir: Folder for the files. It is made if it is missing.
-        timeout: Seconds without data after which a connection counts as stalled.
-        attempts: Number of attempts for each file. The waits between them grow from 1 to 10 s.
-        progress: Called with the name of a file, the number of kilobytes so far and in all.
 
     Returns:
         The folder with the files.
 
     Raises:
         ImportError: pooch is not installed.
-        ConnectionError: A file could not be downloaded.
+        ConnectionError: A file could not be downloaded in several attempts.
     """
     check_downloadable(name)
     check_path("data_dir", data_dir)
-    check_sizes({"attempts": attempts})
-    expected = "a positive number of seconds up to a million"
-    check_number("timeout", timeout, expected, low=0, high=1_000_000, exclude=(0,))
     folder = make_directory("data_dir", expand_user(data_dir))
-    options = {"timeout": timeout, "attempts": attempts, "progress": progress}
-    return PUBLISHED_DATASETS[name].download(folder, **options)
+    return PUBLISHED_DATASETS[name].download(folder)
 
 
 def check_downloadable(name: str) -> None:

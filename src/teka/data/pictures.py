@@ -100,35 +100,32 @@ def _open(path: "str | Path") -> "Iterator[Image]":
 
 
 def read_picture(
-    picture: "str | Path | Image", *, in_channels: int | None = 1, ground: str = "auto"
+    picture: "str | Path | Image", *, in_channels: int = 1, ground: str = "auto"
 ) -> UInt8[Tensor, "channels height width"]:
     """Return the pixels of a picture as levels from 0 to 255, in gray or RGB.
 
     All commands read pictures with this function:
 
-    - The EXIF orientation is applied. Of several frames, the first is used.
-    - Palettes, CMYK and YCbCr become RGB, and RGB becomes gray by Pillow's luminance.
-    - Transparent pixels are blended with the ground.
+    - The EXIF orientation is applied. If a file has several frames, the first frame is read.
+    - Palettes, CMYK and YCbCr become RGB. Pillow's luminance converts RGB to gray.
+    - Transparent pixels are blended with a background, the ground.
     - 16-bit gray levels are divided by 257 and rounded. Pillow keeps the high byte of 16-bit color.
-    - Floating-point levels are from 0 to 1, or from 0 to 255 if the largest is above 1.
+    - Floating-point levels are from 0 to 1, or from 0 to 255 if the largest level is above 1.
 
     Args:
         picture: Path of a file, or a picture of Pillow.
-        in_channels: 1 for gray, 3 for RGB, or None for gray if the picture is stored without color
-            and RGB otherwise.
-        ground: Color behind transparent pixels: "dark", "light", or "auto" for the color that
+        in_channels: 1 for gray or 3 for RGB.
+        ground: Background behind transparent pixels: "dark", "light", or "auto" for the one that
             differs more from the visible pixels.
 
     Raises:
         ValueError: The file cannot be read, or its pixels cannot be converted.
     """
     check_name("ground", ground, GROUNDS)
-    if in_channels is not None and (not is_integer(in_channels) or in_channels not in _MODES):
+    if not is_integer(in_channels) or in_channels not in _MODES:
         raise wrong_value("in_channels", in_channels, "1 or 3; a picture is gray or RGB")
     opened = open_picture(picture)
     mode = opened.mode
-    if in_channels is None:
-        in_channels = 1 if mode in GRAY_MODES else 3
     if mode in _DEEP_MODES:
         levels = _to_bytes(np.asarray(opened), picture)[..., None].repeat(in_channels, axis=2)
     else:
@@ -172,8 +169,9 @@ def _blend_with_ground(picture: "Image", ground: str) -> "Image":
 class PictureFiles:
     """Images that are read from picture files when they are indexed.
 
-    An index, a slice, a list or a tensor of indices or a mask gives a tensor of intensities, as if
-    this were a tensor of shape (N, C, H, W). Data sets that do not fit into memory use it.
+    The object is indexed like a tensor of shape (N, C, H, W), with an index, a slice, a list, a
+    tensor of indices or a mask. The result is a tensor of intensities from 0 to 1. Use this class
+    for data sets that do not fit into memory.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -191,7 +189,7 @@ class PictureFiles:
         paths: The files.
         in_channels: 1 for gray, 3 for RGB.
         image_size: Height and width of the images.
-        resize: Resize pictures of another size, instead of raising an error.
+        resize: Resize pictures of another size. If False, such a picture is an error.
 
     Raises:
         ValueError: A picture cannot be read, or its size differs from that of the others.
@@ -238,16 +236,15 @@ class PictureFiles:
 def resize_bilinear(
     images: Tensor, image_size: int | Sequence[int]
 ) -> UInt8[Tensor, "images channels new_height new_width"]:
-    """Resize images like Pillow's `Image.resize` with `Resampling.BILINEAR`, the width first.
+    """Resize images with Pillow's bilinear filter, first along the width and then along the height.
 
-    Along an axis of S pixels, new pixel i of S' is a weighted mean with the triangle filter. The
-    filter widens with the reduction r = max(S / S', 1), so that shrinking averages:
+    Along an axis of S pixels, the new pixel i of S' pixels is a weighted mean of the old pixels j:
 
-        w_ij ∝ max(1 − |j + ½ − (i + ½) S / S'| / r, 0),   Σ_j w_ij = 1
+        w_ij ∝ max(1 − |j + ½ − (i + ½) S / S'| / r, 0),   Σ_j w_ij = 1,   r = max(S / S', 1)
 
-    Levels are rounded after the width and again after the height. Pillow itself starts with the
-    height if it shrinks more than the width, which changes some pixels by one level. torchvision's
-    `Resize` of a PIL image gives the same result, but `torch.nn.functional.interpolate` of bytes
+    The triangle filter w is r times wider if the image shrinks, which avoids aliasing. Levels are
+    rounded after each axis. Pillow itself starts with the height if it shrinks more than the width,
+    which changes some pixels by one level. In contrast, `torch.nn.functional.interpolate` of bytes
     differs by up to 2 levels.
 
     >>> import torch, teka
@@ -270,23 +267,16 @@ def resize_bilinear(
     if images.dtype != torch.uint8:
         raise wrong_value("images.dtype", images.dtype, "torch.uint8")
     height, width = check_image_size("image_size", image_size)
-    narrowed = _resize_rows(images, width)
-    return _resize_rows(narrowed.transpose(2, 3), height).transpose(2, 3).contiguous()
-
-
-def _resize_rows(
-    images: UInt8[Tensor, "images channels height width"], size: int
-) -> UInt8[Tensor, "images channels height new_width"]:
-    """Resize the last axis. Pillow resizes the rows of all images in one call, as one picture."""
     require("PIL", "resizing needs", "teka[train]")
     from PIL import Image
 
-    rows = images.flatten(0, 2)
-    if not len(rows):
-        return images.new_empty((*images.shape[:3], size))
-    picture = Image.fromarray(rows.cpu().numpy())
-    resized = picture.resize((size, len(rows)), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(resized)).to(images.device).unflatten(0, images.shape[:3])
+    planes = images.flatten(0, 1).cpu().numpy()
+    resized = torch.empty(len(planes), height, width, dtype=torch.uint8)
+    for plane, target in zip(planes, resized, strict=True):
+        picture = Image.fromarray(plane).resize((width, len(plane)), Image.Resampling.BILINEAR)
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        target.copy_(torch.from_numpy(np.array(picture)))
+    return resized.unflatten(0, images.shape[:2]).to(images.device)
 
 
 def to_intensities(levels: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

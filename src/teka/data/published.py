@@ -1,8 +1,9 @@
 """Published data sets: where they are downloaded from, their files, and how the files are read.
 
-A new data set in the format "idx" or "records" is a new entry of `published.json`. MNIST comes
+To add a data set in the format "idx" or "records", add an entry to `published.json`. MNIST comes
 from the copy that PyTorch uses, because the server of its authors often refuses. CIFAR-10 is read
-from its "binary version", because its "Python version" consists of pickles, which are never read.
+from its "binary version", because its "Python version" consists of pickle files, which can run
+code.
 
 References:
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
@@ -14,19 +15,16 @@ References:
     A. Krizhevsky, Learning multiple layers of features from tiny images, 2009.
 """
 
-import functools
 import gzip
 import hashlib
 import json
 import math
 import shlex
 import tarfile
-import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,13 +38,14 @@ from teka.errors import first_line, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
 from teka.memory import check_memory
 
+TIMEOUT_SECONDS = 30.0  # without data, after which a connection is stalled
+NUM_ATTEMPTS = 5
 CHUNK_BYTES = 2**16
 DIGIT_NAMES = tuple("0123456789")
 NUM_TRAIN_DIGITS = 1437
 DIGITS_SEED = 0
 DIGIT_SIZE = 8
 MAX_DIGIT_LEVEL = 16
-Progress = Callable[[str, int, int], object]
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,8 @@ class PublishedDataset:
             command = f"teka download {self.name} --data-dir {target}"
             hint = f"Run `{command}`, and pass {target} as data_dir. {self.advice}"
             raise wrong_argument(f"the files of {self.name}", description, expected, hint)
-        splits = []
-        for files in (self.train, self.test):
-            images, labels = self._decode([self._read_file(folder, file) for file in files])
-            splits.append(Split(images.contiguous(), labels.long()))
-        return RawDataset(splits[0], splits[1], len(self.class_names))
+        train, test = (self._read_split(folder, files) for files in (self.train, self.test))
+        return RawDataset(train, test, len(self.class_names))
 
     def folders(self, data_dir: Path) -> list[Path]:
         """Return the folders in which files are looked for, the one for downloads first."""
@@ -133,26 +129,22 @@ class PublishedDataset:
         """Return True if a folder has all files. They may be damaged."""
         return all(find_file(folder, file) for file in self.files)
 
-    def download(self, data_dir: Path, **options: Any) -> Path:
+    def download(self, data_dir: Path) -> Path:
         """Download missing and damaged files, and return the folder with all files.
 
-        Args:
-            data_dir: Folder for the folder with the files.
-            options: Options of `fetch`: timeout, attempts and progress.
+        The files are put in a folder within `data_dir`.
         """
         folders = filter(self.has_all, self.folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
         missing = [file for file in self.files if not self._is_complete(folder, file)]
-        fetch_file = functools.partial(fetch, **options)
         if self.archive_hash is None:
             for file in missing:
                 url = f"{self.url}{file.name}.gz"
-                known_hash = f"sha256:{file.sha256}"
-                fetch_file(url, folder / file.name, known_hash, unpacked_bytes=file.num_bytes)
+                fetch(url, folder / file.name, f"sha256:{file.sha256}", file.num_bytes)
         elif missing:
             archive = data_dir / self.url.rpartition("/")[2]
             is_new = not archive.is_file()
-            fetch_file(self.url, archive, self.archive_hash)
+            fetch(self.url, archive, self.archive_hash)
             with tarfile.open(archive) as members:
                 for file in missing:  # by full name, so that the archive does not choose any path
                     member = members.extractfile(f"{self.folder}/{file.name}")
@@ -171,6 +163,16 @@ class PublishedDataset:
             return False
         return True
 
+    def _read_split(self, folder: Path, files: Sequence[PublishedFile]) -> Split:
+        contents = [self._read_file(folder, file) for file in files]
+        if self.format == "idx":  # the hash was checked, so that the headers are known
+            images, labels = contents
+            images, labels = images[16:].view(-1, *self.image_shape), labels[8:]
+        else:
+            records = torch.cat(contents).view(-1, 1 + math.prod(self.image_shape))
+            images, labels = records[:, 1:].unflatten(1, self.image_shape), records[:, 0]
+        return Split(images.contiguous(), labels.long())
+
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
         path = find_file(folder, file)
         if path is None:
@@ -178,22 +180,12 @@ class PublishedDataset:
         content = read_unpacked(path, file.num_bytes)
         check_content(str(path), content, file)
         values = torch.frombuffer(content, dtype=torch.uint8)
-        if file.sha256 is None:
-            _, labels = self._decode([values])
-            if labels.max() >= len(self.class_names):
+        if file.sha256 is None:  # a file of records, whose labels show some damages
+            label = int(values[:: 1 + math.prod(self.image_shape)].max())
+            if label >= len(self.class_names):
                 expected = f"classes from 0 to {len(self.class_names) - 1}"
-                raise wrong_value(f"the largest label in {path}", int(labels.max()), expected)
+                raise wrong_value(f"the largest label in {path}", label, expected)
         return values
-
-    def _decode(
-        self, contents: Sequence[Tensor]
-    ) -> tuple[UInt8[Tensor, "images channels height width"], UInt8[Tensor, " images"]]:
-        """Return the images and the labels in the files of a split."""
-        if self.format == "idx":  # the hash was checked, so that the headers are known
-            images, labels = contents
-            return images[16:].view(-1, *self.image_shape), labels[8:]
-        records = torch.cat(list(contents)).view(-1, 1 + math.prod(self.image_shape))
-        return records[:, 1:].unflatten(1, self.image_shape), records[:, 0]
 
 
 def find_file(folder: Path, file: PublishedFile) -> Path | None:
@@ -225,29 +217,17 @@ def check_content(name: str, content: bytes | bytearray, file: PublishedFile) ->
         raise wrong_argument(f"the unpacked SHA-256 of {name}", sha256, str(file.sha256), hint)
 
 
-def fetch(
-    url: str,
-    path: Path,
-    known_hash: str,
-    *,
-    unpacked_bytes: int | None = None,
-    timeout: float,
-    attempts: int,
-    progress: Progress | None = None,
-) -> None:
-    """Download a file with pooch, unless it is there with the right hash.
+def fetch(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
+    """Download a file with a progress bar, unless it is there with the right hash.
 
-    The file appears atomically, after its hash was checked.
+    The file appears atomically, after its hash was checked. A download that fails is tried again.
 
     Args:
         url: URL of the file.
         path: Where to put the file.
         known_hash: Hash of the file, such as "sha256:…".
-        unpacked_bytes: Unpack a gzip-compressed file of this unpacked size. The hash is that of
-            the unpacked content.
-        timeout: Seconds without data after which a connection counts as stalled.
-        attempts: Number of attempts.
-        progress: Called with the name of the file, the number of kilobytes so far and in all.
+        unpacked_bytes: Size of the unpacked file if the download is compressed by gzip. The hash is
+            then that of the unpacked file.
 
     Raises:
         ConnectionError: All attempts failed.
@@ -255,56 +235,31 @@ def fetch(
     pooch = require("pooch", "downloads need", "teka[train]")
     from requests import RequestException
 
+    # Without this header, a server may compress the file once more.
+    headers = {"Accept-Encoding": "identity"}
     download = pooch.HTTPDownloader(
-        progressbar=False if progress is None else _ProgressBar(path.name, progress),
-        chunk_size=CHUNK_BYTES,
-        timeout=timeout,
-        # Without this header, a server may compress the file once more.
-        headers={"Accept-Encoding": "identity"},
+        progressbar=True, chunk_size=CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers
     )
 
     def download_and_unpack(url: str, output_file: str, source: object) -> None:
-        if unpacked_bytes is None:
-            download(url, output_file, source)
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                packed = Path(folder, path.name)
-                download(url, str(packed), source)
-                Path(output_file).write_bytes(read_unpacked(packed, unpacked_bytes))
-        Path(output_file).chmod(0o644)  # temporary files are readable for their owner alone
+        download(url, output_file, source)
+        file = Path(output_file)
+        if unpacked_bytes is not None:
+            file.write_bytes(read_unpacked(file, unpacked_bytes))
+        file.chmod(0o644)  # temporary files are readable for their owner alone
 
     files = pooch.create(
         path.parent,
         "",
         registry={path.name: known_hash},
         urls={path.name: url},
-        retry_if_failed=attempts - 1,
+        retry_if_failed=NUM_ATTEMPTS - 1,
     )
     try:
         files.fetch(path.name, downloader=download_and_unpack)
     except (RequestException, ValueError) as error:
         message = f"{path.name} could not be downloaded from {url}: {first_line(error)}"
         raise ConnectionError(message) from error
-
-
-class _ProgressBar:
-    """Progress bar with the methods that pooch calls."""
-
-    def __init__(self, name: str, progress: Progress) -> None:
-        self.name = name
-        self.progress = progress
-        self.total = 0  # pooch sets the number of bytes
-        self.num_bytes = 0
-
-    def update(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self.progress(f"{self.name} (kB)", self.num_bytes // 1000, self.total // 1000)
-
-    def reset(self) -> None:
-        self.num_bytes = 0
-
-    def close(self) -> None:
-        pass
 
 
 def _read_table() -> dict[str, PublishedDataset]:

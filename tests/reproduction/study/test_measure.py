@@ -34,7 +34,7 @@ def images_with_ink_at(*columns: int) -> Tensor:
 @pytest.fixture
 def dataset():
     split = Split(images_with_ink_at(5, 6, 8, 0), torch.tensor([0, 1, 1, 0]))
-    return Dataset("made", split, split, split, num_classes=2, image_size=(5, 12), in_channels=1)
+    return Dataset("made", split, split, split, num_classes=2)
 
 
 def test_in_lossless_mode_only_images_with_the_margins_are_shifted(dataset):
@@ -97,7 +97,7 @@ def test_unchanged_predictions_are_counted_over_every_circular_shift_or_the_give
 def test_a_crop_that_the_model_does_not_take_is_not_measured():
     images = torch.rand(4, 1, 8, 8)
     split = Split(images, torch.tensor([0, 1, 1, 0]))
-    dataset = Dataset("made", split, split, split, num_classes=2, image_size=(8, 8), in_channels=1)
+    dataset = Dataset("made", split, split, split, num_classes=2)
     model = Performer((8, 8), 1, 2, dim=4, depth=1, heads=1, patch_size=4, pool="mean").eval()
     for side, modes in ((4, {"crop"}), (6, set())):
         crop = Stability(((0.0, 1.0),), crop_size=side)
@@ -114,6 +114,6 @@ def test_the_backend_of_the_layers_is_saved():
     torch.manual_seed(0)
     images = torch.rand(4, 1, 6, 12)
     split = Split(images, torch.tensor([0, 1, 1, 0]))
-    dataset = Dataset("made", split, split, split, num_classes=2, image_size=(6, 12), in_channels=1)
+    dataset = Dataset("made", split, split, split, num_classes=2)
     model = SelfAttentionNetwork((6, 12), 1, 2, dim=4, depth=1, heads=2, backend="toeplitz").eval()
     assert measure_model(model, dataset, Measure())["backend"] == "toeplitz"
