@@ -95,7 +95,7 @@ class BorderedAttention(nn.Module):
             return self.attention(queries, query_grid, context=tokens, context_grid=cells)
         axes = list(zip(grid.shape, self.border, strict=True))
         sides = tuple(side + 2 * num_cells for side, num_cells in axes)
-        with_border = Grid(sides, origin=tuple(-num_cells for num_cells in self.border))
+        with_border = Grid(sides, origin=tuple(-float(num_cells) for num_cells in self.border))
         margins = [num_cells for num_cells in reversed(self.border) for _ in range(2)]
         context = with_border.flatten(pad(cells.unflatten(tokens), margins))
         return self.attention(queries, query_grid, context=context, context_grid=with_border)
@@ -192,8 +192,9 @@ def attention_from_convolution(
         qkv_bias=False,
     ).to(weight)
     reach = window_reach(convolution)
-    first_offset = tuple(-cells for cells in reach)
-    offsets = Grid(kernel_size, convolution.dilation, origin=first_offset).positions()
+    steps = tuple(float(cells) for cells in convolution.dilation)
+    first_offset = tuple(-float(cells) for cells in reach)
+    offsets = Grid(kernel_size, steps, origin=first_offset).positions()
     # A larger precision than that of hard heads changes nothing.
     raw_precision = inverse_softplus(torch.tensor(min(precision, HARD_PRECISION)).double())
     with torch.no_grad():
@@ -311,10 +312,13 @@ def convolution_from_attention(
         raise wrong_value("grid", grid, "a teka.Grid of one to three axes")
     if len(set(grid.periodic)) > 1:
         raise wrong_value("grid", grid, "periodic along all axes or along none")
-    layer, stride = attention, 1
+    stride: int | tuple[int, ...] = 1
+    layer = attention
     if isinstance(attention, BorderedAttention):
-        layer, stride = attention.attention, attention.stride
+        layer = attention.attention
+        stride = attention.stride
         grid = Grid(grid.shape, 1.0, grid.periodic)
+    check_instance("attention", layer, Attention)
     assert isinstance(layer, Attention)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
