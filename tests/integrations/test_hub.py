@@ -20,5 +20,5 @@ def test_saved_model_is_loaded_and_its_card_has_the_accuracy(tmp_path: Path):
     assert loaded.model_config == model.model_config
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     accuracy = model.model_config.facts["evaluation"]["accuracy"]  # pyright: ignore[reportIndexIssue]
-    assert f"| accuracy | {accuracy} |" in card
+    assert f'"accuracy": {accuracy},' in card
     assert card.startswith("---\nlibrary_name: teka\n")

@@ -496,7 +496,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"patch_size": 4},
         r"patch_size must be an entry of options, options={'patch_size': 4}.*got 4",
     ),
-    "size": ({"image_size": 0}, r"image_size\[0\] must be .*got 0"),
+    "size": ({"image_size": 0}, r"image_size must be .*got 0"),
     "labels": ({"id2label": {1: "cat", 2: "dog"}}, "id2label must be a name for each class"),
     "model": ({"model": "vit"}, "model must be one of.*got 'vit'"),
 }

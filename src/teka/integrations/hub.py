@@ -1,14 +1,15 @@
 """Model files on the Hugging Face Hub."""
 
+import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.codec import encode
 from teka.errors import require
 from teka.models import ModelConfig, load, read_config, save
 from teka.models.model_file import CONFIG_FILE, WEIGHTS_FILE
@@ -17,11 +18,7 @@ require("huggingface_hub", "teka.integrations.hub needs", "teka[hub]")
 
 from huggingface_hub import ModelCard, ModelCardData, PyTorchModelHubMixin, snapshot_download  # noqa: E402
 
-CARD = """---
-{metadata}
----
-
-# {model}, {num_classes} classes, images of {sides}
+CARD = """# {model}, {num_classes} classes, images of {sides}
 
 A model of teka with {num_parameters:,} parameters.
 
@@ -31,13 +28,21 @@ from teka.integrations.hub import HubModel
 model = HubModel.from_pretrained("{repository}")
 logits = model(images)  # images of shape (B, {channels}, {sides}), intensities in [0, 1]
 ```
+
+Classes: {class_names}
+
+## Facts
+
+```json
+{facts}
+```
 """
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin):
-    """Model with its config, as a repository of the Hugging Face Hub.
+    """Model and config that can be loaded from and saved to the Hugging Face Hub.
 
-    The repository holds the files of `teka.models.save` and a model card.
+    A repository holds the files of `teka.models.save` and a model card.
 
     >>> import tempfile
     >>> from teka.integrations.hub import HubModel
@@ -75,51 +80,30 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
                 shutil.copyfile(saved / name, save_directory / name)
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **_: Any,  # the hub passes further options to every model
-    ) -> "HubModel":
-        if Path(model_id).is_dir():
-            return cls.of(Path(model_id).resolve())
-        folder = snapshot_download(
-            model_id,
-            allow_patterns=[CONFIG_FILE, WEIGHTS_FILE],
-            revision=revision,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
-            token=token,
-        )
-        return cls.of(folder)
+    def from_pretrained(cls, model_id: str | Path, **options: Any) -> "HubModel":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Load a model from a folder or a repository.
+
+        Args:
+            model_id: Folder, or repository OWNER/NAME.
+            options: Options of `huggingface_hub.snapshot_download`, such as `revision` or `token`.
+        """
+        if not Path(model_id).is_dir():
+            files = [CONFIG_FILE, WEIGHTS_FILE]
+            model_id = snapshot_download(str(model_id), allow_patterns=files, **options)
+        return cls.of(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """Return a card with the config of the model, an example, and facts such as accuracy."""
+        """Return a card with an example, the classes, and the facts of the config."""
         config = self.model_config
+        text = CARD.format(
+            model=config.model,
+            num_classes=config.num_classes,
+            sides=", ".join(map(str, config.image_size)),
+            num_parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            repository=repo_id,
+            channels=config.in_channels,
+            class_names=", ".join(config.class_names or ["not named"]),
+            facts=json.dumps(encode(config.facts), indent=2),
+        )
         data = ModelCardData(library_name="teka", pipeline_tag="image-classification")
-        sections = [
-            CARD.format(
-                metadata=data.to_yaml(),
-                model=config.model,
-                num_classes=config.num_classes,
-                sides=", ".join(map(str, config.image_size)),
-                num_parameters=sum(parameter.numel() for parameter in self.model.parameters()),
-                repository=repo_id,
-                channels=config.in_channels,
-            )
-        ]
-        if config.class_names:
-            sections.append(f"Classes: {', '.join(config.class_names)}.\n")
-        for name, fact in config.facts.items():
-            text = str(fact)
-            if isinstance(fact, Mapping):
-                rows = [f"| {key} | {value} |" for key, value in fact.items() if value is not None]
-                text = "\n".join(["| | |", "|---|---|", *rows])
-            sections.append(f"## {name.capitalize()}\n\n{text}\n")
-        return ModelCard("\n".join(sections))
+        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")

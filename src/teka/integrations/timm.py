@@ -1,10 +1,10 @@
 """Models of teka in timm, such as `timm.create_model("teka_tiny_patch16_224")`.
 
-Call `register()` first. The models are `teka.models.Performer` with rotary positions, at a cost that
-is linear in the number of tokens. None has trained weights.
+Call `register()` first. The models are `teka.models.Performer` with rotary positions. Their cost is
+linear in the number of tokens. They have no trained weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -152,15 +152,13 @@ class TimmPerformer(nn.Module):
 def register() -> None:
     """Register "teka_tiny_patch16_224" and "teka_tiny_polyphase16_224", also small and base."""
     for size, (dim, depth, heads) in SIZES.items():
-        for stem, options in STEMS.items():
+        for stem, stem_options in STEMS.items():
             name = f"teka_{size}_{stem}_224"
             if not is_model(name):
-                register_model(
-                    _make_entry_point(name, dim=dim, depth=depth, heads=heads, **options)
-                )
+                _register(name, {"dim": dim, "depth": depth, "heads": heads, **stem_options})
 
 
-def _make_entry_point(name: str, **options: Any) -> Callable[..., nn.Module]:
+def _register(name: str, options: dict[str, Any]) -> None:
     def make(pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any) -> nn.Module:
         return build_model_with_cfg(
             TimmPerformer,
@@ -173,5 +171,4 @@ def _make_entry_point(name: str, **options: Any) -> Callable[..., nn.Module]:
 
     make.__name__ = name
     make.__module__ = __name__
-    make.__doc__ = f"`TimmPerformer` with {options}."
-    return make
+    register_model(make)

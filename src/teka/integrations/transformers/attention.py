@@ -1,4 +1,4 @@
-"""Attention implementations for transformers that use teka's kernels."""
+"""Attention implementations of transformers with teka's kernels."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -91,15 +91,15 @@ def attend(
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
     """Compute attention for transformers' `AttentionInterface`.
 
-    Relative kernels use the grid of `teka.on`. Without one, they use the patches of the images of
-    the config, after the class tokens, or a sequence. Dropout acts on the output. With a
+    Relative kernels use the grid of `teka.on`. Without such a grid, the tokens are class tokens and
+    then the patches of the images of the config, or a sequence. Dropout acts on the output. With a
     `StateCache`, each call continues from the state of the earlier tokens.
 
     Args:
-        module: Attention layer of the model. Its replaced heads are used if it has some.
+        module: Attention layer of the model. If `replace_attention` gave it heads, these are used.
         query: Queries.
-        key: Keys. Their number of heads divides that of the queries. A static cache has empty slots
-            at the end, after the last key of the mask.
+        key: Keys. Their number of heads divides that of the queries. The keys of a static cache end
+            with empty slots, which the mask does not cover.
         value: Values.
         attention_mask: Result of `padding_mask`.
         kernels: Content kernel and relative kernel of a layer without replaced heads.
@@ -107,8 +107,8 @@ def attend(
         dropout: Probability of zeroing an element of the output during training.
         is_causal: If True, no query attends to later keys. The default is the attribute of the
             layer.
-        options: Further arguments of the model. Arguments that change the attention weights are
-            refused.
+        options: Further arguments of the model. Arguments that change the attention weights are an
+            error.
 
     Raises:
         ValueError: The mask, an option, or the number of tokens is not supported.
@@ -155,12 +155,11 @@ def attend(
 
 def padding_mask(
     *,
+    batch_size: int,
+    q_length: int,
     kv_length: int,
-    batch_size: int = 1,
-    kv_offset: int = 0,
-    q_length: int | None = None,
     q_offset: int | Int[Tensor, ""] = 0,
-    cache_position: Int[Tensor, "queries"] | None = None,
+    kv_offset: int = 0,
     mask_function: Callable = causal_mask_function,
     attention_mask: Bool[Tensor, "batch keys"] | None = None,
     device: torch.device | str | None = None,
@@ -171,12 +170,11 @@ def padding_mask(
     A causal mask ends at the last query, so that it is shorter than the keys of a static cache.
 
     Args:
-        kv_length: Number of keys.
         batch_size: Number of samples.
-        kv_offset: Position of the first key.
         q_length: Number of queries.
+        kv_length: Number of keys.
         q_offset: Position of the first query.
-        cache_position: Positions of the queries, from early versions of transformers 5.
+        kv_offset: Position of the first key.
         mask_function: Function that selects pairs of queries and keys.
         attention_mask: True for tokens, False for padding, from position 0.
         device: Device of the mask.
@@ -194,13 +192,8 @@ def padding_mask(
         )
         name = getattr(mask_function, "__qualname__", mask_function)
         raise wrong_value("the model's attention mask", name, expected)
-    stop = kv_offset + kv_length
-    if mask_function is causal_mask_function:
-        if cache_position is not None:
-            stop = int(cache_position[-1]) + 1
-            device = cache_position.device
-        elif q_length is not None:
-            stop = int(q_offset) + q_length
+    is_causal = mask_function is causal_mask_function
+    stop = int(q_offset) + q_length if is_causal else kv_offset + kv_length
     num_keys = stop - kv_offset
     if attention_mask is None:
         if num_keys == kv_length:
@@ -214,35 +207,34 @@ def padding_mask(
 
 def patch_grid(config: object) -> Grid | None:
     """Return the grid of patches of a config's images, clips or spectrograms, or None."""
+    settings: Any = config
     patch = _pair(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
-        spectrogram: Any = config
-        sides = (spectrogram.num_mel_bins, spectrogram.max_length)
-        strides = (spectrogram.frequency_stride, spectrogram.time_stride)
-        sizes = zip(sides, _pair(spectrogram.patch_size) or (), strides, strict=True)
-        return Grid(tuple((side - width) // step + 1 for side, width, step in sizes))
+        rows = (settings.num_mel_bins - settings.patch_size) // settings.frequency_stride
+        columns = (settings.max_length - settings.patch_size) // settings.time_stride
+        return Grid((rows + 1, columns + 1))
     image = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
     frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
     tubelet = getattr(config, "tubelet_size", None)
-    if isinstance(tubelet, Sequence) and len(tubelet) == 3:  # time, height and width
-        tubelet, patch = tubelet[0], tuple(tubelet[1:])
+    if isinstance(tubelet, Sequence):  # time, height and width
+        tubelet, *patch = tubelet
     if image is None or patch is None:
         return None
-    shape = tuple(side // step for side, step in zip(image, patch, strict=True))
+    shape = (image[0] // patch[0], image[1] // patch[1])
     if isinstance(frames, int) and isinstance(tubelet, int):
         shape = (frames // tubelet, *shape)
     return Grid(shape)
 
 
 def _pair(size: Any) -> tuple[int, ...] | None:
-    """Return the height and width for a size of one or two numbers, or None for other values."""
+    """Return a size of one or two integers as height and width, and None for other values."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
 def num_prefix_tokens(config: object) -> int:
-    """Return the number of tokens that a config's model puts before the patches."""
+    """Return the number of tokens that a model has before the patches, by its config."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
     num_registers = getattr(config, "num_register_tokens", 0)
     return num_class_tokens + num_registers if num_class_tokens else 0
@@ -285,7 +277,7 @@ def make_heads(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Make the heads of all layers with these kernels. Random features are drawn with seed 0."""
+    """Return the heads that all layers with these kernels share. Random features have seed 0."""
     kernel, relative = kernels
     # Tensors that are made in inference mode could not be used for training later.
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):

@@ -1,7 +1,7 @@
 """Cache for `generate` with a state of fixed size instead of keys and values."""
 
 from dataclasses import fields, is_dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,12 +10,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from teka.errors import wrong_argument
 from teka.functional import DecodingState
 
-T = TypeVar("T")
 Heads = Float[Tensor, "batch heads tokens dim"]
 
 
 class StateLayer(CacheLayerMixin):
-    """State of the attention of one layer."""
+    """Cache of one layer: a state of fixed size and the number of tokens in this state."""
 
     is_sliding = False
 
@@ -31,7 +30,9 @@ class StateLayer(CacheLayerMixin):
     def update(
         self, key_states: Heads, value_states: Heads, *_: object, **__: object
     ) -> tuple[Heads, Heads]:
-        """Count new tokens and return their keys and values, with this layer as an attribute.
+        """Count the new tokens, and return their keys and values.
+
+        `attend` finds this layer as an attribute of the keys.
 
         Raises:
             ValueError: The attention of the model has not updated the state.
@@ -45,13 +46,8 @@ class StateLayer(CacheLayerMixin):
         key_states.state_layer = self  # pyright: ignore[reportAttributeAccessIssue]
         return key_states, value_states
 
-    def get_mask_sizes(self, query_length: int | Int[Tensor, "queries"]) -> tuple[int, int]:
-        """Return the number of keys of a mask and the position of the first key.
-
-        Early versions of transformers 5 pass the positions of the queries.
-        """
-        if isinstance(query_length, Tensor):
-            query_length = len(query_length)
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of keys of a mask and the position of the first key."""
         return self.num_tokens + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -70,7 +66,7 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, "beams"]) -> None:
-        """Continue from the states of these samples, for beam search."""
+        """Select the samples from which beam search continues."""
         self.state = _select_samples(self.state, beam_idx)
 
 
@@ -98,15 +94,14 @@ class StateCache(Cache):
         super().__init__(layer_class_to_replicate=StateLayer)
 
 
-def _select_samples(state: T, samples: Int[Tensor, "rows"]) -> T:
-    """Return a state with these indices of the first axis of every tensor in it."""
+def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
+    """Select samples, that is, indices of the first axis, in all tensors of a state."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):
-        items = tuple(_select_samples(item, samples) for item in state)
-        return items  # pyright: ignore[reportReturnType]
-    if is_dataclass(state) and not isinstance(state, type):
+        return tuple(_select_samples(item, samples) for item in state)
+    if is_dataclass(state):
         names = [field.name for field in fields(state)]
         selected = {name: _select_samples(getattr(state, name), samples) for name in names}
-        return replace(state, **selected)
+        return replace(state, **selected)  # pyright: ignore[reportArgumentType]
     return state

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,8 +19,9 @@ from transformers import (
 )
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_outputs import ImageClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
-from teka.checks import check_sizes
+from teka.checks import check_image_size
 from teka.codec import decode, encode
 from teka.errors import unknown_name, wrong_value
 from teka.models import ModelConfig, load, read_config
@@ -46,15 +46,16 @@ class TekaConfig(PretrainedConfig):
     ([8, 8], 1, 5)
 
     Args:
-        model: Name of a model, see `teka.models.model_config.MODELS`.
+        model: Name of a model of teka, such as "performer".
         image_size: Height and width of the images in pixels, or one number for both.
-        in_channels: Number of channels of the images. `num_channels` is another name for it.
+        in_channels: Number of channels of the images. The name `num_channels` works too.
         options: Options of the model by name, such as `dim` and `depth`.
         pictures: Conversion of pictures to images, see `teka.prediction.PictureSettings`.
         kwargs: Arguments of `PretrainedConfig`, such as `id2label` or `num_labels`.
 
     Raises:
-        ValueError: A value that the model does not accept, or an option outside `options`.
+        ValueError: The model does not accept a value, or an option of the model is not in
+            `options`.
     """
 
     model_type = "teka"
@@ -69,13 +70,12 @@ class TekaConfig(PretrainedConfig):
         pictures: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
-        in_channels = kwargs.pop("num_channels", in_channels)
         for name in options_class(model).__dataclass_fields__:
             if name in kwargs:
                 expected = f"an entry of options, options={{{name!r}: {kwargs[name]!r}}}"
                 raise wrong_value(name, kwargs[name], expected)
         self.model = model
-        self.image_size = _both_sides(image_size)
+        self.image_size = list(check_image_size("image_size", image_size))
         self.in_channels = in_channels
         self.options = {"dim": 64, "depth": 4, "heads": 4} if options is None else dict(options)
         self.pictures = None if pictures is None else dict(pictures)
@@ -135,18 +135,16 @@ class TekaForImageClassification(PreTrainedModel):
         classifier.model.load_state_dict(load(path).state_dict())
         return classifier.eval()
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: Float[Tensor, "batch channels *sides"],
         labels: Shaped[Tensor, "batch *classes"] | None = None,
-        return_dict: bool | None = None,
     ) -> ImageClassifierOutput | tuple:
         """Return the logits, and with labels the loss of the config's `problem_type`."""
         logits = self.model(pixel_values)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        output = ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
-        return output if return_dict else output.to_tuple()
+        return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
     def _set_gradient_checkpointing(
         self,
@@ -154,22 +152,23 @@ class TekaForImageClassification(PreTrainedModel):
         gradient_checkpointing_func: Callable = checkpoint,
         every_n_layers: int = 1,
     ) -> None:
-        """Recompute every n-th transformer block in the backward pass, or none.
+        """Recompute every n-th transformer block in the backward pass, or stop recomputing.
 
-        Transformers calls this method, and reads the attribute `gradient_checkpointing`.
+        transformers calls this method, and reads the attribute `gradient_checkpointing` of modules.
         """
         for index, block in enumerate(_transformer_blocks(self.model)):
             attributes: dict[str, Any] = vars(block)
             attributes.pop("forward", None)
             attributes["gradient_checkpointing"] = enable and index % every_n_layers == 0
             if attributes["gradient_checkpointing"]:
-                function = partial(_checkpointed_forward, checkpoint=gradient_checkpointing_func)
-                attributes["forward"] = MethodType(function, block)
+                attributes["forward"] = partial(
+                    _checkpointed_forward, block, gradient_checkpointing_func
+                )
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
         """Initialize the weights that a loaded file does not have."""
-        if not self.is_complete:  # the weights of a new model are initialized already
+        if not self.is_complete:  # `__init__` has initialized all weights
             return
         state = self.model.state_dict(keep_vars=True)
         initial: Mapping[str, Tensor] = {}
@@ -183,27 +182,17 @@ def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
 
-def _checkpointed_forward(
-    block: nn.Module, *arguments: object, checkpoint: Callable, **keywords: object
-) -> object:
-    """Compute a block without keeping its activations. A copy of the block uses its own weights."""
+def _checkpointed_forward(block: nn.Module, checkpoint: Callable, *arguments: object) -> object:
+    """Compute a block, without keeping its activations in training."""
     forward = partial(type(block).forward, block)
-    if not (block.training and torch.is_grad_enabled()):
-        return forward(*arguments, **keywords)
-    return checkpoint(partial(forward, **keywords), *arguments)
-
-
-def _both_sides(image_size: int | Sequence[int]) -> list[int]:
-    """Return the height and width for an image size, which may be one number for both."""
-    sides = list(image_size) if isinstance(image_size, Sequence) else [image_size, image_size]
-    check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(sides)})
-    return sides
+    is_recomputed = block.training and torch.is_grad_enabled()
+    return checkpoint(forward, *arguments) if is_recomputed else forward(*arguments)
 
 
 class TekaImageProcessor(BaseImageProcessor):
-    """Image processor that converts pictures to the images of a teka model.
+    """Image processor of transformers that converts pictures to the images of a teka model.
 
-    It does not need torchvision.
+    Torchvision is not needed.
 
     >>> from PIL import Image
     >>> from teka.integrations.transformers import TekaImageProcessor
@@ -215,10 +204,11 @@ class TekaImageProcessor(BaseImageProcessor):
         image_size: Height and width, or one number for both.
         in_channels: 1 for gray, 3 for color.
         pictures: Conversion of pictures to images, see `teka.prediction.PictureSettings`.
-        kwargs: Keys that transformers writes into the file of every image processor.
+        kwargs: Keys that transformers saves with every image processor.
 
     Raises:
-        ValueError: `size`, which other image processors take, or a size that is not positive.
+        ValueError: The image size is not positive, or the argument is `size`, as for other image
+            processors.
     """
 
     model_input_names = ("pixel_values",)
@@ -234,7 +224,7 @@ class TekaImageProcessor(BaseImageProcessor):
             known = ("image_size", "in_channels", "pictures")
             raise unknown_name("argument of TekaImageProcessor", "size", known)
         super().__init__(**kwargs)
-        self.image_size = _both_sides(image_size)
+        self.image_size = list(check_image_size("image_size", image_size))
         self.in_channels = in_channels
         self.pictures = None if pictures is None else dict(pictures)
 
@@ -249,9 +239,9 @@ class TekaImageProcessor(BaseImageProcessor):
         return_tensors: str | None = "pt",
         **_: object,  # pipelines pass further arguments to every image processor
     ) -> BatchFeature:
-        """Return `pixel_values` of one or several pictures: files, or pictures of Pillow."""
+        """Return the `pixel_values` of one or more pictures, given as paths or Pillow images."""
         pictures: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
-        size = (self.image_size[0], self.image_size[-1])
+        size = tuple(self.image_size)
         values = read_images(pictures, self.pictures, image_size=size, in_channels=self.in_channels)
         return BatchFeature({"pixel_values": values}, tensor_type=return_tensors)
 
