@@ -36,7 +36,7 @@ def training():
 def named(names, side=16):
     transform = Preprocessing(1, resize=(side, side))
     model = lambda images: images.flatten(1)[:, :10]
-    known = (side, side), 1, tuple(names), len(names), transform
+    known = tuple(names), len(names), transform
     return LoadedModel("one", "factory", model, None, *known)
 
 def up():

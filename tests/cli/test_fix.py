@@ -12,7 +12,7 @@ import threading
 import torch
 from torch import nn
 
-from teka.audit.adapters import LoadedModel
+from teka.audit.adapters import LoadedModel, Preprocessing
 
 def strided():
     torch.manual_seed(0)
@@ -35,7 +35,8 @@ def plain():
     return nn.Sequential(nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 
 def bare():
-    return LoadedModel("bare", "factory", placed(), input_size=(8, 8), in_channels=1, num_classes=4)
+    transform = Preprocessing(1, (8, 8))
+    return LoadedModel("bare", "factory", placed(), num_classes=4, transform=transform)
 
 def locked():
     model = placed()

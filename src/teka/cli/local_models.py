@@ -26,7 +26,7 @@ def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
     trained = restore(expand_user(path), data_dir=load_options.data_dir)
     data = trained.dataset
     name = trained.name
-    transform, size = _fit_preprocessing(name, data.image_size, data.in_channels, load_options)
+    load_options = _keep_size(name, data.image_size, load_options)
     # A data set that was passed to `train` as an object has no class names.
     names = (
         class_names(trained.run.data, data_dir=trained.run.data_dir)
@@ -39,16 +39,15 @@ def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
         "loads_at_input_size": True,
         "trained_on": data.name,
     }
-    return wrap_module(
-        trained.model, name, "teka run", transform, size, load_options.device, **known
-    )
+    transform = Preprocessing(data.in_channels)
+    return wrap_module(trained.model, name, "teka run", transform, load_options, **known)
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a model file from its folder, or a packaged model by its name."""
     config = models.read_config(path)
     name = Path(path).name
-    transform, size = _fit_preprocessing(name, config.image_size, config.in_channels, load_options)
+    load_options = _keep_size(name, config.image_size, load_options)
     run = config.facts.get("run")
     known = {
         "class_names": config.class_names,
@@ -56,21 +55,18 @@ def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
         "loads_at_input_size": True,
         "trained_on": run.get("data") if isinstance(run, Mapping) else None,
     }
-    return wrap_module(
-        models.load(path), name, "teka model file", transform, size, load_options.device, **known
-    )
+    transform = Preprocessing(config.in_channels)
+    return wrap_module(models.load(path), name, "teka model file", transform, load_options, **known)
 
 
-def _fit_preprocessing(
-    name: str, size: tuple[int, ...], in_channels: int, load_options: LoadOptions
-) -> tuple[Preprocessing, tuple[int, int] | None]:
-    """Return the preprocessing of a model and its image size, which cannot be changed."""
+def _keep_size(name: str, size: tuple[int, ...], load_options: LoadOptions) -> LoadOptions:
+    """Return the options with the image size of a model, which cannot be changed."""
     if len(size) != 2:
         raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
     wanted = load_options.input_size
     if wanted not in (None, size) and (wanted, wanted) != size:
         raise wrong_value("input_size", wanted, f"{size}, the size that {name} was made for")
-    return dataclasses.replace(load_options, input_size=size).fit(Preprocessing(in_channels))
+    return dataclasses.replace(load_options, input_size=size)
 
 
 def _is_model_file(spec: str) -> bool:

@@ -24,23 +24,13 @@ from teka.data import load as load_data
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
 
 
-def model_of(
-    transform: Preprocessing, size: tuple[int, int] | None, classes: int = 4
-) -> LoadedModel:
+def model_of(transform: Preprocessing, classes: int = 4) -> LoadedModel:
     def function(images):
         return torch.nn.functional.one_hot(
             images.mean(dim=(1, 2, 3)).mul(7).long() % classes, classes
         ).float()
 
-    return LoadedModel(
-        "m",
-        "onnx",
-        function,
-        input_size=size,
-        in_channels=transform.in_channels,
-        num_classes=classes,
-        transform=transform,
-    )
+    return LoadedModel("m", "onnx", function, num_classes=classes, transform=transform)
 
 
 @pytest.fixture
@@ -64,7 +54,7 @@ def test_a_model_of_this_library_gets_data_as_its_training_did():
 
 
 def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
-    case = make_inputs(model_of(Preprocessing(1, 10, crop=(10, 8)), (10, 8)), arrays, SETTINGS)
+    case = make_inputs(model_of(Preprocessing(1, 10, crop=(10, 8))), arrays, SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
     assert (
@@ -79,7 +69,7 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
 
 
 def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(arrays):
-    subject = model_of(Preprocessing(1, (10, 8)), (10, 8))
+    subject = model_of(Preprocessing(1, (10, 8)))
     case = make_inputs(subject, arrays, SETTINGS, shift="before")
     assert tuple(case.images.shape) == (12, 1, 20, 24)
     after = make_inputs(subject, arrays, SETTINGS)
@@ -110,21 +100,19 @@ def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(a
     )
     read = cache(load_images)
     first, same, other = (
-        make_inputs(model_of(one, (10, 8)), arrays, SETTINGS, read=read).images
-        for one in (grey, *others)
+        make_inputs(model_of(one), arrays, SETTINGS, read=read).images for one in (grey, *others)
     )
     assert same is first
     assert other is not first
 
 
 def test_labels_are_the_models_or_left_out(arrays):
-    assert make_inputs(model_of(Preprocessing(), None), arrays, SETTINGS).labels is not None
+    assert make_inputs(model_of(Preprocessing()), arrays, SETTINGS).labels is not None
     assert (
-        make_inputs(model_of(Preprocessing(), None, 9), arrays, SETTINGS, labelled=False).labels
-        is None
+        make_inputs(model_of(Preprocessing(), 9), arrays, SETTINGS, labelled=False).labels is None
     )
     with pytest.raises(ValueError, match=r"classes must be 9.*got 4"):
-        make_inputs(model_of(Preprocessing(), None, 9), arrays, SETTINGS)
+        make_inputs(model_of(Preprocessing(), 9), arrays, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +121,7 @@ def test_labels_are_the_models_or_left_out(arrays):
 )
 def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
-    transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16)), (16, 16)), settings)
+    transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16))), settings)
     # Shifts reach 1 along dy and 2 along dx; the room for them around a window is even.
     assert transform.resized_size((33, 40)) == placed
     assert getattr(changed, field) == (16, 16)
@@ -142,7 +130,7 @@ def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
 
 
 def test_a_picture_that_is_resized_and_cropped_keeps_its_shape():
-    subject = model_of(Preprocessing(3, 256, crop=(224, 224)), (224, 224))
+    subject = model_of(Preprocessing(3, 256, crop=(224, 224)))
     settings = AuditSettings(shifts=((0, 0), (16, 16)), modes=("crop",))
     assert place_for_modes(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
     wider = dataclasses.replace(settings, shifts=((0, 0), (0, 30)))
@@ -153,7 +141,7 @@ def test_a_picture_that_is_resized_and_cropped_keeps_its_shape():
 
 
 def test_a_mode_of_another_size_stands_alone():
-    subject = model_of(Preprocessing(1, (16, 16)), (16, 16))
+    subject = model_of(Preprocessing(1, (16, 16)))
     with pytest.raises(ValueError, match="canvas alone"):
         place_for_modes(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
     with pytest.raises(ValueError, match="placed_size"):
@@ -205,7 +193,7 @@ def test_data_sets_and_arrays_are_wrapped(arrays):
 
 
 def own_model(trained_on: str) -> LoadedModel:
-    return dataclasses.replace(model_of(Preprocessing(), None, 2), trained_on=trained_on)
+    return dataclasses.replace(model_of(Preprocessing(), 2), trained_on=trained_on)
 
 
 @pytest.mark.parametrize("kind", ["pictures", "arrays"])
@@ -218,7 +206,7 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
         levels = (255 * every.images).round().byte().numpy()
         data, other = tmp_path / "data.npz", tmp_path / "other.npz"
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
-    outside = make_inputs(model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False)
+    outside = make_inputs(model_of(Preprocessing(), 2), str(data), SETTINGS, labelled=False)
     assert len(outside.images) == 9
     assert f"9 of 9 images of {data} (no test part declared)" in outside.description
     assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data} (no test part declared)"
@@ -231,7 +219,7 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
     assert len(make_inputs(own_model(str(other)), str(data), SETTINGS, labelled=False).images) == 9
     assert len(make_inputs(own_model("mnist"), str(data), SETTINGS, labelled=False).images) == 9
     few = make_inputs(
-        model_of(Preprocessing(), None, 2), str(data), SETTINGS, labelled=False, num_images=4
+        model_of(Preprocessing(), 2), str(data), SETTINGS, labelled=False, num_images=4
     )
     assert few.known["data_facts"]["used"].startswith("4 of 9 images")
 
@@ -351,13 +339,13 @@ def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeyp
 def test_pictures_without_folders_of_classes_have_no_labels(tmp_path):
     for index in range(3):
         Image.new("RGB", (200, 300), (index, 0, 0)).save(tmp_path / f"{index}.png")
-    inputs = make_inputs(model_of(Preprocessing(3, (8, 8)), (8, 8)), str(tmp_path), SETTINGS)
+    inputs = make_inputs(model_of(Preprocessing(3, (8, 8))), str(tmp_path), SETTINGS)
     assert (len(inputs.images), inputs.labels) == (3, None)
     assert usual_mode(str(tmp_path))[0] == "crop"
 
 
 def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tmp_path):
-    model = dataclasses.replace(model_of(Preprocessing(1), None, 10), declares_preprocessing=False)
+    model = dataclasses.replace(model_of(Preprocessing(1), 10), declares_preprocessing=False)
     caveats = make_inputs(model, "digits", SETTINGS, num_images=3).known["caveats"]
     assert caveats[0].name == "unknown preprocessing"
     assert "--mean 0.485 0.456 0.406 --std" in caveats[0].message

@@ -73,13 +73,11 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
 
 def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the_models():
     own = Preprocessing(3, (5, 7), normalization=None)
-    transform, size = LoadOptions(mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True).fit(
-        own
-    )
+    transform = LoadOptions(mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True).fit(own)
     mean = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
     torch.testing.assert_close(transform.normalize(IMAGES), (IMAGES.flip(1) - mean) / 0.5)
-    assert size == own.crop
-    assert LoadOptions().fit(own)[0] == own
+    assert LoadOptions().fit(own) == own
+    assert LoadOptions(input_size=9).fit(own).output_size == (9, 9)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the
         ({"deviation": (0.5,)}, "mean must be given together with the other"),
         (
             {"mean": (0.5,), "deviation": (0.0,)},
-            "deviation must be positive finite numbers, got (0.0,)",
+            "deviation must be positive finite numbers, got (0.0, 0.0, 0.0)",
         ),
         (
             {"mean": (0.5, 0.5), "deviation": (0.5, 0.5)},

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from teka.audit.adapters import LoadedModel, Preprocessing
+from teka.audit.adapters import LoadedModel, LoadOptions, Preprocessing
 from teka.audit.adapters.loaded_model import wrap_module
 from teka.data import Normalize
 
@@ -19,48 +19,45 @@ class Answers(nn.Module):
         return SimpleNamespace(logits=self.linear(images.mean(dim=(2, 3))))
 
 
-def test_the_function_takes_pictures_normalises_them_and_takes_out_the_logits():
+def test_the_function_takes_pictures_normalizes_them_and_selects_the_logits():
     transform = Preprocessing(3, (7, 5), normalization=Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
     module = Answers().eval()
-    subject = wrap_module(
-        module, name="a", kind="factory", transform=transform, input_size=(7, 5), device=None
-    )
+    model = wrap_module(module, "a", "factory", transform, LoadOptions())
     images = torch.rand(2, 3, 7, 5)
-    torch.testing.assert_close(subject.function(images), module(transform.normalize(images)).logits)
-    assert subject.describe()["parameters"] == 20
-    assert subject.describe()["input_size"] == [7, 5]
+    torch.testing.assert_close(model.function(images), module(transform.normalize(images)).logits)
+    assert model.describe()["parameters"] == 20
+    assert model.describe()["input_size"] == [7, 5]
 
 
 def test_images_as_the_data_have_them_are_placed_by_the_function():
     transform = Preprocessing(3, 6, crop=(5, 5))
-    subject = wrap_module(
-        Answers().eval(),
-        name="a",
-        kind="factory",
-        transform=transform,
-        input_size=(5, 5),
-        device="cpu",
-    )
+    model = wrap_module(Answers().eval(), "a", "factory", transform, LoadOptions(device="cpu"))
+    assert model.input_size == (5, 5)
     images = torch.rand(2, 1, 17, 13)
-    wide = subject.with_placement()
-    torch.testing.assert_close(wide.function(images), subject.function(transform.place(images)))
-    assert isinstance(wide.function, nn.Module)
-    assert wide.input_size is None
+    placing = model.with_placement()
+    torch.testing.assert_close(placing(images), model.function(transform.place(images)))
+    assert isinstance(placing, nn.Module)
     bare = LoadedModel("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
-    torch.testing.assert_close(
-        bare.with_placement().function(images), transform.place(images).sum(dim=(2, 3))
-    )
+    expected = transform.place(images).sum(dim=(2, 3))
+    torch.testing.assert_close(bare.with_placement()(images), expected)
 
 
 def test_the_wrapper_does_not_hide_the_mode_that_a_module_came_in():
     for module in (nn.Flatten().train(), nn.Flatten().eval()):
-        made = wrap_module(
-            module,
-            name="a",
-            kind="factory",
-            transform=Preprocessing(),
-            input_size=None,
-            device=None,
+        model = wrap_module(module, "a", "factory", Preprocessing(), LoadOptions())
+        assert isinstance(model.function, nn.Module)
+        assert model.function.training == module.training
+
+
+def test_preprocessing_is_declared_by_the_loader_or_the_options():
+    for is_declared, mean, expected in [
+        (True, None, True),
+        (False, None, False),
+        (False, 0.5, True),
+    ]:
+        values = None if mean is None else (mean,)
+        options = LoadOptions(mean=values, deviation=values)
+        model = wrap_module(
+            nn.Flatten(), "a", "factory", Preprocessing(3), options, is_declared=is_declared
         )
-        assert isinstance(made.function, nn.Module)
-        assert made.function.training == module.training
+        assert model.declares_preprocessing == expected

@@ -106,18 +106,19 @@ def test_a_class_token_more_is_found_even_where_there_are_as_many_channels_as_to
     )
 
 
-def test_tokens_that_are_turned_over_to_be_mixed_are_a_map():
-    recognizer, _ = patched()
-    assert recognize(recognizer, nn.Linear(54, 20), (7, 54), is_output=False).name == "flat map"
+def test_tokens_that_are_transposed_are_not_taken_for_other_tokens():
+    recognizer = LayoutRecognizer((16, 16))
+    tokens = recognize(recognizer, nn.Linear(48, 4), (16, 4))
+    assert tokens.grid == (4, 4)
+    reason = recognizer.recognize(nn.Linear(16, 20), (2, 64, 16), False, None, ())
+    assert isinstance(reason, str)
 
 
-def test_a_pool_over_turned_tokens_gives_a_vector():
+def test_a_pool_over_transposed_tokens_gives_a_vector():
     recognizer, _ = patched()
     pool = nn.AdaptiveAvgPool1d(1)
-    source = recognize(recognizer, pool, (7, 54), is_output=False)
-    assert (
-        recognize(recognizer, pool, (7, 1), source=source, source_shape=(2, 7, 54)).name == "vector"
-    )
+    assert isinstance(recognizer.recognize(pool, (2, 7, 54), False, None, ()), str)
+    assert recognize(recognizer, pool, (7, 1), source_shape=(2, 7, 54)).name == "vector"
 
 
 def test_attention_weights_are_no_map_though_they_are_square():
@@ -126,13 +127,11 @@ def test_attention_weights_are_no_map_though_they_are_square():
     assert isinstance(reason, str)
 
 
-def test_tokens_of_heads_are_recognised_on_either_axis():
+def test_tokens_of_several_heads_are_tokens():
     recognizer, _ = patched(1)
-    assert (
-        recognize(recognizer, nn.LayerNorm(5), (4, 55, 5), is_output=False).name
-        == "tokens of heads"
-    )
     assert recognize(recognizer, nn.LayerNorm(5), (55, 4, 5), is_output=False).name == "tokens"
+    reason = recognizer.recognize(nn.LayerNorm(5), (2, 4, 55, 5), False, None, ())
+    assert isinstance(reason, str)
 
 
 def test_linear_maps_and_norms_have_their_channels_last():
@@ -192,11 +191,9 @@ def test_every_layout_is_arranged_as_channels_over_cells_without_its_prefix():
     for name, output, prefix in [
         ("map", CELLS, 0),
         ("channels-last map", CELLS.permute(0, 2, 3, 1), 0),
-        ("flat map", CELLS.flatten(2), 0),
         ("flattened", CELLS.flatten(1), 0),
         ("tokens", TOKENS, 2),
         ("tokens", TOKENS.unflatten(2, (7, 1)), 2),
-        ("tokens of heads", TOKENS.unflatten(2, (7, 1)).transpose(1, 2), 2),
     ]:
         assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS), (
             name,

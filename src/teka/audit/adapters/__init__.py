@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.adapters.onnx_model import load_onnx
@@ -16,7 +14,8 @@ from teka.audit.adapters.timm_torchvision import load_timm, load_torchvision
 from teka.audit.adapters.torch_programs import is_script, load_exported, load_script
 from teka.audit.adapters.transformers_model import load_transformers
 from teka.audit.model_output import num_classes_of
-from teka.errors import first_line, wrong_value
+from teka.checks import check_device
+from teka.errors import wrong_value
 from teka.files import expand_user
 
 __all__ = ["LoadOptions", "LoadedModel", "Loader", "Preprocessing", "load"]
@@ -85,7 +84,8 @@ def load(
     """
     if trust:
         load_options = replace(load_options, trust=trust)
-    _check_device(load_options.device)
+    if load_options.device is not None:
+        check_device("device", load_options.device)
     known = (*loaders, *LOADERS)
     loader = next((loader for loader in known if loader.fits(spec)), None)
     if loader is None:
@@ -103,21 +103,11 @@ def load(
     # The output of an ONNX file is chosen when it is loaded.
     if load_options.output_name is not None and model.kind != "onnx":
         model = model.with_output(load_options.output_name)
-    if model.num_classes not in (None, num_classes_of(load_options.num_classes)) and (
-        load_options.num_classes is not None
-    ):
-        expected = f"a model of {load_options.num_classes} classes; it has {model.num_classes}"
+    wanted = load_options.num_classes
+    if wanted is not None and model.num_classes not in (None, num_classes_of(wanted)):
+        expected = f"a model of {wanted} classes; it has {model.num_classes}"
         raise wrong_value("model", spec, expected)
     return model
-
-
-def _check_device(device: torch.device | str | None) -> None:
-    try:
-        torch.zeros(1, device=device).item()
-    # The class of the error depends on why torch cannot use the device.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        expected = f"a device that torch can use ({first_line(error)})"
-        raise wrong_value("device", str(device), expected) from error
 
 
 def _is_transformers(spec: str) -> object:
@@ -125,26 +115,14 @@ def _is_transformers(spec: str) -> object:
     return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 
-def _without(
-    prefix: str, read: Callable[[str, LoadOptions], LoadedModel]
-) -> Callable[[str, LoadOptions], LoadedModel]:
-    """Return a loader that removes a prefix from the name."""
-    return lambda spec, load_options: read(spec.removeprefix(prefix), load_options)
-
-
 TRANSFORMERS = "a folder or hub id (owner/name, or transformers:ID) of transformers"
 LOADERS = (
-    Loader("timm:NAME", re.compile("timm:.").match, _without("timm:", load_timm), True),
-    Loader(
-        "torchvision:NAME",
-        re.compile("torchvision:.").match,
-        _without("torchvision:", load_torchvision),
-        True,
-    ),
+    Loader("timm:NAME", re.compile("timm:.").match, load_timm, True),
+    Loader("torchvision:NAME", re.compile("torchvision:.").match, load_torchvision, True),
     Loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory, True),
     Loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
     Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported),
     Loader("a file of TorchScript", is_script, load_script),
-    Loader(TRANSFORMERS, _is_transformers, _without("transformers:", load_transformers), True),
+    Loader(TRANSFORMERS, _is_transformers, load_transformers, True),
 )
 FORMS = tuple(loader.form for loader in LOADERS)

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,48 +92,61 @@ def load_images(
         seed: Seed of the choice.
         held_out: Use only the fifth of data without a test part that `teka.data.load` holds out.
     """
-    path = None if data in NAMES else find_path(data, data_dir)
-    if path is not None and has_pictures(path):
-        parts, names = _find_pictures(path)
-        part = "test" if "test" in parts else "held out" if held_out else "all"
-        pictures = parts["test" if part == "test" else "all"]
-        if part == "held out":
-            pictures = [pictures[index] for index in hold_out_test(len(pictures))[1].tolist()]
-        chosen = [pictures[index] for index in _choose(len(pictures), num_images, seed)]
-        images, size = read_pictures([file for file, _ in chosen], transform, image_size)
-        labels = torch.tensor([label for _, label in chosen]) if names else None
-        names = tuple(names) or None
-        return AuditImages(data, images, labels, len(names or ()), names, size, len(pictures), part)
-    if path is not None:
-        read = read_npz(path)
-        part = "test" if read.test is not None else "held out" if held_out else "all"
-        test = read.train if part == "all" else read.with_test().test
-        if test is None or not len(test):
-            raise wrong_argument(f"the test images of {data}", "none", "at least one")
-        test = test.to_intensities(image_size)
-        num_classes, names = read.num_classes, None
+    source = _find_images(data, data_dir, image_size)
+    if not len(source.images):
+        raise wrong_argument(f"the test images of {data}", "none", "at least one")
+    part, available = source.part, torch.arange(len(source.images))
+    if part == "all" and held_out:
+        part, available = "held out", hold_out_test(len(source.images))[1]
+    chosen = available[_choose(len(available), num_images, seed)]
+    if isinstance(source.images, Tensor):
+        images = source.images[chosen].to(torch.float32)
+        # Levels are resized exactly as in the library of the model.
+        levels = (255 * images).round().to(torch.uint8)
+        images = levels if torch.equal(to_intensities(levels), images) else images
+        batches = [transform.place(batch) for batch in images.split(_IMAGES_AT_ONCE)]
+        placed, size = torch.cat(batches), (images.shape[2], images.shape[3])
     else:
+        files = [source.images[index] for index in chosen.tolist()]
+        placed, size = read_pictures(files, transform, image_size)
+    labels = None if source.labels is None else source.labels[chosen]
+    return AuditImages(
+        data, placed, labels, source.num_classes, source.class_names, size, len(available), part
+    )
+
+
+class _Source(NamedTuple):
+    """The images of a data set that an audit can use: images in memory or picture files.
+
+    The part is "test", or "all" if the data set has no test part.
+    """
+
+    part: str
+    images: Tensor | Sequence[Path]
+    labels: Tensor | None = None
+    num_classes: int = 0
+    class_names: tuple[str, ...] | None = None
+
+
+def _find_images(data: str, data_dir: str | Path | None, image_size: Size = None) -> _Source:
+    path = None if data in NAMES else find_path(data, data_dir)
+    if path is None:
         dataset = load(data, data_dir=data_dir, image_size=image_size)
         test = dataset.test
-        part = "test"
-        num_classes = dataset.num_classes
-        names = class_names(data)
-    split = test.take(torch.tensor(_choose(len(test), num_images, seed)))
-    images = split.images.to(torch.float32)
-    levels = (255 * images).round().to(torch.uint8)
-    images = levels if torch.equal(to_intensities(levels), images) else images
-    placed = torch.cat([transform.place(part) for part in images.split(_IMAGES_AT_ONCE)])
-    size = (images.shape[2], images.shape[3])
-    return AuditImages(data, placed, split.labels, num_classes, names, size, len(test), part)
-
-
-def _find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
-    """Return the pictures of each split and the class names. There are none in a flat folder."""
+        return _Source("test", test.images, test.labels, dataset.num_classes, class_names(data))
+    if not has_pictures(path):
+        arrays = read_npz(path)
+        split = (arrays.train if arrays.test is None else arrays.test).to_intensities(image_size)
+        part = "all" if arrays.test is None else "test"
+        return _Source(part, split.images, split.labels, arrays.num_classes)
     files = sorted(path.iterdir()) if path.is_dir() else []
-    pictures = [(file, 0) for file in files if file.suffix.lower() in SUFFIXES]
-    if not pictures or any(file.is_dir() for file in files):
-        return find_pictures(path)
-    return {"all": pictures}, []
+    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if pictures and not any(file.is_dir() for file in files):
+        return _Source("all", pictures)
+    parts, names = find_pictures(path)
+    part = "test" if "test" in parts else "all"
+    labels = torch.tensor([label for _, label in parts[part]])
+    return _Source(part, [file for file, _ in parts[part]], labels, len(names), tuple(names))
 
 
 def is_trained_on(subject: LoadedModel, data: str, data_dir: str | Path | None = None) -> bool:
@@ -168,12 +181,9 @@ def read_pictures(
     Raises:
         ValueError: The images have different sizes after preprocessing.
     """
-    channels = transform.in_channels
-    is_gray = (
-        all(read_header(file)[0] in GRAY_MODES for file in files)
-        if channels is None
-        else channels == 1
-    )
+    is_gray = transform.in_channels == 1
+    if transform.in_channels is None:
+        is_gray = all(read_header(file)[0] in GRAY_MODES for file in files)
     images, sizes = [], set()
     for path in files:
         levels = read_picture(path, in_channels=1 if is_gray else 3)[None]
@@ -202,22 +212,16 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     path = None if data in NAMES else find_path(data, data_dir)
     if path is None or not has_pictures(path):
         return "circular", "a data set of arrays"
-    parts = _find_pictures(path)[0]
-    files = [file for file, _ in parts.get("test", next(iter(parts.values())))]
+    files: Any = _find_images(data, data_dir).images
     places = np.linspace(0, len(files) - 1, min(len(files), _NUM_HEADERS)).round().astype(int)
     sides = []
     for place in places:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
             sides.append(min(read_header(files[place])[1:]))
-    if sides and float(np.median(sides)) >= PHOTOGRAPH_SIDE:
-        return (
-            "crop",
-            f"most pictures have at least {PHOTOGRAPH_SIDE} pixels along the shorter side",
-        )
-    return (
-        "circular",
-        f"most pictures have fewer than {PHOTOGRAPH_SIDE} pixels along the shorter side",
-    )
+    is_photograph = bool(sides) and float(np.median(sides)) >= PHOTOGRAPH_SIDE
+    relation = "at least" if is_photograph else "fewer than"
+    reason = f"most pictures have {relation} {PHOTOGRAPH_SIDE} pixels along the shorter side"
+    return "crop" if is_photograph else "circular", reason
 
 
 # Order of the shift and of the resize to the model's size.
@@ -281,24 +285,21 @@ def make_inputs(
     check_name("shift", shift, RESIZING)
     is_before = shift == "before"
     # Digits have the size of their canvas, so they are not resized.
-    is_sized_first = not is_before or data == "digits"
-    if (
-        image_size is None
-        and subject.loads_at_input_size
-        and is_sized_first
-        and not data.endswith(".npz")
-    ):
+    is_sized_first = (not is_before or data == "digits") and not data.endswith(".npz")
+    if image_size is None and subject.loads_at_input_size and is_sized_first:
         image_size = subject.input_size
     if is_before:
-        transform = Preprocessing(subject.transform.in_channels)
-        audited = subject.with_placement()
+        function, transform = subject.with_placement(), Preprocessing(subject.in_channels)
     else:
+        function = subject.function
         transform, settings = place_for_modes(subject, settings, placed_size)
-        audited = subject
-    held_out = is_trained_on(subject, data, data_dir) if held_out is None else held_out
+    if held_out is None:
+        held_out = is_trained_on(subject, data, data_dir)
     chosen = read(
         data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out
     )
+    if settings.output == "auto":
+        settings = dataclasses.replace(settings, output=subject.output)
     caveats = [] if subject.declares_preprocessing else [_unknown_preprocessing(subject)]
     if chosen.image_size is not None:
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
@@ -307,18 +308,14 @@ def make_inputs(
         caveats += resized(chosen.image_size, scaled, before_resize=is_before, max_shift=max_shift)
     if not is_before:
         caveats += other_scale(subject.transform.resize, transform.resize)
-    if settings.output == "auto":
-        settings = dataclasses.replace(settings, output=subject.output)
     labels, names = None, subject.class_names
-    if chosen.labels is None or not labelled:
-        pass
-    elif settings.output in MULTILABEL:
+    if chosen.labels is not None and labelled and settings.output in MULTILABEL:
         message = (
             f"{subject.name} predicts several labels for an image, "
             f"but {data} has one class for each image, so no accuracy was measured."
         )
         caveats.append(Caveat("labels not used", "limits", message))
-    elif settings.output in ("auto", *CLASSIFIERS):
+    elif chosen.labels is not None and labelled and settings.output in ("auto", *CLASSIFIERS):
         labels, matched = match_labels(
             chosen.labels, chosen.num_classes, chosen.class_names, subject
         )
@@ -334,24 +331,21 @@ def make_inputs(
         "preprocessing": preprocessing or "none",
         "data_class_names": encode(chosen.class_names),
     }
-    model_facts = {**subject.describe(), "shifted": f"{shift} resizing"}
-    parameters = model_facts["parameters"]
-    kind = subject.kind if parameters is None else f"{subject.kind}, {parameters:,} parameters"
-    size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
-    details = ", ".join(filter(None, (chosen.words, size, preprocessing)))
-    notes = [] if subject.declares_preprocessing else ["its normalization is unknown: see --mean"]
-    notes += [subject.note] if subject.note else []
-    note = f" ({'; '.join(notes)})" if notes else ""
     known = {
         "class_names": names,
-        "model_facts": model_facts,
+        "model_facts": {**subject.describe(), "shifted": f"{shift} resizing"},
         "data_facts": data_facts,
         "caveats": tuple(caveats),
     }
-    description = f"{subject.name} ({kind}) on {details}{note}"
-    return AuditInputs(
-        subject, audited.function, chosen.images, labels, settings, known, description
-    )
+    kind = subject.kind
+    if subject.module is not None:
+        kind += f", {known['model_facts']['parameters']:,} parameters"
+    size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
+    details = ", ".join(filter(None, (chosen.words, size, preprocessing)))
+    unknown = "" if subject.declares_preprocessing else "its normalization is unknown: see --mean"
+    notes = "; ".join(filter(None, (unknown, subject.note)))
+    description = f"{subject.name} ({kind}) on {details}{f' ({notes})' if notes else ''}"
+    return AuditInputs(subject, function, chosen.images, labels, settings, known, description)
 
 
 def _unknown_preprocessing(subject: LoadedModel) -> Caveat:

@@ -29,8 +29,8 @@ class LoadOptions:
 
     >>> from teka.audit.adapters import Preprocessing, LoadOptions
     >>> load_options = LoadOptions(input_size=224, mean=(0.5,), deviation=(0.25,))
-    >>> transform, size = load_options.fit(Preprocessing(in_channels=1))
-    >>> size, transform.normalization
+    >>> transform = load_options.fit(Preprocessing(in_channels=1))
+    >>> transform.output_size, transform.normalization
     ((224, 224), Normalize(mean=(0.5,), deviation=(0.25,)))
 
     Args:
@@ -77,20 +77,6 @@ class LoadOptions:
         if (self.mean is None) != (self.deviation is None):
             missing = "mean" if self.mean is None else "deviation"
             raise wrong_value(missing, None, "given together with the other of mean and deviation")
-        self._normalization(None)
-
-    def _normalization(self, in_channels: int | None) -> Normalize | None:
-        """Return the normalization for a number of channels, or None if none is given."""
-        if self.mean is None or self.deviation is None:
-            return None
-        channels = in_channels or max(len(self.mean), len(self.deviation))
-        for argument, values in (("mean", self.mean), ("deviation", self.deviation)):
-            if len(values) not in (1, channels):
-                expected = f"one number, or one for each of {channels} channels"
-                raise wrong_value(argument, values, expected)
-        # A single number is for all channels.
-        mean, deviation = self.mean * channels, self.deviation * channels
-        return Normalize(mean[:channels], deviation[:channels])
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
@@ -99,21 +85,31 @@ class LoadOptions:
             return {}
         return {"num_classes": self.num_classes}
 
-    def fit(self, transform: Preprocessing) -> tuple[Preprocessing, tuple[int, int] | None]:
-        """Return a model's preprocessing with these options applied, and the input size."""
-        normalization = self._normalization(transform.in_channels)
-        if normalization is not None:
-            channels = len(normalization.mean)
+    def fit(self, transform: Preprocessing) -> Preprocessing:
+        """Return a model's preprocessing with these options applied.
+
+        Raises:
+            ValueError: `mean` or `deviation` does not fit the number of channels.
+        """
+        if self.mean is not None and self.deviation is not None:
+            channels = transform.in_channels or max(len(self.mean), len(self.deviation))
+            for argument in ("mean", "deviation"):
+                if len(getattr(self, argument)) not in (1, channels):
+                    expected = f"one number, or one for each of {channels} channels"
+                    raise wrong_value(argument, getattr(self, argument), expected)
             if transform.in_channels is None and channels == 1:
                 hint = "The model does not declare its number of channels."
                 raise wrong_value("mean", self.mean, "one number for each channel", hint)
+            # A single number is for all channels.
+            mean, deviation = (
+                (self.mean * channels)[:channels],
+                (self.deviation * channels)[:channels],
+            )
+            normalization = Normalize(mean, deviation)
             transform = replace(transform, in_channels=channels, normalization=normalization)
-        if self.blue_first:
-            transform = replace(transform, blue_first=True)
-        if self.input_size is None:
-            return transform, transform.crop
-        size = check_image_size("input_size", self.input_size)
-        return transform.resized_to(size), size
+        if self.input_size is not None:
+            transform = transform.resized_to(check_image_size("input_size", self.input_size))
+        return replace(transform, blue_first=self.blue_first or transform.blue_first)
 
     @contextmanager
     def seeded(self) -> Iterator[None]:

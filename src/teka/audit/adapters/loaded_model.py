@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.audit.adapters.load_options import LoadOptions
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import output_kind_of, weights_hash
 from teka.audit.model_output import Source, num_classes_of, select_output
@@ -28,8 +29,6 @@ class LoadedModel:
         kind: Origin, such as "transformers", "timm", "torchvision", "onnx" or "factory".
         function: The model. It is a module if possible, so that its layers can be examined.
         module: The original module, or None.
-        input_size: Size of the input, or None for any size.
-        in_channels: Number of input channels, or None if unknown.
         class_names: Names of the classes, or None if unknown.
         num_classes: Number of classes, or None if unknown.
         transform: Preprocessing of images, before and within the function.
@@ -43,9 +42,9 @@ class LoadedModel:
             an audit warns about it.
 
     >>> import torch
-    >>> from teka.audit.adapters import LoadedModel
+    >>> from teka.audit.adapters import LoadedModel, Preprocessing
     >>> model = torch.nn.Conv2d(3, 8, 3)
-    >>> loaded = LoadedModel("edges", "factory", model, model, in_channels=3)
+    >>> loaded = LoadedModel("edges", "factory", model, model, transform=Preprocessing(3))
     >>> loaded.function(torch.rand(2, 3, 8, 8)).shape, loaded.describe()["parameters"]
     (torch.Size([2, 8, 6, 6]), 224)
     """
@@ -54,8 +53,6 @@ class LoadedModel:
     kind: str
     function: Callable[[Tensor], object]
     module: nn.Module | None = None
-    input_size: tuple[int, int] | None = None
-    in_channels: int | None = None
     class_names: tuple[str, ...] | None = None
     num_classes: int | None = None
     transform: Preprocessing = field(default_factory=Preprocessing)
@@ -66,10 +63,19 @@ class LoadedModel:
     trained_on: str | None = None
     declares_preprocessing: bool = True
 
-    def with_placement(self) -> "LoadedModel":
+    @property
+    def input_size(self) -> tuple[int, int] | None:
+        """Height and width of the input, or None for any size."""
+        return self.transform.output_size
+
+    @property
+    def in_channels(self) -> int | None:
+        """Number of input channels, or None if unknown."""
+        return self.transform.in_channels
+
+    def with_placement(self) -> Callable[[Tensor], object]:
         """Return the model as a function of images of any size, with `transform.place` included."""
-        function = _compose(self.transform.place, self.function, _keep)
-        return replace(self, function=function, input_size=None, in_channels=None)
+        return wrap_function(self.function, before=self.transform.place)
 
     def with_output(self, name: str) -> "LoadedModel":
         """Return the model with one of its outputs, by name or by index in a tuple."""
@@ -77,11 +83,8 @@ class LoadedModel:
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, Source(images, self.module), name=name).values
 
-        if isinstance(self.function, WrappedModule):
-            function = WrappedModule(self.function.before, self.function.model, choose)
-        else:
-            function = _compose(lambda images: images, self.function, choose)
         known = {} if name == "logits" else {"class_names": None, "num_classes": None}
+        function = wrap_function(self.function, after=choose)
         return replace(self, function=function, output="auto", **known)
 
     def describe(self) -> dict[str, object]:
@@ -94,45 +97,56 @@ class LoadedModel:
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
 
-Before = Callable[[Tensor], object]
+Before = Callable[[Tensor], Any]
 After = Callable[[Any, Tensor], object]
-
-
-def _keep(output: object, images: Tensor) -> object:
-    return output
 
 
 class WrappedModule(nn.Module):
     """Module with a step before it and a selection of its output.
 
     Args:
-        before: Function from images to the model's input.
         model: The model.
-        after: Function from the output and the images to the output that is measured.
+        before: Function from images to the model's input. Default: none.
+        after: Function from the output and the images to the output that is measured. Default:
+            none.
         output_kind: Kind of the output, for `output="auto"`. By default that of `model`.
     """
 
     def __init__(
-        self, before: Before, model: nn.Module, after: After, output_kind: str | None = None
+        self,
+        model: nn.Module,
+        before: Before | None = None,
+        after: After | None = None,
+        output_kind: str | None = None,
     ) -> None:
         super().__init__()
         self.output_kind = output_kind or output_kind_of(model)
-        self.before = before
         self.model = model
+        self.before = before
         self.after = after
         # Keep the model's mode, because a wrapper must not hide that it is in training mode.
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
         """Return the selected output of the model for images in [0, 1]."""
-        return self.after(self.model(self.before(images)), images)
+        return _run(self.model, self.before, self.after, images)
 
 
-def _compose(before: Before, function: Callable, after: After) -> Callable[[Tensor], object]:
-    # Layers can be examined only if the function is a module.
+def _run(function: Callable, before: Before | None, after: After | None, images: Tensor) -> object:
+    result = function(images if before is None else before(images))
+    return result if after is None else after(result, images)
+
+
+def wrap_function(
+    function: Callable[[Tensor], object], before: Before | None = None, after: After | None = None
+) -> Callable[[Tensor], object]:
+    """Return a function with a step before it and a selection of its output.
+
+    The result is a module if the function is one, so that its layers can be examined.
+    """
     if isinstance(function, nn.Module):
-        return WrappedModule(before, function, after)
-    return lambda images: after(function(before(images)), images)
+        return WrappedModule(function, before, after)
+    return partial(_run, function, before, after)
 
 
 def wrap_module(
@@ -140,27 +154,28 @@ def wrap_module(
     name: str,
     kind: str,
     transform: Preprocessing,
-    input_size: tuple[int, int] | None,
-    device: torch.device | str | None,
+    load_options: LoadOptions,
     *,
+    is_declared: bool = True,
     output: str = "auto",
     takes_lists: bool = False,
     **known: Any,
 ) -> LoadedModel:
-    """Return a module as a `LoadedModel`, on the device and with its normalization included.
+    """Return a module as a `LoadedModel`, with its normalization and the options applied.
 
     Args:
         module: The module.
         name: Name for display.
         kind: Origin, such as "timm".
         transform: Preprocessing of images.
-        input_size: Size of the input, or None for any size.
-        device: Device of the module. Default: where it is.
+        load_options: Size, normalization, device and output of the model.
+        is_declared: Whether the preprocessing is that of the model's training.
         output: Kind of the output. "auto" is for classifiers and unknown models.
         takes_lists: Whether the module takes a list of images instead of a batch.
         **known: Further fields of `LoadedModel`.
     """
-    module = module if device is None else module.to(device)
+    module = module if load_options.device is None else module.to(load_options.device)
+    transform = load_options.fit(transform)
     num_outputs = known.get("num_classes")
     if output == "auto" and num_outputs == 1:
         known |= {"num_classes": num_classes_of(num_outputs), "class_names": None}
@@ -170,24 +185,22 @@ def wrap_module(
         return list(normalized) if takes_lists else normalized
 
     def after(result: Any, images: Tensor) -> object:
+        is_mapping = isinstance(result, Mapping)
+        has_logits = "logits" in result if is_mapping else hasattr(result, "logits")
         # The kind of other fields than logits follows from their names when they are measured.
-        has_logits = hasattr(result, "logits") or (
-            isinstance(result, Mapping) and "logits" in result
-        )
-        if output == "auto" and not has_logits:
+        if load_options.output_name is not None or (output == "auto" and not has_logits):
             return result
         return select_output(result, Source(images, module, num_outputs), kind=output).values
 
     return LoadedModel(
         name,
         kind,
-        WrappedModule(before, module, after, output),
+        WrappedModule(module, before, after, output),
         module,
-        input_size,
-        transform.in_channels,
         transform=transform,
         weights_hash=weights_hash(module),
         output=output,
+        declares_preprocessing=is_declared or load_options.mean is not None,
         **known,
     )
 
@@ -220,10 +233,10 @@ def read_class_names(labels: object) -> tuple[str, ...] | None:
 
     The result is None if there are no names or only the defaults LABEL_0, LABEL_1 and so on.
     """
-    if not isinstance(labels, Mapping) or not labels:
+    if not isinstance(labels, Mapping):
         return None
     by_index = {str(index): str(name) for index, name in labels.items()}
-    indices = [str(index) for index in range(len(by_index))]
-    if set(by_index) != set(indices) or all(by_index[i] == f"LABEL_{i}" for i in indices):
+    names = [by_index.get(str(index)) for index in range(len(by_index))]
+    if None in names or all(name == f"LABEL_{index}" for index, name in enumerate(names)):
         return None
-    return tuple(by_index[index] for index in indices)
+    return tuple(map(str, names))

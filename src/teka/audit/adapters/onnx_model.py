@@ -108,48 +108,44 @@ class OnnxFunction(nn.Module):
         results = self._run(self._session_with_layers(), names, placed)
         seen = {self.input.name: placed}
         for name, layer in self._layers.items():
-            values = results.get(name, placed.new_empty(0))
-            if values.is_floating_point() and values.ndim > 1 and len(values) == len(placed):
+            values = results.get(name)
+            if values is not None and values.is_floating_point() and len(values) == len(placed):
                 layer.values = values
                 seen[name] = layer(*(seen[other] for other in layer.inputs if other in seen))
         return results[self.output].to(images.device)
 
-    def _run(self, session: Any, outputs: list[str], placed: Tensor) -> dict[str, Tensor]:
+    def _run(self, session: Any, names: list[str], placed: Tensor) -> dict[str, Tensor]:
         """Return the numeric outputs of a session by name."""
 
         def run(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
-            results = session.run(outputs, {self.input.name: array})
-            arrays = dict(zip(outputs, results, strict=True))
-            measured = arrays[self.output]
+            tensors = {}
+            for name, values in zip(
+                names, session.run(names, {self.input.name: array}), strict=True
+            ):
+                if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+                    tensor = torch.from_numpy(np.atleast_1d(values))
+                    tensors[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
             # The model may remove the batch axis of a single image.
-            if len(array) == 1 and (measured.ndim == 0 or len(measured) != 1):
-                arrays[self.output] = measured[None]
-            tensors = {
-                name: torch.from_numpy(np.atleast_1d(values))
-                for name, values in arrays.items()
-                if isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
-            }
-            return {
-                name: values.float() if values.dtype == torch.float16 else values
-                for name, values in tensors.items()
-            }
+            measured = tensors[self.output]
+            if len(batch) == 1 != len(measured):
+                tensors[self.output] = measured[None]
+            return tensors
 
         return run_in_batches(run, placed, self.batch_size)
 
     def _session_with_layers(self) -> Any:
         """Return a session that outputs the first output of every node."""
         if self._layer_session is None:
-            onnx, library = _library("onnx"), _library("onnxruntime")
+            onnx = _library("onnx")
             model = onnx.ModelProto()
             model.CopyFrom(self._graph)
             known = {output.name for output in model.graph.output}
             model.graph.output.extend(
                 onnx.ValueInfoProto(name=name) for name in self._layers if name not in known
             )
-            self._layer_session = library.InferenceSession(
-                model.SerializeToString(), _session_options(library), self.session.get_providers()
-            )
+            content, providers = model.SerializeToString(), self.session.get_providers()
+            self._layer_session = _make_session(content, providers)
         return self._layer_session
 
 
@@ -191,36 +187,21 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     file = expand_user(path)
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
-    session = _make_session(file, load_options.device)
+    provider = f"{torch.device(load_options.device or 'cpu').type.upper()}ExecutionProvider"
+    providers = _library("onnxruntime").get_available_providers()
+    if provider not in providers:
+        expected = f"one that onnxruntime has: {providers}"
+        raise wrong_value("device", str(load_options.device), expected)
+    with read_as(str(file), "an ONNX file that onnxruntime can run"):
+        session = _make_session(str(file), [provider])
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
         expected = "one of images, with four axes of floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
-    sizes = [size if isinstance(size, int) and size > 0 else None for size in inputs[0].shape[1:]]
-    if _is_channels_last(inputs[0].shape):
-        sizes = [sizes[2], *sizes[:2]]
-    in_channels, height, width = sizes
-    size = None if height is None or width is None else (height, width)
-    transform, _ = find_preprocessing(str(file.parent), in_channels or 3)
-    is_declared = transform is not None or load_options.mean is not None
-    if transform is None:
-        transform = Preprocessing(in_channels, size)
-    elif size not in (None, transform.crop):
-        transform = transform.resized_to(size)
-    transform, wanted = load_options.fit(transform)
-    if load_options.input_size is not None and size not in (None, wanted):
-        expected = f"{size}, as {path} takes no other"
-        raise wrong_value("input_size", load_options.input_size, expected)
-    if inputs[0].type == "tensor(uint8)":
-        num_channels, is_declared = in_channels or 3, True
-        to_levels = Normalize((0.0,) * num_channels, (1 / 255,) * num_channels)
-        if transform.normalization not in (None, to_levels):
-            expected = f"none, because {path} takes uint8 and normalizes its images itself"
-            raise wrong_value("the mean and deviation", transform.normalization, expected)
-        transform = replace(transform, normalization=None)
+    transform, is_declared = _read_transform(inputs[0], file, load_options)
     config = file.parent / "config.json"
-    names = read_class_names(read_json(config).get("id2label") if config.is_file() else None)
+    names = read_class_names(read_json(config).get("id2label")) if config.is_file() else None
     graph, notes = _read_graph(file), []
     if graph is None:
         notes.append("its layers are not examined, which needs onnx and a file below 2 GB")
@@ -234,8 +215,6 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         name=file.stem,
         kind="onnx",
         function=function,
-        input_size=size or wanted,
-        in_channels=in_channels,
         class_names=names if num_classes in (None, len(names or ())) else None,
         num_classes=num_classes,
         transform=transform,
@@ -243,6 +222,32 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         note="; ".join(notes),
         declares_preprocessing=is_declared,
     )
+
+
+def _read_transform(
+    image_input: Any, file: Path, load_options: LoadOptions
+) -> tuple[Preprocessing, bool]:
+    """Return the preprocessing of a file, and whether it is known."""
+    shape = [size if isinstance(size, int) and size > 0 else None for size in image_input.shape]
+    if _is_channels_last(shape):
+        shape = [shape[0], shape[3], *shape[1:3]]
+    _, channels, height, width = shape
+    size = None if height is None or width is None else (height, width)
+    own, _ = find_preprocessing(str(file.parent), channels or 3)
+    transform = own or Preprocessing(channels, size)
+    if size is not None and size != transform.output_size:
+        transform = transform.resized_to(size)
+    transform = load_options.fit(transform)
+    if size is not None and size != transform.output_size:
+        expected = f"{size}, as {file.name} takes no other"
+        raise wrong_value("input_size", load_options.input_size, expected)
+    if image_input.type != "tensor(uint8)":
+        return transform, own is not None or load_options.mean is not None
+    to_levels = Normalize((0.0,) * (channels or 3), (1 / 255,) * (channels or 3))
+    if transform.normalization not in (None, to_levels):
+        expected = f"none, because {file.name} takes uint8 and normalizes its images itself"
+        raise wrong_value("the mean and deviation", transform.normalization, expected)
+    return replace(transform, normalization=None), True
 
 
 def _num_classes(output: Any) -> int | None:
@@ -267,21 +272,13 @@ def _read_graph(file: Path) -> Any:
         return None
 
 
-def _session_options(library: Any) -> Any:
+def _make_session(model: str | bytes, providers: Sequence[str]) -> Any:
+    """Return a session of onnxruntime for a file or the content of one."""
+    library = _library("onnxruntime")
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors, which are raised as well
-    return options
-
-
-def _make_session(file: Path, device: torch.device | str | None) -> Any:
-    library = _library("onnxruntime")
-    kind = torch.device(device or "cpu").type
-    provider, known = f"{kind.upper()}ExecutionProvider", library.get_available_providers()
-    if provider not in known:
-        raise wrong_value("device", str(device), f"one that onnxruntime has: {known}")
-    with read_as(str(file), "an ONNX file that onnxruntime can run"):
-        return library.InferenceSession(str(file), _session_options(library), providers=[provider])
+    return library.InferenceSession(model, options, providers=providers)
 
 
 def _is_channels_last(shape: Sequence[object]) -> bool:
@@ -291,10 +288,10 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
 def _hash(file: Path) -> str:
     """Return the SHA-256 of a file and of its weight files, such as model.onnx.data."""
     prefixes = (f"{file.name}.", f"{file.name}_")
-    weights = [other for other in file.parent.iterdir() if other.name.startswith(prefixes)]
     digest = hashlib.sha256()
-    for each in (file, *sorted(other for other in weights if other.is_file())):
-        with each.open("rb") as opened:
-            while block := opened.read(1 << 20):
-                digest.update(block)
+    for each in sorted(file.parent.iterdir()):
+        if each == file or (each.is_file() and each.name.startswith(prefixes)):
+            with each.open("rb") as opened:
+                while block := opened.read(1 << 20):
+                    digest.update(block)
     return digest.hexdigest()

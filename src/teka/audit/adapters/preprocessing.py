@@ -132,6 +132,11 @@ class Preprocessing:
         """The settings of `place` only, which are equal for models that can share images."""
         return replace(self, normalization=None, blue_first=False)
 
+    @property
+    def output_size(self) -> tuple[int, int] | None:
+        """Height and width of placed images, or None if they depend on the image."""
+        return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
+
     def resized_to(self, input_size: tuple[int, int]) -> "Preprocessing":
         """Return the preprocessing with another input size."""
         return replace(self, resize=check_image_size("input_size", input_size), crop=None)

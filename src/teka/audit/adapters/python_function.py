@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -31,13 +30,15 @@ def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) ->
     if not callable(model):
         expected = f"a function that returns a module or a callable, not {type(model).__name__}"
         raise wrong_value("model", spec, expected)
-    transform, size = load_options.fit(Preprocessing())
-    label = f"{file.stem}:{name}"
-    known: dict[str, Any] = {"declares_preprocessing": load_options.mean is not None}
+    label, transform = f"{file.stem}:{name}", Preprocessing()
     if isinstance(model, nn.Module):
         model = load_options.fill(model)
-        return wrap_module(model, label, "factory", transform, size, load_options.device, **known)
-    return LoadedModel(label, "factory", model, input_size=size, transform=transform, **known)
+        return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
+    is_declared = load_options.mean is not None
+    transform = load_options.fit(transform)
+    return LoadedModel(
+        label, "factory", model, transform=transform, declares_preprocessing=is_declared
+    )
 
 
 def _call_function(file: Path, name: str) -> object:

@@ -18,12 +18,13 @@ from teka.errors import require, wrong_argument
 _PRESET_OUTPUTS = {"SemanticSegmentation": "segmentation", "ObjectDetection": "boxes"}
 
 
-def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+def load_timm(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load a model of timm by its name, such as "resnet50.a1_in1k", with its image transform.
 
     Pretrained weights are downloaded unless `load_options` has other weights.
     """
     timm: Any = require("timm", "this model needs", "timm")
+    name = spec.removeprefix("timm:")
     is_pretrained = load_options.weights is None
     with tensors_only(f"timm:{name}", "a model of timm"), load_options.seeded():
         module = timm.create_model(
@@ -32,27 +33,20 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     module = load_options.fill(module.eval())
     config = timm.data.resolve_model_data_config(module)
     own = _take_arrays(timm.data.create_transform(**config))
-    read = verify_against_library(own, read_data_config(config), f"timm:{name}", "its transform")
-    transform, size = load_options.fit(read)
+    transform = verify_against_library(own, read_data_config(config), spec, "its transform")
     # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
-    return wrap_module(
-        module,
-        name,
-        "timm",
-        transform,
-        size,
-        load_options.device,
-        output="auto" if module.num_classes else "features",
-        num_classes=module.num_classes or None,
-    )
+    output = "auto" if module.num_classes else "features"
+    known = {"output": output, "num_classes": module.num_classes or None}
+    return wrap_module(module, name, "timm", transform, load_options, **known)
 
 
-def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load a model of torchvision by its name, with the transform of its best weights.
 
     The best weights are downloaded unless `load_options` has other weights.
     """
     models: Any = require("torchvision.models", "this model needs", "torchvision")
+    name = spec.removeprefix("torchvision:")
     is_pretrained = load_options.weights is None
     with tensors_only(f"torchvision:{name}", "a model of torchvision"), load_options.seeded():
         weights = models.get_model_weights(name).DEFAULT
@@ -65,9 +59,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         module = models.get_model(name, weights=weights if is_pretrained else None, **arguments)
         settings = read_preset(preset)
     module = load_options.fill(module.eval())
-    own = _take_arrays(preset)
-    read = verify_against_library(own, settings, f"torchvision:{name}", "its preset")
-    transform, size = load_options.fit(read)
+    transform = verify_against_library(_take_arrays(preset), settings, spec, "its preset")
     class_names = tuple(weights.meta["categories"])
     num_classes = load_options.num_classes or len(class_names)
     return wrap_module(
@@ -75,8 +67,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         f"{name} ({weights.name})" if is_pretrained else name,
         "torchvision",
         transform,
-        size,
-        load_options.device,
+        load_options,
         output=output,
         takes_lists=output == "boxes",
         num_classes=num_classes,

@@ -114,7 +114,8 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
     transform = Preprocessing(channels if channels in (1, 3) else None)
-    return _wrap(module, path, "torchscript", transform, load_options)
+    name = Path(path).stem
+    return wrap_module(module, name, "torchscript", transform, load_options, is_declared=False)
 
 
 def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
@@ -141,18 +142,5 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     _, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
     size = None if height is None or width is None else (height, width)
     module = ExportedProgram(program_module, _batch_size(shapes[0][0], program))
-    if load_options.device is not None:
-        module = module.to(load_options.device)
-    transform = Preprocessing(channels, size, crop=size)
-    return _wrap(module, path, "torch.export", transform, load_options)
-
-
-def _wrap(
-    module: nn.Module, path: str, kind: str, transform: Preprocessing, load_options: LoadOptions
-) -> LoadedModel:
-    transform, size = load_options.fit(transform)
-    is_declared = load_options.mean is not None
-    name = Path(path).stem
-    return wrap_module(
-        module, name, kind, transform, size, None, declares_preprocessing=is_declared
-    )
+    transform, name = Preprocessing(channels, size), Path(path).stem
+    return wrap_module(module, name, "torch.export", transform, load_options, is_declared=False)

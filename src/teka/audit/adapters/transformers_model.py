@@ -113,6 +113,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         load_options: Weights, size, normalization and device of the model.
     """
     library: Any = require("transformers", "this model needs", "teka[audit]")
+    source = source.removeprefix("transformers:")
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
     with _quiet(library):
@@ -123,27 +124,24 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
             module = load_options.fill(_initialize(library, models, source, load_options))
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
-        transform, note = find_preprocessing(source, in_channels, output)
-    is_declared = transform is not None or load_options.mean is not None
-    transform, size = load_options.fit(transform or Preprocessing(in_channels))
-    size = size or transform.resize
-    if size is None and (side := getattr(vision, "image_size", None)) is not None:
-        size = check_image_size("image_size", side)
-        transform = transform.resized_to(size)
+        own, note = find_preprocessing(source, in_channels, output)
+    transform = own or Preprocessing(in_channels)
+    side = getattr(vision, "image_size", None)
+    if transform.resize is None and transform.crop is None and side is not None:
+        transform = transform.resized_to(check_image_size("image_size", side))
     known: dict[str, Any] = {}
     if output != "features":
         class_names = read_class_names(module.config.id2label)
         known = {"class_names": class_names, "num_classes": module.config.num_labels}
     return wrap_module(
         _as_image_encoder(module).eval(),
-        Path(source).name if Path(source).is_dir() else source,
+        folder.name if folder.is_dir() else source,
         "transformers",
         transform,
-        size if isinstance(size, tuple) else None,
-        load_options.device,
+        load_options,
+        is_declared=own is not None,
         output=output,
         note=note,
-        declares_preprocessing=is_declared,
         **known,
     )
 

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from torch import Tensor, nn
@@ -44,9 +44,9 @@ class Layout:
     Args:
         name: One of
 
-            - "map" (B, C, h, w), "channels-last map" (B, h, w, C) or "flat map" (B, C, h·w)
+            - "map" (B, C, h, w) or "channels-last map" (B, h, w, C)
             - "flattened" (B, C·h·w)
-            - "tokens" (B, prefix + h·w, …) or "tokens of heads" (B, heads, prefix + h·w, D)
+            - "tokens" (B, prefix + h·w, …)
             - "vector" for everything else
         grid: Number of cells along each axis; () for a vector.
         stride: Pixels of the model's input per cell. For a vector, that of the coarsest earlier
@@ -75,8 +75,6 @@ class Layout:
             return output.movedim(-1, 1)
         if self.name == "tokens":
             output = output[:, self.prefix_tokens :].flatten(2).transpose(1, 2)
-        elif self.name == "tokens of heads":
-            output = output[:, :, self.prefix_tokens :].transpose(2, 3)
         # The cells are the last axes, perhaps flattened.
         return output.reshape(len(output), -1, *self.grid)
 
@@ -122,7 +120,7 @@ class LayoutRecognizer:
         elif is_kept and declared_stride(module) is None:
             layout = source
         elif len(shape) == 3:
-            layout = self._find_tokens(module, shape, source)
+            layout = self._find_tokens(module, shape)
         elif len(shape) == 4:
             layout = self._find_map(module, shape, source)
         else:
@@ -134,7 +132,7 @@ class LayoutRecognizer:
             self._strides.pop(layout.grid, None)
             self._strides[layout.grid] = layout.stride
             self._latest = layout
-        if layout.name.startswith("tokens"):
+        if layout.name == "tokens":
             self._tokens[layout.num_tokens] = layout
         return layout
 
@@ -150,19 +148,14 @@ class LayoutRecognizer:
 
     def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, first, second, third = shape
-        is_after_tokens = self._latest.name.startswith("tokens")
+        is_after_tokens = self._latest.name == "tokens"
         if second == third == 1 and (is_for_images(module) or not is_after_tokens):
             return self._vector()
         if is_for_images(module):
             grid = (second, third)
             return Layout("map", grid, self._stride_of_map(module, grid, source))
-        if is_after_tokens:
-            total = self._latest.num_tokens
-            if second == third == total:  # attention weights, pairs of tokens
-                return None
-            for name, size in (("tokens of heads", second), ("tokens", first)):
-                if size == total:
-                    return replace(self._latest, name=name)
+        if is_after_tokens and first == self._latest.num_tokens:  # tokens of several heads
+            return self._latest
         grids = [("map", (second, third)), ("channels-last map", (first, second))]
         if isinstance(module, ACT_ON_LAST_AXIS):
             grids.reverse()
@@ -183,22 +176,19 @@ class LayoutRecognizer:
         sides = [side for side in range(1, shared + 1) if shared % side == 0]
         return [tuple(size // side for size in self.seen_size) for side in sides]
 
-    def _find_tokens(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
+    def _find_tokens(self, module: nn.Module, shape: Shape) -> Layout | None:
         _, total, width = shape
-        is_flat = source is not None and source.name == "flat map"
-        if is_flat or isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d"):
-            return self._vector() if width == 1 else self._flat_map(width)
-        if total == 1:
+        is_flat = isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d")
+        if total == 1 or (is_flat and width == 1):
             return self._vector()
         is_known = total in self._tokens or 0 <= total - math.prod(self._latest.grid) <= MAX_PREFIX
         # Mixers transpose tokens, but not before LayerNorm, which acts on channels.
         is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
-        flat = self._flat_map(width) if is_turned else None
-        return flat or self._grid_of_tokens(total) or self._flat_map(width)
+        return None if is_flat or is_turned else self._grid_of_tokens(total)
 
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
-            return replace(self._tokens[total], name="tokens")
+            return self._tokens[total]
         known, square = list(reversed(self._strides)), self._square_grids()
         for prefixes, grids in (
             (range(1), [*known, *square]),
@@ -208,12 +198,6 @@ class LayoutRecognizer:
             for prefix, grid in itertools.product(prefixes, grids):
                 if math.prod(grid) == total - prefix > 1:
                     return self._make("tokens", grid, prefix)
-        return None
-
-    def _flat_map(self, num_cells: int) -> Layout | None:
-        for grid in reversed(self._strides):
-            if math.prod(grid) == num_cells:
-                return self._make("flat map", grid)
         return None
 
     def _stride_of_map(self, module: nn.Module, grid: Shape, source: Layout | None) -> Stride:
