@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d, pad
+from torch.nn.functional import pad
 
 from teka.checks import check_image_size, check_sizes, check_tensor
 from teka.errors import wrong_value
@@ -60,6 +60,15 @@ def make_norm(width: int) -> nn.BatchNorm2d:
     return norm
 
 
+def circular_max_pool(
+    cells: Float[Tensor, "batch channels height width"],
+) -> Float[Tensor, "batch channels height width"]:
+    """Return the maximum of each circular 2 × 2 window, with stride 1."""
+    # Two maxima are several times faster than max_pool2d in bfloat16 on a CPU.
+    rows = torch.maximum(cells, cells.roll(-1, 2))
+    return torch.maximum(rows, rows.roll(-1, 3))
+
+
 class ConvStage(nn.Module):
     """Convolution, max pooling, polyphase downsampling by 2, second convolution, attention.
 
@@ -90,8 +99,7 @@ class ConvStage(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch out_channels coarse_height coarse_width"]:
-        convolved = self.first(cells)
-        pooled = max_pool2d(pad(convolved, (0, 1, 0, 1), mode="circular"), 2, stride=1)
+        pooled = circular_max_pool(self.first(cells))
         cells = self.activation(self.first_norm(self.downsample(pooled)))
         cells = self.activation(self.second_norm(self.second(cells)))
         if self.block is None:
