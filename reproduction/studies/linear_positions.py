@@ -30,8 +30,7 @@ from teka.data import load
 from teka.files import write_json
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.feature_sums import position_free_sums
-from teka.functional.backends.linear import AttentionSizes, linear_cost
+from teka.functional.backends.linear import AttentionSizes, linear_cost, position_free_sums
 from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import Relative

@@ -13,11 +13,11 @@ from teka.errors import wrong_shape, wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
-from teka.functional.backends.feature_sums import compute_features, position_free_sums
+from teka.functional.backends.linear import compute_features, position_free_sums
 from teka.functional.backends.triton import TritonPositions, can_use_triton
 from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.content_kernel import DenseInputs, FeatureKernel, Kernel, mask_features
+from teka.functional.kernels.content_kernel import DenseInputs, Kernel, mask_features
 from teka.functional.long_inputs import ChunkedLinearAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
@@ -246,16 +246,70 @@ class AttentionPlan:
         with without_autocast(query.device.type):
             plan, query, key = self.with_position_features(query, key)
             plan = plan._with_kernel_statistics(query, key, key_mask, query_mask)
-            if triton_positions is not None:
-                return _triton(plan, query, key, value, key_mask, triton_positions)
             if plan.backend == "dense":
-                return _dense_attention(plan, query, key, value, key_mask)
+                return plan._attend_dense(query, key, value, key_mask)
             if plan.backend == "windows":
                 assert plan.relative is not None
-                return plan.relative.local_attention(
-                    plan._pairs(query, key, value, key_mask), plan.positions
-                )
-            return _sum_of_features(plan, query, key, value, key_mask)
+                pairs = plan._pairs(query, key, value, key_mask)
+                return plan.relative.local_attention(pairs, plan.positions)
+            return plan._attend_by_features(query, key, value, key_mask, triton_positions)
+
+    def _attend_dense(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
+        """Compute attention from the full matrix of weights (the backend "dense")."""
+        pairs = self._pairs(query, key, value, key_mask)
+        if self.relative is not None:
+            return self.relative.dense_attention(pairs, self.positions)
+        vectors = self.kernel.softmax_vectors(query, key)
+        if vectors is None:
+            return dense_attention(pairs, None)
+        query, key = vectors
+        return fused_softmax_attention(replace(pairs, query=query, key=key))
+
+    def _attend_by_features(
+        self,
+        query: Queries,
+        key: Keys,
+        value: Values,
+        key_mask: KeyMask,
+        triton_positions: TritonPositions | None,
+    ) -> Outputs:
+        """Compute attention from sums of products of features."""
+        kernel = self.kernel.features
+        assert kernel is not None
+        options = {"scale": self.scale, "key_mask": key_mask, "is_causal": self.is_causal}
+        if triton_positions is not None:
+            # Triton is imported when it is first needed.
+            from teka.functional.backends.triton.operators import triton_attention
+
+            return triton_attention(
+                query, key, value, kernel=kernel, positions=triton_positions, **options
+            )
+        if self.backend == "linear" and self.group is None:
+            long = ChunkedLinearAttention(
+                kernel, self.relative, self.positions, self.scale, key_mask, self.is_causal
+            )
+            if long.needs_chunks(query):
+                return long.attend(query, key, value)
+        # Elementwise operations are faster on contiguous memory than on the transposed heads of
+        # projections.
+        query, key = query.contiguous(), key.contiguous()
+        tokens = compute_features(kernel, query, key, value, group=self.group, **options)
+        sums = self._weighted_sums(tokens)
+        if kernel.normalizes_by_count:
+            ones = torch.ones_like(query[..., :1])
+            key_ones = mask_features(torch.ones_like(key[..., :1]), key_mask)
+            counted = replace(
+                tokens, query_features=ones, key_features=key_ones, value=value[..., :1]
+            )
+            sums = sums.with_denominator_of(self._weighted_sums(counted))
+        return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
+
+    def _weighted_sums(self, tokens: FeatureInputs) -> WeightedSums:
+        relative, num_prefix_tokens = self.relative, self.positions.num_prefix_tokens
+        if relative is None:
+            return position_free_sums(tokens)
+        sums = relative.weighted_sums(self.backend, tokens.after(num_prefix_tokens), self.positions)
+        return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
 
     def with_position_features(
         self, query: Queries, key: Keys
@@ -346,81 +400,6 @@ def _attend_packed(
         for index, part in zip(indices, output.chunk(len(indices)), strict=True):
             outputs[index] = part
     return torch.cat(outputs, dim=2)
-
-
-def _dense_attention(
-    plan: AttentionPlan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
-) -> Outputs:
-    """Compute attention from the full matrix of query–key weights (the backend "dense")."""
-    pairs = plan._pairs(query, key, value, key_mask)
-    if plan.relative is not None:
-        return plan.relative.dense_attention(pairs, plan.positions)
-    vectors = plan.kernel.softmax_vectors(query, key)
-    if vectors is None:
-        return dense_attention(pairs, None)
-    query, key = vectors
-    return fused_softmax_attention(replace(pairs, query=query, key=key))
-
-
-def _triton(
-    plan: AttentionPlan,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    key_mask: KeyMask,
-    positions: TritonPositions,
-) -> Outputs:
-    # Triton is imported when it is first needed.
-    from teka.functional.backends.triton.operators import triton_attention
-
-    kernel = _feature_kernel(plan)
-    options = {"scale": plan.scale, "key_mask": key_mask, "is_causal": plan.is_causal}
-    return triton_attention(query, key, value, kernel=kernel, positions=positions, **options)
-
-
-def _sum_of_features(
-    plan: AttentionPlan, query: Queries, key: Keys, value: Values, key_mask: KeyMask
-) -> Outputs:
-    kernel = _feature_kernel(plan)
-    if plan.backend == "linear" and plan.group is None:
-        long = ChunkedLinearAttention(
-            kernel, plan.relative, plan.positions, plan.scale, key_mask, plan.is_causal
-        )
-        if long.needs_chunks(query):
-            return long.attend(query, key, value)
-    # Elementwise operations are faster on contiguous memory than on the transposed heads of
-    # projections.
-    tokens = compute_features(
-        kernel,
-        query.contiguous(),
-        key.contiguous(),
-        value,
-        scale=plan.scale,
-        key_mask=key_mask,
-        is_causal=plan.is_causal,
-        group=plan.group,
-    )
-    sums = _weighted_sums(plan, tokens)
-    if kernel.normalizes_by_count:
-        ones = torch.ones_like(query[..., :1])
-        key_ones = mask_features(torch.ones_like(key[..., :1]), key_mask)
-        counted = replace(tokens, query_features=ones, key_features=key_ones, value=value[..., :1])
-        sums = sums.with_denominator_of(_weighted_sums(plan, counted))
-    return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
-
-
-def _weighted_sums(plan: AttentionPlan, tokens: FeatureInputs) -> WeightedSums:
-    relative, num_prefix_tokens = plan.relative, plan.positions.num_prefix_tokens
-    if relative is None:
-        return position_free_sums(tokens)
-    sums = relative.weighted_sums(plan.backend, tokens.after(num_prefix_tokens), plan.positions)
-    return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
-
-
-def _feature_kernel(plan: AttentionPlan) -> FeatureKernel:
-    kernel = plan.kernel.features
-    assert kernel is not None
-    return kernel
 
 
 def is_large_float32(tensor: Tensor) -> bool:

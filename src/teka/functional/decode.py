@@ -11,8 +11,11 @@ from teka.checks import BOOL_DTYPES, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
 from teka.functional.attention_plan import AttentionPlan, check_inputs, make_plan
 from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE
-from teka.functional.backends.feature_sums import compute_features
-from teka.functional.backends.linear import DecodingState, decoding_step_without_positions
+from teka.functional.backends.linear import (
+    DecodingState,
+    compute_features,
+    decoding_step_without_positions,
+)
 from teka.functional.kernels.content_kernel import Kernel, mask_features
 from teka.functional.positions import Positions, as_coordinates
 from teka.functional.relative import RELATIVES

@@ -10,8 +10,12 @@ from torch.autograd import Function
 
 from teka._compat import replace
 from teka.execution_mode import ExecutionMode, execution_mode
-from teka.functional.backends.feature_sums import compute_features, linear_sums
-from teka.functional.backends.linear import LinearFeatures, LinearState
+from teka.functional.backends.linear import (
+    LinearFeatures,
+    LinearState,
+    compute_features,
+    linear_sums,
+)
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import Relative

@@ -9,8 +9,7 @@ from teka import Grid
 from teka.functional import Clipped, FeatureKernel, attention
 from teka.functional.backends import linear
 from teka.functional.backends.attention_sums import FeatureInputs, append_ones
-from teka.functional.backends.feature_sums import position_free_sums
-from teka.functional.backends.linear import CHUNK_TOKENS
+from teka.functional.backends.linear import CHUNK_TOKENS, position_free_sums
 from teka.functional.backends.rings import causal_ring_sums
 from teka.functional.kernels import make_kernel
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error

@@ -20,13 +20,13 @@ from teka.checks import (
 from teka.errors import wrong_value
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.feature_sums import linear_sums
 from teka.functional.backends.linear import (
     AttentionSizes,
     DecodingState,
     LinearFeatures,
     decoding_step,
     linear_cost,
+    linear_sums,
     multiply_by_sinusoids,
 )
 from teka.functional.kernels.content_kernel import smallest_normal

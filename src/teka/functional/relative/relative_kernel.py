@@ -14,9 +14,13 @@ from teka.errors import wrong_value
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
-from teka.functional.backends.feature_sums import position_free_sums
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
-from teka.functional.backends.linear import AttentionSizes, DecodingState, LinearFeatures
+from teka.functional.backends.linear import (
+    AttentionSizes,
+    DecodingState,
+    LinearFeatures,
+    position_free_sums,
+)
 from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels.content_kernel import DenseInputs, Kernel, TensorShapeChecks
 from teka.functional.positions import Positions

@@ -13,13 +13,13 @@ from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax_attention
-from teka.functional.backends.feature_sums import linear_sums
 from teka.functional.backends.linear import (
     AttentionSizes,
     DecodingState,
     LinearFeatures,
     decoding_step,
     linear_cost,
+    linear_sums,
 )
 from teka.functional.backends.triton import TritonPositions
 from teka.functional.kernels import make_kernel

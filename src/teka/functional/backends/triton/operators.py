@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from teka.functional.backends.feature_sums import compute_features, position_free_sums
+from teka.functional.backends.linear import compute_features, position_free_sums
 from teka.functional.backends.triton import CONTENT_KERNELS, TritonPositions
 from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
 from teka.functional.kernels.content_kernel import FeatureKernel

@@ -5,7 +5,7 @@ from teka import Grid
 from teka.functional import Quadratic, Shaw, attention
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
 from teka.functional.backends.feature_chunks import run_checkpointed
-from teka.functional.backends.feature_sums import position_free_sums
+from teka.functional.backends.linear import position_free_sums
 from tests.contracts.cases import draw_inputs, relative_error
 
 
