@@ -1,4 +1,4 @@
-"""Fences about the `>>>` examples of docstrings, which Markdown takes for quotations."""
+"""Extension that shows the `>>>` examples of docstrings as code instead of quotations."""
 
 import re
 
@@ -8,9 +8,9 @@ EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", flags=re.MULTILINE)
 
 
 class FencedExamples(Extension):
-    """Makes code of what follows a prompt, up to a blank line."""
+    """Wrap each example of a docstring, up to the next blank line, in a code fence."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
-        """Change the docstring of what was just read."""
+        """Edit the docstring of an object after griffe has read it."""
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)

@@ -1,4 +1,4 @@
-"""Hooks of the documentation: formulas become MathML, notebooks become pages, results are copied."""
+"""MkDocs hooks that convert formulas and notebooks, and copy result files into the site."""
 
 import html
 import json
@@ -11,8 +11,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
-# TeX's spacing where the converter has none: a thin space on either side of the name of a function next to a letter or
-# number, and none behind the minus that begins an expression.
+# The converter omits some spaces of TeX. Add a thin space between a function name and a letter or number, and mark a
+# minus at the start of an expression as a sign.
 FUNCTION = "<mi>(?:cos|cosh|exp|log|max|min|sin)</mi>"
 SPACE = '<mspace width="0.17em"/>'
 SPACING = (
@@ -26,14 +26,14 @@ VERSION = re.compile(r'^__version__ = "(.+)"$', flags=re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Add the version of teka to the name of the site."""
+    """Append the version of teka to the title of the site."""
     source = Path(config.config_file_path).with_name("src") / "teka" / "__init__.py"
     (version,) = VERSION.findall(source.read_text(encoding="utf-8"))
     config.site_name = f"teka {version}"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the notebooks as pages, and the result files of benchmarks."""
+    """Add a page for each notebook, and the JSON result files of the benchmarks."""
     root = Path(config.config_file_path).parent
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = notebook.src_uri.removesuffix(".ipynb") + ".md"
@@ -50,9 +50,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links to result files at their copies, and links to notebooks at their pages.
+    """Adapt the links of a page to the files of the site.
 
-    Links to other files of `reproduction`, which the site does not contain, become text.
+    A link to a benchmark result points to its copy in the site, and a link to a notebook points to
+    its page. The site has no other files of the folder `reproduction`, so links to them become text.
     """
     markdown = re.sub(
         r"\[([^\]]+)\]\((?:\.\./)+reproduction/(?!benchmarks/\w+\.json)[^)]*\)", r"\1", markdown
@@ -61,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def markdown_of_notebook(text: str, name: str) -> str:
-    """Return a notebook as Markdown: text, code, output and a link to the notebook."""
+    """Convert a notebook to Markdown with its text, code, output and a download link."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -82,10 +83,10 @@ def markdown_of_notebook(text: str, name: str) -> str:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace formulas by MathML, and keep a number and its interval on one line.
+    """Replace formulas by MathML, and prevent line breaks around the sign ±.
 
     Raises:
-        ValueError: The converter does not know a TeX command.
+        ValueError: A formula contains a TeX command that the converter does not support.
     """
 
     def mathml(match: re.Match[str]) -> str:
