@@ -43,13 +43,13 @@ def name_of(page: Path) -> str:
 
 
 def code_files(page: Path) -> list[str]:
-    """The source files that a page says it is about."""
+    """Return the source files in the line `Code:` of a page."""
     line = re.search(r"^Code: (.*?)\n\n", TEXTS[page], flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`([^`]+\.py)`", line[1]) if line else []
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as Python-Markdown makes them."""
+    """Return the anchors that Python-Markdown makes of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", TEXTS[page], flags=re.MULTILINE)
     plain = [
         re.sub(r"[^\w\s-]", "", heading.encode("ascii", "ignore").decode()).strip().lower()
@@ -102,7 +102,7 @@ def test_formulas_are_closed():
 
 
 def run_code(page: str) -> dict[str, Any]:
-    """Run the Python of a page from top to bottom; its names."""
+    """Run the Python code of a page from top to bottom, and return its variables."""
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", TEXTS[DOCS / page], flags=re.DOTALL):
         exec(compile(block, page, "exec"), names)
@@ -209,7 +209,7 @@ def test_every_system_of_the_papers_has_code_and_tests():
                     package = getattr(package, part)
 
 
-# What the pages claim, in numbers.
+# Formulas and numbers of the pages and of the docstrings.
 
 angle = st.floats(-3, 3)
 
@@ -218,27 +218,27 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def encode(place: float, frequency: float) -> Tensor:
+def encode(position: float, frequency: float) -> Tensor:
     return torch.tensor(
-        [math.sin(frequency * place), math.cos(frequency * place)], dtype=torch.float64
+        [math.sin(frequency * position), math.cos(frequency * position)], dtype=torch.float64
     )
 
 
 @given(angle, angle, angle, angle, angle)
-def test_lemma_1_holds_for_query_key_products(alpha, beta, frequency, here, there):
+def test_lemma_1_holds_for_query_key_products(alpha, beta, frequency, query_position, key_position):
     matrix = torch.tensor([[alpha, beta], [-beta, alpha]], dtype=torch.float64)
-    phase = frequency * (here - there)
-    product = encode(here, frequency) @ matrix @ encode(there, frequency)
+    phase = frequency * (query_position - key_position)
+    product = encode(query_position, frequency) @ matrix @ encode(key_position, frequency)
     assert float(product) == pytest.approx(
         alpha * math.cos(phase) + beta * math.sin(phase), abs=1e-12
     )
 
 
 def test_lemma_1_fails_for_transposed_products():
-    turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    rotation = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     key = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
-    query = (turn @ key.inverse()).T
-    torch.testing.assert_close(query.T @ key, turn)
+    query = (rotation @ key.inverse()).T
+    torch.testing.assert_close(query.T @ key, rotation)
     matrix = query @ key.T
     assert sorted([float(matrix[0, 1]), float(matrix[1, 0])]) == [-2.0, 0.5]
     before, after = (
@@ -251,11 +251,11 @@ def test_lemma_1_fails_for_transposed_products():
 def test_shift_rotates_the_draw_of_the_joint_form(shift, alpha):
     matrix = torch.tensor([[alpha, 0.7], [-0.7, alpha]], dtype=torch.float64)
     cosine, sine = math.cos(shift), math.sin(shift)
-    turn = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
+    rotation = torch.tensor([[cosine, -sine], [sine, cosine]], dtype=torch.float64)
     draw = torch.tensor([0.4, -1.3], dtype=torch.float64)
-    moved = (encode(0.2 + shift, 1.0) @ matrix + encode(1.1 + shift, 1.0)) @ draw
-    turned = (encode(0.2, 1.0) @ matrix + encode(1.1, 1.0)) @ (turn @ draw)
-    assert float(moved) == pytest.approx(float(turned), abs=1e-12)
+    shifted_positions = (encode(0.2 + shift, 1.0) @ matrix + encode(1.1 + shift, 1.0)) @ draw
+    rotated_draw = (encode(0.2, 1.0) @ matrix + encode(1.1, 1.0)) @ (rotation @ draw)
+    assert float(shifted_positions) == pytest.approx(float(rotated_draw), abs=1e-12)
 
 
 def moments_by_quadrature(estimate) -> tuple[float, float]:
@@ -346,8 +346,8 @@ def test_error_of_taylor_2():
     )
 
 
-def moved(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """The tensor at x − steps, and 0 where that lies outside."""
+def shift_with_zeros(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """Shift a tensor by whole cells, and fill with 0."""
     rolled = torch.roll(tensor, steps, dims=tuple(range(tensor.ndim)))
     for axis, step in enumerate(steps):
         if step:
@@ -375,20 +375,11 @@ def test_running_sums_and_differences_equal_the_rings(shape):
         back = tuple(-offset for offset in step)
         behind, ahead = [rings[0]], [torch.zeros_like(values)]
         for ring in range(1, num_rings):
-            behind.append(rings[ring] + moved(behind[-1], step))
-            ahead.append(moved(rings[ring - 1] + ahead[-1], back))
+            behind.append(rings[ring] + shift_with_zeros(behind[-1], step))
+            ahead.append(shift_with_zeros(rings[ring - 1] + ahead[-1], back))
         rings = [left + right for left, right in zip(behind, ahead, strict=True)]
     for ring, expected in zip(rings, rings_by_definition(values, num_rings), strict=True):
         torch.testing.assert_close(ring, expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("num_axes", "size"), [(1, lambda r: 2), (2, lambda r: 4 * r), (3, lambda r: 4 * r * r + 2)]
-)
-def test_number_of_cells_in_a_ring(num_axes, size):
-    steps = torch.cartesian_prod(*[torch.arange(-4, 5)] * num_axes).reshape(-1, num_axes)
-    counts = torch.bincount(steps.abs().sum(-1))
-    assert [int(counts[ring]) for ring in (1, 2, 3, 4)] == [size(ring) for ring in (1, 2, 3, 4)]
 
 
 @given(st.integers(0, 10_000))
@@ -406,16 +397,18 @@ def test_running_maximum_rescales_the_causal_state(seed):
             features[token], values[token]
         )
         factors = torch.exp(log_scale[: token + 1] - log_scale[: token + 1].max())
-        truth = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
-        torch.testing.assert_close(state, truth, rtol=1e-12, atol=1e-12)
+        expected = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
+        torch.testing.assert_close(state, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])
 def test_jacobi_anger_is_negative_until_the_stated_order(sharpness, first):
     angles = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:-1]
-    truth = torch.exp(sharpness * torch.cos(angles))
+    expected = torch.exp(sharpness * torch.cos(angles))
     waves = [torch.cos(order * angles) for order in range(first + 4)]
-    terms = [(truth * wave).mean() * wave * (2 if order else 1) for order, wave in enumerate(waves)]
+    terms = [
+        (expected * wave).mean() * wave * (2 if order else 1) for order, wave in enumerate(waves)
+    ]
     lowest = [float(torch.stack(terms[: order + 1]).sum(0).min()) for order in range(first + 4)]
     assert all(value > 0 for value in lowest[first:])
     assert first == 1 or lowest[first - 1] < 0
