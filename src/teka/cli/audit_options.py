@@ -166,7 +166,7 @@ class AuditOptions:
             image_size=images.image_size,
             num_images=images.images or None,
             placed_size=self.shifts.placed_size,
-            shift="before" if images.shift_before_resize else "after",
+            shift_before_resize=images.shift_before_resize,
             labelled=not images.ignore_labels,
             held_out=held_out,
             read=read,

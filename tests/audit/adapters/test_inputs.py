@@ -70,7 +70,7 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
 
 def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(arrays):
     subject = model_of(Preprocessing(1, (10, 8)))
-    case = make_inputs(subject, arrays, SETTINGS, shift="before")
+    case = make_inputs(subject, arrays, SETTINGS, shift_before_resize=True)
     assert tuple(case.images.shape) == (12, 1, 20, 24)
     after = make_inputs(subject, arrays, SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
@@ -82,14 +82,13 @@ def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_b
 ):
     write_pictures(tmp_path, ("a", "b"), colour=False)
     mnist = load("mnist", loaders=LOCAL_LOADERS)
-    case = make_inputs(mnist, str(tmp_path), SETTINGS, shift="before", labelled=False)
+    case = make_inputs(mnist, str(tmp_path), SETTINGS, shift_before_resize=True, labelled=False)
     assert tuple(case.images.shape[1:]) == (1, 9, 7)
     assert call_model(case.function, case.images, str).values.shape[1:] == (10,)
     # Of digits it is the canvas that has a size.
-    assert tuple(make_inputs(mnist, "digits", SETTINGS, shift="before").images.shape[2:]) == (
-        28,
-        28,
-    )
+    assert tuple(
+        make_inputs(mnist, "digits", SETTINGS, shift_before_resize=True).images.shape[2:]
+    ) == (28, 28)
 
 
 def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(arrays):
@@ -148,8 +147,6 @@ def test_a_mode_of_another_size_stands_alone():
         place_for_modes(subject, SETTINGS, 20)
     with pytest.raises(ValueError, match="less than half"):
         place_for_modes(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
-    with pytest.raises(ValueError, match="one of 'after', 'before'"):
-        make_inputs(subject, "digits", SETTINGS, shift="never")
 
 
 def test_a_model_of_any_size_keeps_the_images(arrays):

@@ -246,16 +246,15 @@ def test_unsupported_settings_are_errors(settings, message):
 
 
 def test_the_preprocessing_of_a_folder_is_found(tmp_path):
-    assert find_preprocessing(str(tmp_path), 3) == (None, "")
+    assert find_preprocessing(str(tmp_path), 3) is None
     with quiet():
         transformers.ViTImageProcessor(size={"height": 7, "width": 7}).save_pretrained(tmp_path)
-    transform, note = find_preprocessing(str(tmp_path), 3)
+    transform = find_preprocessing(str(tmp_path), 3)
     assert transform is not None
     assert (transform.resize, transform.normalization) == (
         (7, 7),
         Normalize((0.5,) * 3, (0.5,) * 3),
     )
-    assert note == ""
     for file in tmp_path.iterdir():
         file.write_text("{")
     with pytest.raises(ValueError, match="a model with an image processor"):

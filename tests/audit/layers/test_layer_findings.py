@@ -1,5 +1,6 @@
 import pytest
 
+from teka.audit.layers.layer_errors import error_limit
 from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.movement import Movement
 
@@ -40,8 +41,8 @@ def findings(*layers, threshold=1e-4):
 
 
 def test_the_limit_is_the_threshold_or_ten_times_the_noise():
-    assert finding("a", noise=1e-6).limit(1e-4) == 1e-4
-    assert finding("a", noise=1e-3).limit(1e-4) == pytest.approx(1e-2)
+    assert error_limit(1e-4, noise=1e-6) == 1e-4
+    assert error_limit(1e-4, noise=1e-3) == pytest.approx(1e-2)
 
 
 def test_the_biggest_jumps_come_first_and_small_or_unknown_ones_not_at_all():

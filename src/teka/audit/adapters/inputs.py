@@ -19,7 +19,7 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.caveats import Caveat, other_scale, resized
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
-from teka.checks import check_image_size, check_name, check_sizes
+from teka.checks import check_image_size, check_sizes
 from teka.codec import encode
 from teka.data import load, resize_bilinear
 from teka.data.custom_images import find_pictures, has_pictures, read_npz
@@ -29,14 +29,6 @@ from teka.data.pictures import GRAY_MODES, SUFFIXES, read_header, read_picture, 
 from teka.errors import wrong_argument, wrong_value
 
 _IMAGES_AT_ONCE = 256
-
-
-# Names of the audited images in reports, by their part of the data set.
-PARTS = {
-    "test": ("test images", ""),
-    "all": ("images", " (no test part declared)"),
-    "held out": ("held-out images", " (the fifth that training did not use)"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +43,7 @@ class AuditImages:
         class_names: Names of the classes, or None.
         image_size: Size of the images in the data set, or None if they have several sizes.
         num_available: Number of images that could be used.
-        part: Part of the data set, a name in `PARTS`.
+        description: Number of images, and the part of the data set that they come from.
     """
 
     name: str
@@ -61,13 +53,7 @@ class AuditImages:
     class_names: tuple[str, ...] | None
     image_size: tuple[int, int] | None
     num_available: int
-    part: str
-
-    @property
-    def words(self) -> str:
-        """Number of images and the part of the data set that they come from."""
-        kind, remark = PARTS[self.part]
-        return f"{len(self.images):,} of {self.num_available:,} {kind} of {self.name}{remark}"
+    description: str
 
 
 def load_images(
@@ -95,9 +81,13 @@ def load_images(
     source = _find_images(data, data_dir, image_size)
     if not len(source.images):
         raise wrong_argument(f"the test images of {data}", "none", "at least one")
-    part, available = source.part, torch.arange(len(source.images))
-    if part == "all" and held_out:
-        part, available = "held out", hold_out_test(len(source.images))[1]
+    available = torch.arange(len(source.images))
+    kind, remark = "test images", ""
+    if source.part == "all" and held_out:
+        available = hold_out_test(len(source.images))[1]
+        kind, remark = "held-out images", " (the fifth that training did not use)"
+    elif source.part == "all":
+        kind, remark = "images", " (no test part declared)"
     chosen = available[_choose(len(available), num_images, seed)]
     if isinstance(source.images, Tensor):
         images = source.images[chosen].to(torch.float32)
@@ -110,9 +100,9 @@ def load_images(
         files = [source.images[index] for index in chosen.tolist()]
         placed, size = read_pictures(files, transform, image_size)
     labels = None if source.labels is None else source.labels[chosen]
-    return AuditImages(
-        data, placed, labels, source.num_classes, source.class_names, size, len(available), part
-    )
+    description = f"{len(chosen):,} of {len(available):,} {kind} of {data}{remark}"
+    classes = source.num_classes, source.class_names
+    return AuditImages(data, placed, labels, *classes, size, len(available), description)
 
 
 class _Source(NamedTuple):
@@ -224,10 +214,6 @@ def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]
     return "crop" if is_photograph else "circular", reason
 
 
-# Order of the shift and of the resize to the model's size.
-RESIZING = ("before", "after")
-
-
 @dataclass(frozen=True, eq=False)
 class AuditInputs:
     """Model, images and settings of an audit.
@@ -260,7 +246,7 @@ def make_inputs(
     image_size: Size = None,
     num_images: int | None = None,
     placed_size: Size = None,
-    shift: str = "after",
+    shift_before_resize: bool = False,
     labelled: bool = True,
     held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_images,
@@ -275,20 +261,18 @@ def make_inputs(
         image_size: Size to which images are resized first.
         num_images: Maximum number of images. Default: all.
         placed_size: Size of the images in modes `crop` and `canvas`, before the crop or canvas.
-        shift: Whether to shift images "before" or "after" the resize to the model's size.
+        shift_before_resize: Whether to shift images before the resize to the model's size.
         labelled: Whether to use the labels.
         held_out: Whether to use only the held-out fifth of data without a test part. Default: if
             the model was trained on the data.
         read: Function that loads the images. To share images between models, pass one
             `functools.cache(load_images)` for all.
     """
-    check_name("shift", shift, RESIZING)
-    is_before = shift == "before"
     # Digits have the size of their canvas, so they are not resized.
-    is_sized_first = (not is_before or data == "digits") and not data.endswith(".npz")
+    is_sized_first = (not shift_before_resize or data == "digits") and not data.endswith(".npz")
     if image_size is None and subject.loads_at_input_size and is_sized_first:
         image_size = subject.input_size
-    if is_before:
+    if shift_before_resize:
         function, transform = subject.with_placement(), Preprocessing(subject.in_channels)
     else:
         function = subject.function
@@ -304,9 +288,10 @@ def make_inputs(
     if chosen.image_size is not None:
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
         max_shift = max(max(map(abs, steps)) for steps in shifts)
-        scaled = (subject.transform if is_before else transform).resized_size(chosen.image_size)
-        caveats += resized(chosen.image_size, scaled, before_resize=is_before, max_shift=max_shift)
-    if not is_before:
+        resizing = subject.transform if shift_before_resize else transform
+        sizes = chosen.image_size, resizing.resized_size(chosen.image_size)
+        caveats += resized(*sizes, before_resize=shift_before_resize, max_shift=max_shift)
+    if not shift_before_resize:
         caveats += other_scale(subject.transform.resize, transform.resize)
     labels, names = None, subject.class_names
     if chosen.labels is not None and labelled and settings.output in MULTILABEL:
@@ -326,14 +311,15 @@ def make_inputs(
     data_facts = {
         "name": chosen.name,
         "image_size": encode(chosen.image_size),
-        "used": chosen.words,
+        "used": chosen.description,
         "available_images": chosen.num_available,
         "preprocessing": preprocessing or "none",
         "data_class_names": encode(chosen.class_names),
     }
+    order = "before" if shift_before_resize else "after"
     known = {
         "class_names": names,
-        "model_facts": {**subject.describe(), "shifted": f"{shift} resizing"},
+        "model_facts": {**subject.describe(), "shifted": f"{order} resizing"},
         "data_facts": data_facts,
         "caveats": tuple(caveats),
     }
@@ -341,7 +327,7 @@ def make_inputs(
     if subject.module is not None:
         kind += f", {known['model_facts']['parameters']:,} parameters"
     size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
-    details = ", ".join(filter(None, (chosen.words, size, preprocessing)))
+    details = ", ".join(filter(None, (chosen.description, size, preprocessing)))
     unknown = "" if subject.declares_preprocessing else "its normalization is unknown: see --mean"
     notes = "; ".join(filter(None, (unknown, subject.note)))
     description = f"{subject.name} ({kind}) on {details}{f' ({notes})' if notes else ''}"

@@ -14,6 +14,7 @@ from teka.data.custom_images import class_numbers
 from teka.errors import wrong_argument, wrong_value
 
 _WORDNET_ID = re.compile(r"n[0-9]{8}")
+_NAMES = "the class names of the data"
 _NUM_NAMED = 3  # names that a message lists
 _HINT = "Rename the classes, or leave the labels out with --ignore-labels."
 
@@ -46,25 +47,23 @@ def match_labels(
     """
     names, known = class_names or (), model.class_names or ()
     num_known = len(known) or model.num_classes
-    candidates = _find_candidates(names, known)
+    numbers = class_numbers(names)
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))
-    if any(candidates):
-        _check_one_to_one(candidates, names, known, model)
-        return labels.new_tensor([indices[0] for indices in candidates])[labels], []
-    numbers = class_numbers(names) if names else None
+    candidates = _find_candidates(names, known)
+    if any(candidates) or (names and known and numbers is None and not is_wordnet):
+        return labels.new_tensor(_check_one_to_one(candidates, names, known, model))[labels], []
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, model)
-    if names and known and not is_wordnet:
-        _check_one_to_one(candidates, names, known, model)
     if num_known not in (None, num_classes):
         expected = f"{num_known}, the classes of {model.name}, or names that are among its own"
         raise wrong_value("the number of the data's classes", num_classes, expected, _HINT)
+    if not is_wordnet and bool(names) == bool(known):
+        return labels, []
+    reason = "The data have no class names"
     if is_wordnet:
         reason = f"The class names of the data are WordNet ids, which {model.name} does not use"
-    elif bool(names) == bool(known):
-        return labels, []
-    else:
-        reason = f"{model.name} has no class names" if names else "The data have no class names"
+    elif names:
+        reason = f"{model.name} has no class names"
     message = f"{reason}: class k of the data was taken for class k of the model."
     if names:
         first = _list(f"{index} is {name!r}" for index, name in enumerate(names))
@@ -84,25 +83,19 @@ def _match_numbers(
         return labels, [_caveat(message)]
     if min(numbers) < 0 or max(numbers) >= (num_known or math.inf):
         limit = f"classes of {model.name}, from 0 to {num_known - 1}" if num_known else "at least 0"
-        raise wrong_value(
-            "the numbers that the folders are named by",
-            f"from {min(numbers)} to {max(numbers)}",
-            limit,
-            _HINT,
-        )
+        given = f"from {min(numbers)} to {max(numbers)}"
+        raise wrong_value("the numbers that the folders are named by", given, limit, _HINT)
+    message = f"Folders are named by numbers: folder k was taken for class k of {model.name}."
     as_text = sorted(map(str, numbers))
     moved = [index for index, number in enumerate(numbers) if as_text[index] != str(number)]
-    caveats = []
-    if list(numbers) != list(range(count)) or moved or model.class_names is not None:
-        message = f"Folders are named by numbers: folder k was taken for class k of {model.name}."
-        if moved:
-            message += (
-                " If the model was trained with torchvision's ImageFolder, which sorts names as "
-                f"text, its class {moved[0]} is folder {as_text[moved[0]]}, and the accuracy here "
-                "is wrong."
-            )
-        caveats = [_caveat(message)]
-    return labels.new_tensor(list(numbers))[labels], caveats
+    if moved:
+        message += (
+            " If the model was trained with torchvision's ImageFolder, which sorts names as text, "
+            f"its class {moved[0]} is folder {as_text[moved[0]]}, and the accuracy here is wrong."
+        )
+    is_obvious = list(numbers) == list(range(count)) and not moved and model.class_names is None
+    indices = labels.new_tensor(list(numbers))[labels]
+    return indices, [] if is_obvious else [_caveat(message)]
 
 
 def _normalize(name: str) -> str:
@@ -137,22 +130,23 @@ def _check_one_to_one(
     names: Sequence[str],
     known: Sequence[str],
     model: LoadedModel,
-) -> None:
-    argument = "the class names of the data"
+) -> list[int]:
+    """Return the index of the one known name that each name matches."""
     unmatched = [name for name, indices in zip(names, candidates, strict=True) if not indices]
     if unmatched:
         expected = f"among those of {model.name}, {_list(map(repr, known))}"
-        raise wrong_argument(argument, _list(map(repr, unmatched)), expected, _HINT)
+        raise wrong_argument(_NAMES, _list(map(repr, unmatched)), expected, _HINT)
     owners: dict[int, str] = {}
-    for name, indices in zip(names, candidates, strict=True):
-        if len(indices) > 1:
-            matches = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
+    for name, (index, *others) in zip(names, candidates, strict=True):
+        if others:
+            matches = " and ".join(f"{known[each]!r} ({each})" for each in (index, others[0]))
             expected = f"one class of {model.name} each"
-            raise wrong_argument(argument, f"{name!r}, which matches {matches}", expected, _HINT)
-        other = owners.setdefault(indices[0], name)
-        if other != name:
-            both = f"{other!r} and {name!r}, which both match {known[indices[0]]!r}"
-            raise wrong_argument(argument, both, f"different classes of {model.name}", _HINT)
+            raise wrong_argument(_NAMES, f"{name!r}, which matches {matches}", expected, _HINT)
+        if index in owners:
+            both = f"{owners[index]!r} and {name!r}, which both match {known[index]!r}"
+            raise wrong_argument(_NAMES, both, f"different classes of {model.name}", _HINT)
+        owners[index] = name
+    return list(owners)
 
 
 def _caveat(message: str) -> Caveat:

@@ -1,8 +1,11 @@
 """Model under audit: a function of images in [0, 1], with its properties."""
 
+import io
+import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -212,6 +215,19 @@ def read_as(model: str, expected: str) -> Iterator[None]:
         yield
     except EXTERNAL_ERRORS as error:
         raise wrong_value("model", model, f"{expected} ({error_message(error)})") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Return a context without log messages, warnings and progress bars of libraries."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 @contextmanager

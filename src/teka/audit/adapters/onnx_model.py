@@ -233,7 +233,7 @@ def _read_transform(
         shape = [shape[0], shape[3], *shape[1:3]]
     _, channels, height, width = shape
     size = None if height is None or width is None else (height, width)
-    own, _ = find_preprocessing(str(file.parent), channels or 3)
+    own = find_preprocessing(str(file.parent), channels or 3)
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
         transform = transform.resized_to(size)

@@ -31,13 +31,11 @@ def resize(images: Images, size: tuple[int, int], resampling: str) -> Resized:
         mode = INTERPOLATIONS[resampling]
         resized = interpolate(images, size, mode=mode, antialias=resampling != "nearest")
     else:
-        require("PIL", "resizing needs", "teka[audit]")
-        from PIL import Image
-
-        method, (height, width) = Image.Resampling[resampling.upper()], size
+        pillow: Any = require("PIL.Image", "resizing needs", "teka[audit]")
+        method, (height, width) = pillow.Resampling[resampling.upper()], size
         planes = images.detach().cpu().flatten(0, 1)
         planes = planes if planes.dtype == torch.uint8 else planes.float()
-        pictures = [Image.fromarray(plane.numpy()) for plane in planes]
+        pictures = [pillow.fromarray(plane.numpy()) for plane in planes]
         arrays = [np.asarray(picture.resize((width, height), method)) for picture in pictures]
         resized = torch.from_numpy(np.stack(arrays)).to(images).unflatten(0, images.shape[:2])
     if not images.is_floating_point():

@@ -1,10 +1,7 @@
 """Loading of programs that torch saved with their weights: TorchScript and `torch.export`."""
 
-import logging
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.load_options import LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, read_as, tensors_only, wrap_module
+from teka.audit.adapters.loaded_model import LoadedModel, quiet, read_as, tensors_only, wrap_module
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import calling
 from teka.errors import wrong_value
@@ -93,23 +90,10 @@ def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
         )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence log messages of torch about a damaged file, because the error says the same."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-
-
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript file of `torch.jit.save`."""
     check_trusted(path, load_options, "A TorchScript program can read and write any file")
-    with read_as(path, "a program of TorchScript"), _quiet(), calling():
+    with read_as(path, "a program of TorchScript"), quiet(), calling():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
@@ -130,7 +114,7 @@ def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
     check_trusted(path, load_options, "A torch.export program can run any code")
-    with tensors_only(path, "a program of torch.export"), _quiet(), calling():
+    with tensors_only(path, "a program of torch.export"), quiet(), calling():
         program = torch.export.load(expand_user(path))
         program_module = program.module()
     names = program.graph_signature.user_inputs

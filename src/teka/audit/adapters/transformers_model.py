@@ -1,7 +1,6 @@
 """Loading of vision models of `transformers`, with the preprocessing of their image processors."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, read_as, read_class_names, wrap_module
+from teka.audit.adapters.loaded_model import (
+    LoadedModel,
+    quiet,
+    read_as,
+    read_class_names,
+    wrap_module,
+)
 from teka.audit.adapters.preprocessing import RESAMPLINGS, Preprocessing
 from teka.audit.adapters.verify_transform import measure_normalization, verify_against_library
 from teka.checks import check_image_size
@@ -116,15 +121,15 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     source = source.removeprefix("transformers:")
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
-    with _quiet(library):
-        output, models = _find_task(library, source)
+    with quiet():
+        config, output, models = _find_task(library, source)
         if load_options.weights is None:
             module = _load_weights(models, source, output)
         else:
-            module = load_options.fill(_initialize(library, models, source, load_options))
+            module = load_options.fill(_initialize(models, config, source, load_options))
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
-        own, note = find_preprocessing(source, in_channels, output)
+        own = find_preprocessing(source, in_channels, output)
     transform = own or Preprocessing(in_channels)
     side = getattr(vision, "image_size", None)
     if transform.resize is None and transform.crop is None and side is not None:
@@ -133,6 +138,8 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     if output != "features":
         class_names = read_class_names(module.config.id2label)
         known = {"class_names": class_names, "num_classes": module.config.num_labels}
+    if own is not None and output == "boxes":
+        known["note"] = "images are not resized by the image processor"
     return wrap_module(
         _as_image_encoder(module).eval(),
         folder.name if folder.is_dir() else source,
@@ -141,33 +148,23 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         load_options,
         is_declared=own is not None,
         output=output,
-        note=note,
         **known,
     )
 
 
 class ImageEncoder(nn.Module):
-    """Image encoder of a model of images and text, such as CLIP."""
+    """Encoder of images in a model that also encodes text (CLIP) or masks patches (ViTMAE)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model, self.config = model, model.config
+        if hasattr(self.config, "mask_ratio"):
+            self.config.mask_ratio = 0.0
 
     def forward(self, pixel_values: Tensor) -> object:
-        """Return the image features that the model compares with texts."""
-        return self.model.get_image_features(pixel_values=pixel_values)
-
-
-class UnmaskedEncoder(nn.Module):
-    """Encoder of a masked autoencoder without masking, so that it is deterministic."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model, self.config = model, model.config
-        self.config.mask_ratio = 0.0
-
-    def forward(self, pixel_values: Tensor) -> object:
-        """Return the output of the encoder."""
+        """Return the image features that the model compares with texts, or its output."""
+        if hasattr(self.model, "get_image_features"):
+            return self.model.get_image_features(pixel_values=pixel_values)
         num_patches = self.model.embeddings.patch_embeddings(pixel_values).shape[1]
         # The model sorts the patches by this noise, and draws it at random if it is not given.
         noise = torch.arange(num_patches, device=pixel_values.device).expand(len(pixel_values), -1)
@@ -176,16 +173,16 @@ class UnmaskedEncoder(nn.Module):
 
 def _as_image_encoder(module: Any) -> nn.Module:
     """Return the part of a model that encodes images, without random choices."""
-    if hasattr(module, "get_image_features"):
+    is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
+    if is_masked or hasattr(module, "get_image_features"):
         return ImageEncoder(module)
     if module.main_input_name != "pixel_values":
         raise wrong_value("the input of the model", module.main_input_name, "'pixel_values'")
-    is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
-    return UnmaskedEncoder(module) if is_masked else module
+    return module
 
 
-def _find_task(library: Any, source: str) -> tuple[str, Any]:
-    """Return the kind of a model's output and the class that loads the model."""
+def _find_task(library: Any, source: str) -> tuple[Any, str, Any]:
+    """Return a model's config, the kind of its output, and the class that loads the model."""
     with read_as(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_no_kernel(config)
@@ -197,7 +194,7 @@ def _find_task(library: Any, source: str) -> tuple[str, Any]:
     output, auto_class = TASKS[ending]
     if output == "auto":
         output = PROBLEMS.get(str(getattr(config, "problem_type", None)), output)
-    return output, getattr(library, auto_class or architecture)
+    return config, output, getattr(library, auto_class or architecture)
 
 
 def check_no_kernel(config: Any) -> None:
@@ -223,42 +220,21 @@ def _load_weights(models: Any, source: str, output: str) -> Any:
     return module
 
 
-def _initialize(library: Any, models: Any, source: str, load_options: LoadOptions) -> Any:
+def _initialize(models: Any, config: Any, source: str, load_options: LoadOptions) -> Any:
     """Return the model of a config with random weights."""
-    num_classes = load_options.num_classes
-    labels = {} if num_classes is None else {"num_labels": num_classes}
+    if load_options.num_classes is not None:
+        config.num_labels = load_options.num_classes
     with read_as(source, "a model of transformers by its config"), load_options.seeded():
-        config = library.AutoConfig.from_pretrained(source, trust_remote_code=False, **labels)
         return models.from_config(config, trust_remote_code=False)
 
 
-def find_preprocessing(
-    source: str, in_channels: int, output: str = "auto"
-) -> tuple[Preprocessing | None, str]:
-    """Return the preprocessing of a folder or hub id, or None, and a note for the reader."""
+def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
+    """Return the preprocessing of a folder or hub id, or None if it has no image processor."""
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        return None, ""
+        return None
     library: Any = require("transformers", "this model needs", "teka[audit]")
-    with _quiet(library), read_as(source, "a model with an image processor"):
+    with quiet(), read_as(source, "a model with an image processor"):
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
-    if output == "boxes":
-        # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.
-        note = "images are not resized by the image processor"
-        return read_processor(processor, in_channels, source, as_loaded=True), note
-    return read_processor(processor, in_channels, source), ""
-
-
-@contextlib.contextmanager
-def _quiet(library: Any) -> Iterator[None]:
-    """Return a context without progress bars and log messages of the library."""
-    logging = library.utils.logging
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bars:
-            logging.enable_progress_bar()
+    # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.
+    return read_processor(processor, in_channels, source, as_loaded=output == "boxes")

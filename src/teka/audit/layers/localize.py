@@ -39,6 +39,11 @@ THRESHOLD_ROUNDINGS = 4
 PART_FACTOR = 2.0
 
 
+def is_inside(name: str, module: str) -> bool:
+    """Return True if a module is a part of another one, by their names for display."""
+    return name.startswith(f"{module}.") or (module == "(model)" != name)
+
+
 @dataclass(frozen=True)
 class LayerBreak:
     """First layer in the order of execution whose error of one kind is above its limit.
@@ -102,15 +107,11 @@ class LayerFinding:
     border: tuple[tuple[int, int], ...] = ()
     errors: tuple[float | None, ...] = ()
 
-    def limit(self, threshold: int | float) -> float:
-        """Return the largest error of an equivariant layer: threshold or 10 times the noise."""
-        return error_limit(threshold, self.noise)
-
     def is_undecided(self, threshold: int | float) -> bool:
         """Return True if the largest error is above the threshold, but may be noise."""
         errors = (self.interior_error, self.border_error, self.aliasing_error, self.error)
         largest = max((error for error in errors if error is not None), default=0.0)
-        return threshold < largest <= self.limit(threshold)
+        return threshold < largest <= error_limit(threshold, self.noise)
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,17 @@ class LayerFindings:
         A fix is recommended if it applies to a layer that breaks equivariance first.
         """
         wraps = self.movement is None or self.movement.wraps
-        usual = [
-            fix for fix in FIXES.values() if fix.wraps in (None, wraps) and fix.kind in self.breaks
-        ]
-        return tuple(
-            fix.name
-            for fix in usual
-            if any(self._breaks_at(fix.kind, name) for name in self.mendable(fix.name))
-        )
+        advised = []
+        for fix in FIXES.values():
+            layer, names = self.breaks.get(fix.kind), self.mendable(fix.name)
+            if layer is None or fix.wraps not in (None, wraps):
+                continue
+            module = layer.name.partition(" (call ")[0]
+            # Positions may be held by a part of the module that adds them.
+            has_part = fix.kind == "interior" and any(is_inside(name, module) for name in names)
+            if module in names or has_part:
+                advised.append(fix.name)
+        return tuple(advised)
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
@@ -175,12 +179,6 @@ class LayerFindings:
         """Return the names of the layers to which a fix can be applied."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
-    def _breaks_at(self, kind: str, name: str) -> bool:
-        """Return True if a layer is the first break of a kind, or part of the breaking module."""
-        module = self.breaks[kind].name.partition(" (call ")[0]
-        around = kind == "interior" and (module == "(model)" or name.startswith(f"{module}."))
-        return module == name or around
-
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
         """Return the layers that increase the error most, in descending order.
 
@@ -190,19 +188,18 @@ class LayerFindings:
             count: Maximum number of layers.
         """
         rising = [
-            each
-            for each in self.findings
-            if each.added is not None and each.added > each.limit(self.threshold)
+            (finding.added, finding)
+            for finding in self.findings
+            if finding.added is not None
+            and finding.added > error_limit(self.threshold, finding.noise)
         ]
-
-        def explains(part: LayerFinding, whole: LayerFinding) -> bool:
-            inside = part is not whole and (
-                part.name.startswith(f"{whole.name}.") or whole.name == "(model)"
-            )
-            return inside and (part.added or 0.0) >= EXPLAINED_SHARE * (whole.added or 0.0)
-
-        own = [each for each in rising if not any(explains(part, each) for part in rising)]
-        return tuple(sorted(own, key=lambda each: -(each.added or 0.0))[:count])
+        own = []
+        for added, finding in rising:
+            parts = [more for more, part in rising if is_inside(part.name, finding.name)]
+            if max(parts, default=0.0) < EXPLAINED_SHARE * added:
+                own.append((added, finding))
+        own.sort(key=lambda jump: -jump[0])
+        return tuple(finding for _, finding in own[:count])
 
 
 def locate_layers(
