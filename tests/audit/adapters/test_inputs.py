@@ -43,7 +43,7 @@ def arrays(tmp_path):
     return str(tmp_path / "data.npz")
 
 
-def test_a_model_of_this_library_gets_data_as_its_training_did():
+def test_a_packaged_model_gets_images_as_in_training():
     case = make_inputs(load("mnist", loaders=LOCAL_LOADERS), "digits", SETTINGS, num_images=7)
     assert case.images.shape == (7, 1, 28, 28)
     assert case.known["caveats"] == ()
@@ -53,7 +53,7 @@ def test_a_model_of_this_library_gets_data_as_its_training_did():
     assert "360 of 360 test images of digits, 16 × 16" in every.description
 
 
-def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
+def test_resizing_to_the_model_is_reported(arrays):
     case = make_inputs(model_of(Preprocessing(1, 10, crop=(10, 8))), arrays, SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
@@ -68,7 +68,7 @@ def test_images_are_brought_to_the_models_size_and_that_is_said(arrays):
     assert case.known["data_facts"]["image_size"] == [20, 24]
 
 
-def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(arrays):
+def test_with_shift_before_resize_the_function_resizes(arrays):
     subject = model_of(Preprocessing(1, (10, 8)))
     case = make_inputs(subject, arrays, SETTINGS, shift_before_resize=True)
     assert tuple(case.images.shape) == (12, 1, 20, 24)
@@ -77,9 +77,7 @@ def test_shifting_before_resizing_leaves_the_images_and_resizes_in_the_function(
     assert "shifted and then resized" in case.known["caveats"][0].message
 
 
-def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_before_resizing(
-    tmp_path,
-):
+def test_a_packaged_model_gets_original_images_with_shift_before_resize(tmp_path):
     write_pictures(tmp_path, ("a", "b"), colour=False)
     mnist = load("mnist", loaders=LOCAL_LOADERS)
     case = make_inputs(mnist, str(tmp_path), SETTINGS, shift_before_resize=True, labelled=False)
@@ -91,7 +89,7 @@ def test_a_model_of_this_library_gets_data_as_they_are_where_these_are_shifted_b
     ) == (28, 28)
 
 
-def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(arrays):
+def test_models_with_equal_placement_share_images(arrays):
     grey = Preprocessing(1, (10, 8), normalization=Normalize((0.5,), (0.5,)))
     others = (
         dataclasses.replace(grey, normalization=None),
@@ -105,7 +103,7 @@ def test_models_that_see_the_same_pixels_share_them_whatever_numbers_they_make(a
     assert other is not first
 
 
-def test_labels_are_the_models_or_left_out(arrays):
+def test_labels_can_be_left_out(arrays):
     assert make_inputs(model_of(Preprocessing()), arrays, SETTINGS).labels is not None
     assert (
         make_inputs(model_of(Preprocessing(), 9), arrays, SETTINGS, labelled=False).labels is None
@@ -118,7 +116,7 @@ def test_labels_are_the_models_or_left_out(arrays):
     ("mode", "placed", "field"),
     [("crop", (20, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")],
 )
-def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
+def test_crops_and_canvases_have_the_size_of_the_model(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
     transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16))), settings)
     # Shifts reach 1 along dy and 2 along dx; the room for them around a window is even.
@@ -128,7 +126,7 @@ def test_windows_and_canvases_are_what_the_model_sees(mode, placed, field):
     assert movement.seen_size(placed) == (16, 16)
 
 
-def test_a_picture_that_is_resized_and_cropped_keeps_its_shape():
+def test_crop_and_canvas_keep_the_aspect_ratio():
     subject = model_of(Preprocessing(3, 256, crop=(224, 224)))
     settings = AuditSettings(shifts=((0, 0), (16, 16)), modes=("crop",))
     assert place_for_modes(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
@@ -139,7 +137,7 @@ def test_a_picture_that_is_resized_and_cropped_keeps_its_shape():
     assert place_for_modes(subject, canvas)[0] == Preprocessing(3, 192, crop=(192, 192))
 
 
-def test_a_mode_of_another_size_stands_alone():
+def test_crop_and_canvas_must_be_the_only_mode():
     subject = model_of(Preprocessing(1, (16, 16)))
     with pytest.raises(ValueError, match="canvas alone"):
         place_for_modes(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
@@ -173,7 +171,7 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
     ],
     ids=str,
 )
-def test_photographs_are_seen_through_a_window_and_all_else_is_wrapped(tmp_path, sizes, expected):
+def test_large_pictures_are_cropped_and_small_ones_wrapped(tmp_path, sizes, expected):
     for label in ("cat", "dog"):
         (tmp_path / label).mkdir()
         for index, (mode, *size) in enumerate(sizes):
@@ -184,7 +182,7 @@ def test_photographs_are_seen_through_a_window_and_all_else_is_wrapped(tmp_path,
     assert usual_mode(tmp_path.name, tmp_path.parent)[0] == expected
 
 
-def test_data_sets_and_arrays_are_wrapped(arrays):
+def test_data_sets_and_arrays_have_circular_shifts(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
         assert usual_mode(data) == ("circular", "a data set of arrays")
 
@@ -194,7 +192,7 @@ def own_model(trained_on: str) -> LoadedModel:
 
 
 @pytest.mark.parametrize("kind", ["pictures", "arrays"])
-def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them(tmp_path, kind):
+def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_them(tmp_path, kind):
     data, other = tmp_path / "data", tmp_path / "other"
     write_pictures(data, ("ant", "bee"))
     if kind == "arrays":
@@ -221,7 +219,7 @@ def test_without_a_test_part_all_images_are_used_but_for_a_model_trained_on_them
     assert few.known["data_facts"]["used"].startswith("4 of 9 images")
 
 
-def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():
+def test_images_keep_their_order_and_fewer_are_a_subset():
     every = load_images("digits", Preprocessing())
     assert torch.equal(every.images, load_data("digits").test.images)
     assert (every.num_available, every.num_classes, every.image_size) == (360, 10, (16, 16))
@@ -239,13 +237,13 @@ def test_they_are_test_images_in_their_order_and_fewer_are_part_of_more():
     )
 
 
-def test_they_get_the_models_channels_and_size():
+def test_images_get_the_channels_and_size_of_the_model():
     found = load_images("digits", Preprocessing(3, (11, 13)), image_size=12, num_images=5)
     assert tuple(found.images.shape) == (5, 3, 11, 13)
     assert found.image_size == (12, 12)
 
 
-def test_arrays_are_read_and_bytes_resized_in_whole_levels(tmp_path):
+def test_arrays_are_resized_in_whole_levels(tmp_path):
     levels = np.random.default_rng(0).integers(0, 256, (10, 9, 7, 3), dtype=np.uint8)
     labels = np.arange(10) % 4
     np.savez(
@@ -262,17 +260,17 @@ def test_arrays_are_read_and_bytes_resized_in_whole_levels(tmp_path):
     )
 
 
-def test_of_fewer_images_than_asked_for_all_are_taken():
+def test_all_images_are_used_if_there_are_fewer_than_requested():
     assert len(load_images("digits", Preprocessing(), num_images=361).images) == 360
 
 
 @pytest.mark.parametrize(("number", "seed", "said"), [(0, 0, "images"), (5, -1, "seed")])
-def test_no_images_and_a_negative_seed_are_refused(number, seed, said):
+def test_zero_images_and_a_negative_seed_are_errors(number, seed, said):
     with pytest.raises(ValueError, match=f"{said} must be"):
         load_images("digits", Preprocessing(), num_images=number, seed=seed)
 
 
-def test_data_that_are_not_there_are_named():
+def test_missing_data_are_an_error():
     with pytest.raises(ValueError, match="Did you mean 'digits'"):
         load_images("digitz", Preprocessing())
 
@@ -290,7 +288,7 @@ def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
 
 @pytest.mark.parametrize("parted", [False, True])
 @pytest.mark.parametrize("colour", [False, True])
-def test_the_pictures_are_those_of_the_loaded_data_set(tmp_path, parted, colour):
+def test_pictures_equal_those_of_the_data_set(tmp_path, parted, colour):
     for part in ("train", "test") if parted else (".",):
         write_pictures(tmp_path / part, ("bee", "ant"), colour=colour)
     found = load_images(str(tmp_path), Preprocessing(), held_out=not parted)
@@ -325,7 +323,7 @@ def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
     assert read_pictures(files, Preprocessing(), 4)[1] == (4, 4)
 
 
-def test_a_picture_that_cannot_be_looked_at_is_left_to_be_read(tmp_path, monkeypatch):
+def test_unreadable_pictures_are_reported_when_they_are_read(tmp_path, monkeypatch):
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert usual_mode(str(tmp_path))[0] == "circular"
@@ -348,6 +346,6 @@ def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tm
     assert "--mean 0.485 0.456 0.406 --std" in caveats[0].message
 
 
-def test_what_is_no_folder_of_classes_is_an_error(tmp_path):
+def test_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="at least two sub-folders of pictures"):
         load_images(str(tmp_path), Preprocessing())

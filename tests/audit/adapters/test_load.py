@@ -51,13 +51,13 @@ def file(tmp_path, monkeypatch):
     sys.modules.pop("beside", None)
 
 
-def test_every_form_is_told_by_its_look(vit_folder, file):
+def test_loaders_are_chosen_by_the_form_of_the_name(vit_folder, file):
     shutil.copytree(vit_folder, file.parent / "vit")
     kinds = [load(spec).kind for spec in ("vit", "transformers:vit", "mine.py:network")]
     assert kinds == ["transformers", "transformers", "factory"]
 
 
-def test_further_loaders_are_asked_first_and_the_number_of_classes_is_held(file):
+def test_additional_loaders_come_first_and_the_number_of_classes_is_checked(file):
     made = LoadedModel("seven", "mine", lambda images: images, num_classes=7)
     loader = Loader("a number", str.isdigit, lambda spec, load_options: made)
     assert load("7", LoadOptions(num_classes=7), loaders=[loader]) is made
@@ -81,7 +81,7 @@ def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
         load(str(tmp_path / "model.pt"))
 
 
-def test_a_module_of_a_function_is_taken_in_the_mode_it_comes_in_and_the_import_path_left(file):
+def test_a_function_can_return_a_module(file):
     before = list(sys.path)
     subject = load_factory(f"{file}:network", LoadOptions(input_size=(2, 3)))
     assert sys.path == before
@@ -94,7 +94,7 @@ def test_a_module_of_a_function_is_taken_in_the_mode_it_comes_in_and_the_import_
     assert tuple(answer.shape) == (5, 4)
 
 
-def test_a_callable_and_a_subject_will_do(file):
+def test_a_function_can_return_a_callable_or_a_loaded_model(file):
     assert load_factory(f"{file}:function").module is None
     subject = load_factory(f"{file}:subject")
     assert (subject.name, subject.transform.resize) == ("mine", (3, 3))
@@ -109,7 +109,7 @@ def test_a_callable_and_a_subject_will_do(file):
         ("", "path/module.py:function"),
     ],
 )
-def test_what_makes_no_model_is_an_error(file, name, said):
+def test_a_function_without_a_model_is_an_error(file, name, said):
     with pytest.raises(ValueError, match=said):
         load_factory(f"{file}:{name}")
 
@@ -173,7 +173,7 @@ def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
 @pytest.mark.parametrize(
     ("package", "load"), [("timm", load_timm), ("torchvision", load_torchvision)]
 )
-def test_a_missing_library_or_model_is_said(package, load):
+def test_a_missing_library_or_model_is_an_error(package, load):
     missing = importlib.util.find_spec(package) is None
     expected = f"pip install {package}" if missing else "no_such_model"
     with pytest.raises(ImportError if missing else ValueError, match=expected):

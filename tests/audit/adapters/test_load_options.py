@@ -37,13 +37,13 @@ def written(folder: Path, form: str, model: nn.Module) -> Path:
 
 
 @pytest.mark.parametrize("form", ["safetensors", "plain", "by several processes"])
-def test_weights_of_a_file_are_the_models(tmp_path: Path, form: str):
+def test_weights_are_loaded_from_a_file(tmp_path: Path, form: str):
     trained = network()
     filled = LoadOptions(weights=written(tmp_path, form, trained)).fill(network())
     torch.testing.assert_close(filled(IMAGES), trained(IMAGES), rtol=0, atol=0)
 
 
-def test_weights_of_another_model_or_none_are_one_line(tmp_path: Path):
+def test_wrong_weights_are_an_error(tmp_path: Path):
     file = written(tmp_path, "plain", nn.Linear(3, 2))
     with pytest.raises(
         ValueError, match=r"weights must be the weights of a Sequential \(.*[Mm]iss.*got '.*'"
@@ -71,7 +71,7 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
     assert one.num_classes == 6
 
 
-def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the_models():
+def test_options_replace_the_normalization_and_order_of_channels():
     own = Preprocessing(3, (5, 7), normalization=None)
     transform = LoadOptions(mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True).fit(own)
     mean = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
@@ -96,12 +96,12 @@ def test_normalisation_and_order_of_channels_that_are_said_take_the_place_of_the
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
     ],
 )
-def test_numbers_that_do_not_fit_are_errors(said: dict, message: str):
+def test_invalid_options_are_errors(said: dict, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         LoadOptions(**said).fit(Preprocessing(3))
 
 
-def test_a_grey_colour_of_unknown_channels_is_asked_for_all_of_them():
+def test_one_mean_for_unknown_channels_is_an_error():
     with pytest.raises(
         ValueError, match=r"mean must be one number for each channel, got \(0.5,\)\. The model"
     ):

@@ -29,7 +29,7 @@ def test_the_function_takes_pictures_normalizes_them_and_selects_the_logits():
     assert model.describe()["input_size"] == [7, 5]
 
 
-def test_images_as_the_data_have_them_are_placed_by_the_function():
+def test_with_placement_places_images():
     transform = Preprocessing(3, 6, crop=(5, 5))
     model = wrap_module(Answers().eval(), "a", "factory", transform, LoadOptions(device="cpu"))
     assert model.input_size == (5, 5)
@@ -42,7 +42,7 @@ def test_images_as_the_data_have_them_are_placed_by_the_function():
     torch.testing.assert_close(bare.with_placement()(images), expected)
 
 
-def test_the_wrapper_does_not_hide_the_mode_that_a_module_came_in():
+def test_the_wrapper_keeps_the_mode_of_the_module():
     for module in (nn.Flatten().train(), nn.Flatten().eval()):
         model = wrap_module(module, "a", "factory", Preprocessing(), LoadOptions())
         assert isinstance(model.function, nn.Module)

@@ -57,7 +57,7 @@ def write_net(folder, path, batch: int | None = None) -> None:
     onnx.save(model, path)
 
 
-def test_an_export_answers_as_the_module_whatever_its_batches(net, exported, tmp_path):
+def test_an_onnx_file_returns_the_output_of_the_module(net, exported, tmp_path):
     images = torch.rand(7, 3, 11, 13)
     for batch in (None, 1, 4):
         write_net(exported, tmp_path / "net.onnx", batch)
@@ -78,7 +78,7 @@ def test_an_export_answers_as_the_module_whatever_its_batches(net, exported, tmp
         assert not subject.declares_preprocessing
 
 
-def test_what_lies_beside_the_file_is_read(net, exported, tmp_path):
+def test_configs_beside_the_file_are_read(net, exported, tmp_path):
     write_net(exported, tmp_path / "net.onnx")
     settings = {
         "image_processor_type": "CLIPImageProcessor",
@@ -103,7 +103,7 @@ def test_what_lies_beside_the_file_is_read(net, exported, tmp_path):
         )
 
 
-def test_the_hash_counts_weights_in_a_file_of_their_own(exported):
+def test_the_hash_includes_external_weights(exported):
     files = sorted(exported.iterdir())
     assert [file.name for file in files] == ["net.onnx", "net.onnx.data"]
     content = b"".join(file.read_bytes() for file in files)
@@ -122,7 +122,7 @@ def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int 
     )
 
 
-def test_channels_may_come_last_and_numbers_may_be_halves(tmp_path):
+def test_channels_last_and_half_precision_are_supported(tmp_path):
     channel_means(tmp_path / "last.onnx", ["n", 2, 5, 3], TensorProto.FLOAT16)
     subject = load_onnx(tmp_path / "last.onnx")
     assert (subject.input_size, subject.in_channels) == ((2, 5), 3)
@@ -131,7 +131,7 @@ def test_channels_may_come_last_and_numbers_may_be_halves(tmp_path):
     torch.testing.assert_close(subject.function(images), expected, atol=1e-3, rtol=0)
 
 
-def test_a_size_that_the_file_leaves_open_can_be_given(tmp_path):
+def test_an_open_input_size_can_be_set(tmp_path):
     channel_means(tmp_path / "open.onnx", ["n", 1, "h", "w"])
     assert load_onnx(tmp_path / "open.onnx").input_size is None
     subject = load_onnx(tmp_path / "open.onnx", LoadOptions(input_size=(3, 4)))
@@ -141,7 +141,7 @@ def test_a_size_that_the_file_leaves_open_can_be_given(tmp_path):
         load_onnx(tmp_path / "fixed.onnx", LoadOptions(input_size=7))
 
 
-def test_what_cannot_be_run_is_one_line(tmp_path):
+def test_unsupported_files_are_errors(tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
     channel_means(tmp_path / "two.onnx", ["n", 1, 3, 4], inputs=2)
     channel_means(tmp_path / "flat.onnx", ["n", 12])
@@ -174,7 +174,7 @@ class Blamed(nn.Module):
         return (cells + self.pos_embed).relu().mean(dim=(2, 3))
 
 
-def test_the_nodes_of_a_file_are_layers_to_blame_as_those_of_the_module_are(tmp_path):
+def test_nodes_are_located_like_the_layers_of_the_module(tmp_path):
     torch.manual_seed(0)
     model, images = Blamed().eval(), torch.rand(8, 1, 24, 24)
     shapes = {"images": {0: torch.export.Dim("batch")}}
@@ -290,7 +290,7 @@ def test_nodes_and_outputs_may_have_any_name(name, tmp_path):
 
 @pytest.mark.parametrize("batch", ["n", 1])
 @pytest.mark.parametrize("squeezed", [False, True])
-def test_a_batch_of_one_and_axes_of_size_one_are_no_other_output(batch, squeezed, tmp_path):
+def test_a_fixed_batch_and_axes_of_size_one_are_supported(batch, squeezed, tmp_path):
     nodes = [helper.make_node("Squeeze", ["mean"], ["output"])] if squeezed else []
     write_head(
         tmp_path / "net.onnx",
@@ -306,9 +306,7 @@ def test_a_batch_of_one_and_axes_of_size_one_are_no_other_output(batch, squeezed
         assert torch.equal(present(responses.predictions)[0], expected_logits(images).argmax(1))
 
 
-def test_probabilities_are_measured_where_the_class_comes_first_or_another_output_is_chosen(
-    tmp_path,
-):
+def test_floating_point_outputs_come_first_unless_an_output_is_chosen(tmp_path):
     label = helper.make_tensor_value_info("label", TensorProto.INT64, ["n"])
     nodes = [
         flatten("scores"),
@@ -349,7 +347,7 @@ def test_a_file_of_uint8_gets_levels(is_last, tmp_path):
         load_onnx(path, LoadOptions(mean=(0.5,), deviation=(0.5,)))
 
 
-def test_weights_among_the_inputs_are_no_images_and_weights_that_are_missing_are_one_line(tmp_path):
+def test_weights_can_be_inputs_and_missing_weights_are_an_error(tmp_path):
     path = tmp_path / "net.onnx"
     write_head(path, flatten())
     model = onnx.load(path)

@@ -21,7 +21,7 @@ def network() -> nn.Module:
     ).eval()
 
 
-def test_a_script_answers_as_its_model_and_is_audited_as_a_whole(tmp_path: Path):
+def test_a_script_returns_the_output_of_its_model_and_is_audited(tmp_path: Path):
     model = network()
     torch.jit.save(torch.jit.script(model), tmp_path / "net.pt")
     subject = load(str(tmp_path / "net.pt"), HALF)
@@ -35,7 +35,7 @@ def test_a_script_answers_as_its_model_and_is_audited_as_a_whole(tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_an_exported_program_answers_as_its_model_in_batches_of_any_size(
+def test_an_exported_program_returns_the_output_of_its_model(
     tmp_path: Path, batch_size: int | None
 ):
     model, dynamic = network(), {0: torch.export.Dim("batch")} if batch_size is None else None
@@ -60,7 +60,7 @@ def test_a_program_with_a_largest_batch_size_gets_smaller_batches(tmp_path: Path
     torch.testing.assert_close(function(images), model(images))
 
 
-def test_what_is_no_program_of_images_is_one_line(tmp_path: Path):
+def test_files_without_a_program_of_images_are_errors(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
         ValueError, match=r"A file of weights alone does not say which, so name the model"

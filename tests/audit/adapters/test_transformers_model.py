@@ -19,7 +19,7 @@ from teka.data import Normalize
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
 
-def test_it_answers_as_the_library_does_from_a_picture(vit_folder):
+def test_logits_equal_those_of_the_library(vit_folder):
     subject = load_transformers(str(vit_folder))
     assert (subject.input_size, subject.in_channels, subject.num_classes) == ((12, 12), 1, 5)
     assert subject.class_names == CLASSES
@@ -112,7 +112,7 @@ def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_pa
     assert {one.dtype for one in module.parameters()} == {torch.float32}
 
 
-def test_without_an_image_processor_images_go_in_as_they_are_and_that_is_said(vit_folder, tmp_path):
+def test_without_an_image_processor_preprocessing_is_undeclared(vit_folder, tmp_path):
     folder = tmp_path / "bare"
     shutil.copytree(vit_folder, folder)
     (folder / "preprocessor_config.json").unlink()
@@ -398,9 +398,7 @@ def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path)
         (3, None, "auto", 3),
     ],
 )
-def test_the_problem_of_a_config_decides_what_a_classifier_gives(
-    labels, problem, output, num_classes, tmp_path
-):
+def test_the_problem_type_determines_the_output(labels, problem, output, num_classes, tmp_path):
     known: dict[str, Any] = {**VISION, "num_labels": labels, "problem_type": problem}
     config = transformers.ViTConfig(**known)
     with quiet():
@@ -409,7 +407,7 @@ def test_the_problem_of_a_config_decides_what_a_classifier_gives(
     assert (subject.output, subject.num_classes) == (output, num_classes)
 
 
-def test_what_is_no_model_of_images_is_refused_by_its_architecture(vit_folder, tmp_path):
+def test_other_architectures_are_refused(vit_folder, tmp_path):
     folder = tmp_path / "depth"
     shutil.copytree(vit_folder, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -22,7 +22,7 @@ def found_in(*layers, movement="circular", **options):
     return locate_layers(model, images, axis_shifts(4), Movement(movement), **options)
 
 
-def test_every_fix_mends_a_kind_of_break_and_says_what_it_does_and_where_it_is_from():
+def test_every_fix_has_a_kind_of_break_a_description_and_a_source():
     for name, fix in FIXES.items():
         assert fix.name == name
         assert fix.kind in BREAKS
@@ -30,7 +30,7 @@ def test_every_fix_mends_a_kind_of_break_and_says_what_it_does_and_where_it_is_f
         assert fix.source
 
 
-def test_what_is_advised_follows_from_the_first_breaks_and_from_how_images_move():
+def test_recommended_fixes_follow_from_the_first_breaks_and_the_mode():
     assert found_in(*STRIDED).advised == ("circular", "polyphase")
     assert found_in(*STRIDED, movement="zero").advised == ("blur",)
     assert found_in(nn.Conv2d(2, 4, 3, padding=1)).advised == ("circular",)
@@ -38,7 +38,7 @@ def test_what_is_advised_follows_from_the_first_breaks_and_from_how_images_move(
     assert found_in(nn.Conv2d(2, 4, 1), nn.ReLU()).advised == ()
 
 
-def test_what_cannot_be_mended_is_not_advised():
+def test_impossible_fixes_are_not_recommended():
     found = found_in(nn.Conv2d(2, 4, 5, 2, padding=1))
     assert found.breaks["aliasing"].name == "0"
     assert found.mendable("polyphase") == ()
@@ -46,7 +46,7 @@ def test_what_cannot_be_mended_is_not_advised():
     assert "polyphase" not in found.advised
 
 
-def test_the_layers_of_a_fix_are_all_that_it_is_for_and_only_those_that_were_looked_at():
+def test_a_fix_applies_to_all_suitable_layers_that_were_examined():
     found = found_in(*STRIDED)
     assert found.mendable("blur") == found.mendable("polyphase") == ("0", "2")
     assert found.mendable("circular") == ("0", "3")
@@ -67,13 +67,13 @@ def test_the_layers_of_a_fix_are_all_that_it_is_for_and_only_those_that_were_loo
     ],
     ids=str,
 )
-def test_strided_layers_that_cannot_be_sampled_have_a_reason(layer, reason):
+def test_impossible_fixes_of_strided_layers_have_a_reason(layer, reason):
     if isinstance(layer, nn.LazyConv2d):
         layer(torch.rand(1, 2, 16, 24))
     assert found_in(layer).fixes["polyphase"]["0"] == reason
 
 
-def test_padding_that_goes_round_more_than_once_cannot_be_wrapped():
+def test_padding_wider_than_the_map_cannot_be_circular():
     found = found_in(
         nn.AvgPool2d(8), nn.Conv2d(2, 2, 7, padding=3), nn.ConstantPad2d((-1, 0, 0, 0), 0.0)
     )
@@ -93,5 +93,5 @@ def test_padding_that_goes_round_more_than_once_cannot_be_wrapped():
         ((8,), None),
     ],
 )
-def test_the_axes_of_places_are_told_by_the_grid(shape, expected):
+def test_the_axes_of_positions_follow_from_the_grid(shape, expected):
     assert position_axes(shape, [((2, 3), 1)]) == expected

@@ -45,7 +45,7 @@ def test_the_limit_is_the_threshold_or_ten_times_the_noise():
     assert error_limit(1e-4, noise=1e-3) == pytest.approx(1e-2)
 
 
-def test_the_biggest_jumps_come_first_and_small_or_unknown_ones_not_at_all():
+def test_biggest_jumps_are_sorted_and_small_or_unknown_ones_left_out():
     layers = (
         finding("a", 0.1),
         finding("b", 0.3),
@@ -57,7 +57,7 @@ def test_the_biggest_jumps_come_first_and_small_or_unknown_ones_not_at_all():
     assert [one.name for one in findings(*layers).biggest_jumps(1)] == ["b"]
 
 
-def test_a_module_of_which_a_part_adds_half_as_much_is_left_out():
+def test_a_module_is_no_jump_if_a_part_explains_half_of_its_increase():
     layers = (
         finding("stem.0", 0.2),
         finding("stem", 0.3),

@@ -37,7 +37,7 @@ def patched(prefix=0):
     return recognizer, tokens
 
 
-def test_the_stride_of_convolutions_is_the_product_of_theirs_whatever_the_borders_take_away():
+def test_strides_of_unpadded_convolutions_multiply():
     # 24 and 36 become 20 and 32, 10 and 16, 6 and 12: no ratio of sizes gives the stride of 2.
     recognizer, found = start()
     for module, grid in (
@@ -55,7 +55,7 @@ def test_each_axis_has_its_own_stride():
     assert found.stride == (3, 2)
 
 
-def test_a_transposed_convolution_divides_the_stride_and_other_modules_go_by_the_grids():
+def test_upsampling_divides_the_stride():
     recognizer, first = start()
     down = recognize(recognizer, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
     up = recognize(recognizer, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
@@ -70,7 +70,7 @@ def test_a_transposed_convolution_divides_the_stride_and_other_modules_go_by_the
     )
 
 
-def test_padding_keeps_the_stride_as_a_module_and_in_a_function():
+def test_padding_keeps_the_stride():
     recognizer, first = start()
     assert recognize(recognizer, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
     recognizer, _ = start()
@@ -80,25 +80,25 @@ def test_padding_keeps_the_stride_as_a_module_and_in_a_function():
     )
 
 
-def test_tokens_are_found_on_the_grid_of_the_patches_after_any_prefix():
+def test_tokens_have_the_grid_of_the_patches_after_prefix_tokens():
     for prefix in [0, 1, 2, 5]:
         patched(prefix)
 
 
-def test_tokens_without_any_map_before_them_are_found_by_square_patches():
+def test_tokens_without_an_earlier_map_have_square_patches():
     recognizer, _ = start()
     assert recognize(recognizer, nn.Linear(48, 7), (54, 7)) == Layout(
         "tokens", (6, 9), (Fraction(4), Fraction(4))
     )
 
 
-def test_merged_patches_are_tokens_even_where_there_are_as_many_channels_as_there_were_tokens():
+def test_merged_patches_are_tokens_if_channels_equal_the_former_number_of_tokens():
     recognizer = LayoutRecognizer((16, 16))
     recognize(recognizer, OTHER, (64, 16))
     assert recognize(recognizer, nn.LayerNorm(64), (16, 64), is_output=False).grid == (4, 4)
 
 
-def test_a_class_token_more_is_found_even_where_there_are_as_many_channels_as_tokens():
+def test_an_added_class_token_is_recognized_if_channels_equal_tokens():
     recognizer = LayoutRecognizer((16, 16))
     recognize(recognizer, OTHER, (16, 16))
     assert recognize(recognizer, nn.Dropout(), (17, 16), is_output=False) == Layout(
@@ -121,7 +121,7 @@ def test_a_pool_over_transposed_tokens_gives_a_vector():
     assert recognize(recognizer, pool, (7, 1), source_shape=(2, 7, 54)).name == "vector"
 
 
-def test_attention_weights_are_no_map_though_they_are_square():
+def test_attention_weights_are_not_a_map():
     recognizer, _ = patched(1)
     reason = recognizer.recognize(nn.Dropout(), (2, 4, 55, 55), True, None, ())
     assert isinstance(reason, str)
@@ -134,7 +134,7 @@ def test_tokens_of_several_heads_are_tokens():
     assert isinstance(reason, str)
 
 
-def test_linear_maps_and_norms_have_their_channels_last():
+def test_linear_layers_and_norms_read_channels_last_maps():
     recognizer = LayoutRecognizer((6, 6))
     recognize(recognizer, OTHER, (6, 6, 6), is_output=False)
     assert (
@@ -144,7 +144,7 @@ def test_linear_maps_and_norms_have_their_channels_last():
     assert recognize(recognizer, nn.BatchNorm2d(6), (6, 6, 6), is_output=False).name == "map"
 
 
-def test_a_vector_right_after_a_map_of_as_many_numbers_is_the_map_flattened():
+def test_a_vector_of_the_size_of_the_map_before_it_is_a_flattened_map():
     recognizer, first = start()
     recognize(recognizer, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
     assert recognize(recognizer, nn.Flatten(), (12,)).name == "flattened"
@@ -160,13 +160,13 @@ def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
         ), shape
 
 
-def test_what_fits_nothing_is_refused_with_a_reason():
+def test_unknown_layouts_have_a_reason():
     for shape in [(2, 3, 4, 5), (11, 13, 17), (31, 37)]:
         recognizer, _ = start()
         assert isinstance(recognizer.recognize(OTHER, (2, *shape), True, None, ()), str), shape
 
 
-def test_what_a_module_declares_is_read():
+def test_declared_strides_and_padding_are_read():
     for module, stride, pads in [
         (nn.Conv2d(1, 1, 3, 2, 1), (2, 2), True),
         (nn.Conv2d(1, 1, 3, padding="same"), (1, 1), True),
@@ -187,7 +187,7 @@ PREFIX = torch.full((2, 2, 7), torch.nan)
 TOKENS = torch.cat([PREFIX, CELLS.flatten(2).transpose(1, 2)], dim=1)
 
 
-def test_every_layout_is_arranged_as_channels_over_cells_without_its_prefix():
+def test_arrange_returns_channels_over_cells_without_prefix_tokens():
     for name, output, prefix in [
         ("map", CELLS, 0),
         ("channels-last map", CELLS.permute(0, 2, 3, 1), 0),
@@ -206,7 +206,7 @@ def test_a_vector_has_no_cells():
     assert Layout("vector", (), HALF).arrange(torch.rand(2, 7, 1, 1)).shape == (2, 7)
 
 
-def test_tokens_count_the_grid_and_what_comes_before_it():
+def test_num_tokens_includes_prefix_tokens():
     assert Layout("tokens", CELL_GRID, HALF, 2).num_tokens == 17
 
 
@@ -231,12 +231,12 @@ ABSOLUTE = (
 )
 
 
-def test_absolute_embeddings_are_known_by_name():
+def test_absolute_embeddings_are_recognized_by_name():
     for name in [*ABSOLUTE, "absolute_pos_embed", "pos_embed_y", "positional_encoding"]:
         assert absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",), name
 
 
-def test_relative_ones_and_others_are_not():
+def test_relative_embeddings_and_class_tokens_are_not_absolute():
     for name in [
         "relative_position_bias_table",
         "rel_pos_h",
@@ -248,31 +248,31 @@ def test_relative_ones_and_others_are_not():
         assert absolute_embeddings(owner(**{name: torch.zeros(4)}), GRIDS) == (), name
 
 
-def test_an_embedding_layer_is_known_by_the_name_of_the_layer():
+def test_an_embedding_layer_is_recognized_by_the_name_of_the_layer():
     assert absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == (
         "stem.position_embedding.weight",
     )
 
 
-def test_absolute_embeddings_are_known_by_shape():
+def test_absolute_embeddings_are_recognized_by_shape():
     for shape in [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)]:
         assert absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == ("stem.places",), (
             shape
         )
 
 
-def test_other_shapes_are_not():
+def test_tensors_of_other_shapes_are_not_absolute_embeddings():
     for shape in [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)]:
         assert absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (), shape
 
 
-def test_buffers_count_too():
+def test_buffers_can_be_absolute_embeddings():
     module = nn.Module()
     module.register_buffer("places", torch.zeros(1, 16, 4))
     assert absolute_embeddings(module, GRIDS) == ("places",)
 
 
-def test_a_module_that_computes_positions_is_known_by_its_class():
+def test_a_module_that_computes_positions_is_recognized_by_its_class():
     model = Performer(4, 1, 3, dim=8, depth=1, heads=2, position="absolute")
     assert absolute_embeddings(model, ()) == ("absolute_position",)
     assert (

@@ -42,7 +42,7 @@ class Ramp(nn.Module):
         return images + 0.5 * torch.arange(images.shape[3], dtype=images.dtype)
 
 
-def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
+def test_circular_convolutions_and_a_global_mean_have_no_break():
     model = network(
         circular(2, 4),
         nn.ReLU(),
@@ -61,7 +61,7 @@ def test_nothing_breaks_in_a_circular_convolution_of_stride_one_with_a_mean():
     assert all(exact_step(found, one) == 1 for one in found.findings)
 
 
-def test_nothing_breaks_where_the_content_chooses_from_which_offset_to_sample():
+def test_polyphase_sampling_has_no_break():
     sampled = PolyphaseDownsample(2), circular(4, 3), PolyphaseDownsample(2)
     model = network(circular(2, 4), *sampled, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     found = locate_layers(model, images(batch=5), square_shifts(3), CIRCULAR)
@@ -70,7 +70,7 @@ def test_nothing_breaks_where_the_content_chooses_from_which_offset_to_sample():
     assert [one.stride for one in found.findings][:4] == [(1, 1), (2, 2), (2, 2), (4, 4)]
 
 
-def test_a_ramp_is_to_blame_and_its_error_is_the_one_worked_out_by_hand():
+def test_the_error_of_an_added_ramp_equals_its_closed_form():
     moved = images()
     found = locate_layers(network(nn.Identity(), Ramp()), moved, [(0, 2), (1, 0)], CIRCULAR)
     assert (found.first_break, set(found.breaks)) == ("1", {"interior"})
@@ -87,7 +87,7 @@ def test_a_ramp_is_to_blame_and_its_error_is_the_one_worked_out_by_hand():
     assert one.errors[1] == 0.0
 
 
-def test_in_a_mode_that_does_not_wrap_only_cells_from_inside_are_compared():
+def test_without_circular_edges_only_content_from_inside_is_compared():
     found = locate_layers(network(nn.ReLU(), circular(2, 3)), images(), SHIFTS, Movement("zero"))
     relu, convolution = found.findings
     assert relu.error == 0.0
@@ -123,7 +123,7 @@ def test_zero_padding_breaks_at_the_edge_only():
     )
 
 
-def test_what_padding_spread_over_the_whole_map_is_not_taken_for_a_break_within():
+def test_padding_that_spreads_over_the_map_is_not_an_interior_break():
     deep = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)]
     model = network(nn.Conv2d(2, 3, 3, padding=1), *deep, nn.AdaptiveAvgPool2d(1))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR)
@@ -134,7 +134,7 @@ def test_what_padding_spread_over_the_whole_map_is_not_taken_for_a_break_within(
     assert set(found.breaks) == {"edge"}
 
 
-def test_padding_after_pixels_that_no_cell_sees_is_still_the_edge():
+def test_padding_is_an_edge_break_after_a_layer_that_ignores_pixels():
     # The pool leaves out the last row and column, so that nothing near the padding there sees the outermost pixels.
     model = network(nn.MaxPool2d(2), nn.Conv2d(2, 3, 3, padding=1))
     found = locate_layers(model, images(19, 23), axis_shifts(4), Movement("zero"))
@@ -142,7 +142,7 @@ def test_padding_after_pixels_that_no_cell_sees_is_still_the_edge():
     assert found.first_break is None
 
 
-def test_padding_that_reaches_every_cell_at_once_is_an_edge_too():
+def test_padding_that_reaches_every_cell_is_an_edge_break():
     found = locate_layers(network(nn.Conv2d(2, 3, 9, padding=4)), images(8, 8), SHIFTS, CIRCULAR)
     assert set(found.breaks) == {"edge"}
     assert find(found, "0").interior_error is None
@@ -153,7 +153,7 @@ def test_a_layer_after_a_pool_does_not_read_a_flattened_map():
     assert locate_layers(model, images(), SHIFTS, CIRCULAR).flattened == ()
 
 
-def test_a_layer_that_reads_a_flattened_map_is_to_blame_even_after_padding():
+def test_a_layer_that_reads_a_flattened_map_breaks_the_interior_after_padding():
     model = network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     assert found.first_break == "2"
@@ -162,7 +162,7 @@ def test_a_layer_that_reads_a_flattened_map_is_to_blame_even_after_padding():
     assert found.findings[1].layout == "flattened"
 
 
-def test_a_stride_is_the_first_to_break_at_odd_shifts_and_exact_at_even_ones():
+def test_a_stride_of_two_breaks_at_odd_shifts_only():
     model = network(circular(2, 4), nn.ReLU(), circular(4, 4, stride=2), circular(4, 4))
     found = locate_layers(model, images(16, 24), axis_shifts(4), CIRCULAR)
     assert {kind: one.name for kind, one in found.breaks.items()} == {"aliasing": "2"}
@@ -183,7 +183,7 @@ def test_only_aliasing_is_measured_where_no_shift_is_a_multiple():
     assert one.aliasing_error is not None
 
 
-def test_moves_by_parts_of_a_pixel_are_left_out():
+def test_fractional_shifts_are_left_out():
     found = locate_layers(network(nn.ReLU()), images(), [(0, 0.5), (0, 1)], Movement("fourier"))
     assert found.shifts == ((0, 1),)
     assert not found.breaks
@@ -191,7 +191,7 @@ def test_moves_by_parts_of_a_pixel_are_left_out():
         locate_layers(network(nn.ReLU()), images(), [(0, 0.5)], Movement("fourier"))
 
 
-def test_calls_of_one_module_are_told_apart():
+def test_calls_of_one_module_have_separate_findings():
     relu = nn.ReLU()
     model = network(nn.Identity(), relu, Ramp(), relu)
     found = locate_layers(model, images() - 0.5, SHIFTS, CIRCULAR)
@@ -199,7 +199,7 @@ def test_calls_of_one_module_are_told_apart():
     assert find(found, "1 (call 2)").interior_error > 0.1  # pyright: ignore[reportOptionalOperand]
 
 
-def test_what_a_module_does_between_its_parts_is_its_own_fault():
+def test_a_break_between_parts_belongs_to_the_enclosing_module():
     class Placing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -232,7 +232,7 @@ def test_positions_of_modules_that_are_not_called_are_left_out():
     assert found.absolute_embeddings == ("pos_embed",)
 
 
-def test_a_chosen_list_of_layers_is_looked_at_and_nothing_else():
+def test_only_selected_layers_are_examined():
     model = network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])
     assert [one.name for one in found.findings] == ["1", "3"]
@@ -240,7 +240,7 @@ def test_a_chosen_list_of_layers_is_looked_at_and_nothing_else():
     assert found.skipped == {}
 
 
-def test_the_function_that_runs_the_model_may_change_the_images_first():
+def test_the_function_that_runs_the_model_may_change_the_images():
     model = network(circular(2, 4), circular(4, 4, stride=4))
     doubled = locate_layers(
         model,
@@ -253,7 +253,7 @@ def test_the_function_that_runs_the_model_may_change_the_images_first():
     assert {kind: one.name for kind, one in doubled.breaks.items()} == {"aliasing": "1"}
 
 
-def test_batches_of_any_size_give_the_same_numbers():
+def test_the_batch_size_does_not_change_the_errors():
     model, moved = network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
     whole, parts = (
         locate_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3)
@@ -265,14 +265,14 @@ def test_batches_of_any_size_give_the_same_numbers():
         )
 
 
-def test_a_few_images_are_taken_evenly_and_counted():
+def test_images_are_chosen_evenly_spaced():
     found = locate_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR, num_images=2)
     chosen = locate_layers(network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
     assert found.num_images == 2
     assert found.findings == chosen.findings
 
 
-def test_noise_lifts_the_limit():
+def test_noise_raises_the_limit():
     class Noisy(nn.Module):
         def forward(self, images):
             return images + 0.01 * torch.randn_like(images)
@@ -289,7 +289,7 @@ def test_half_precision_has_a_threshold_of_its_own():
     assert found.threshold == pytest.approx(4 * torch.finfo(torch.bfloat16).eps)
 
 
-def test_parts_that_are_never_called_or_cannot_be_compared_are_named_with_the_reason():
+def test_skipped_modules_have_a_reason():
     class Partial(nn.Module):
         def __init__(self):
             super().__init__()
@@ -304,7 +304,7 @@ def test_parts_that_are_never_called_or_cannot_be_compared_are_named_with_the_re
     assert [one.name for one in found.findings] == ["stem", "(model)"]
 
 
-def test_a_layer_that_fails_for_moved_images_only_is_left_out_and_the_rest_kept():
+def test_a_layer_with_nan_for_shifted_images_is_skipped():
     class Failing(nn.Module):
         def forward(self, images):
             return torch.where(images[..., 4:5, 6:7] == 1, images, torch.nan)
@@ -316,7 +316,7 @@ def test_a_layer_that_fails_for_moved_images_only_is_left_out_and_the_rest_kept(
     assert [one.name for one in found.findings] == ["0"]
 
 
-def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_for_it():
+def test_absolute_positions_are_located_and_rotations_have_no_break():
     def perform(position):
         torch.manual_seed(0)
         model = Performer(7, 1, 3, dim=8, depth=2, heads=2, position=position, periodic=True).eval()
@@ -335,14 +335,14 @@ def test_a_model_without_an_absolute_position_is_clean_and_one_with_is_blamed_fo
     }
 
 
-def test_layers_are_looked_into_in_inference_mode_too():
+def test_layers_are_examined_in_inference_mode():
     model = network(circular(2, 4), nn.ReLU())
     with torch.inference_mode():
         assert locate_layers(model, images(), SHIFTS, CIRCULAR).breaks == {}
 
 
 @pytest.mark.usefixtures("unchecked_annotations")
-def test_bad_input_is_refused_with_a_message():
+def test_invalid_arguments_are_errors():
     model = network(circular(2, 4), nn.ReLU())
     for message, change in (
         ("Did you mean '1'", {"layers": ["11"]}),
@@ -361,7 +361,7 @@ def test_bad_input_is_refused_with_a_message():
         locate_layers(model.train(), images(), SHIFTS, CIRCULAR)
 
 
-def test_a_model_that_raises_is_an_error_that_says_for_what():
+def test_errors_of_the_model_name_the_batch():
     class Raising(nn.Module):
         def forward(self, images):
             if images.shape[0] > 12:

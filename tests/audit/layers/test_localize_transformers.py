@@ -27,7 +27,7 @@ def locate(make, config, max_shift=8):
     return locate_layers(model, images, axis_shifts(max_shift), CIRCULAR)
 
 
-def test_a_vit_breaks_at_its_absolute_embeddings_and_between_its_patches():
+def test_a_vit_breaks_at_its_position_and_patch_embeddings():
     found = locate(
         ViTForImageClassification,
         ViTConfig(
@@ -52,7 +52,7 @@ def test_a_vit_breaks_at_its_absolute_embeddings_and_between_its_patches():
         assert (error > 0.1) == (sum(shift) % 4 != 0)
 
 
-def test_a_vit_without_its_embeddings_breaks_between_its_patches_only():
+def test_a_vit_without_positions_breaks_at_its_patch_embedding_only():
     torch.manual_seed(4)
     config = ViTConfig(
         image_size=16,
@@ -70,7 +70,7 @@ def test_a_vit_without_its_embeddings_breaks_between_its_patches_only():
     assert exact_step(found, found.findings[-1]) == 4
 
 
-def test_a_swin_breaks_at_its_first_window_for_all_but_multiples_of_window_times_patch():
+def test_a_swin_breaks_at_its_first_attention_window():
     config = SwinConfig(
         image_size=32, patch_size=2, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4
     )
@@ -91,7 +91,7 @@ def test_a_swin_breaks_at_its_first_window_for_all_but_multiples_of_window_times
     )
 
 
-def test_a_resnet_breaks_at_its_first_stride_for_odd_shifts():
+def test_a_resnet_breaks_at_its_first_convolution():
     config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic")
     found = locate(ResNetForImageClassification, config)
     first = "resnet.embedder.embedder.convolution"
@@ -107,7 +107,7 @@ def test_a_resnet_breaks_at_its_first_stride_for_odd_shifts():
         assert (error > 0.1) if sum(shift) % 2 else (error < 1e-6)
 
 
-def test_a_convnext_breaks_between_its_patches_and_at_the_edge_that_its_convolutions_pad():
+def test_a_convnext_breaks_at_its_patches_and_its_padding():
     config = ConvNextConfig(hidden_sizes=[6, 8], depths=[1, 1], num_stages=2, patch_size=4)
     found = locate(ConvNextForImageClassification, config)
     assert found.first_break is None

@@ -12,7 +12,7 @@ STRIDE = (Fraction(2), Fraction(3))
 MAP = TracedTensor(Layout("map", (5, 7), STRIDE), (4, 5, 7), 0.0, ((1, 0), (2, 1)), 1e-7)
 
 
-def test_a_shift_is_a_multiple_if_it_is_one_along_every_axis():
+def test_a_shift_must_be_a_multiple_along_every_axis():
     for shift, multiple in [
         ((4, -3), True),
         ((0, 0), True),
@@ -56,7 +56,7 @@ def test_cells_that_entered_over_an_edge_are_not_inside():
     assert cells_within(5, torch.tensor([2, -1])).tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
 
 
-def test_the_interior_is_out_of_the_border_before_and_after_the_move():
+def test_interior_cells_are_outside_the_border_before_and_after_the_move():
     assert cells_within(5, torch.tensor([1]), (1, 0)).tolist() == [[0, 0, 1, 1, 1]]
     assert cells_within(7, torch.tensor([-1]), (2, 1)).tolist() == [[0, 0, 1, 1, 1, 0, 0]]
 

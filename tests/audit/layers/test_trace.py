@@ -30,7 +30,7 @@ def test_the_copies_differ_in_the_outermost_pixels_only():
     assert (columns[..., [0, -1]] != IMAGES[..., [0, -1]]).all()
 
 
-def test_more_than_one_pixel_is_overwritten_if_asked():
+def test_the_number_of_overwritten_pixels_can_be_set():
     for width in [2, 3]:
         still, _, rows, _ = copy_with_noise(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
         changed = (still != rows).any(dim=3).all(dim=(0, 1))
@@ -39,12 +39,12 @@ def test_more_than_one_pixel_is_overwritten_if_asked():
         )
 
 
-def test_a_side_that_a_pool_leaves_out_is_not_felt():
+def test_a_side_that_a_pool_ignores_is_not_felt():
     assert not survey(nn.MaxPool2d(2)).feels_all_sides
     assert survey(nn.MaxPool2d(2, padding=1)).feels_all_sides
 
 
-def test_the_border_is_as_deep_as_the_outermost_pixels_are_felt():
+def test_the_border_has_the_cells_that_depend_on_the_outermost_pixels():
     for model, border in [
         (nn.ReLU(), ((1, 1), (1, 1))),
         (convolution(3, padding=1), ((2, 2), (2, 2))),
@@ -58,7 +58,7 @@ def test_the_border_is_as_deep_as_the_outermost_pixels_are_felt():
         assert survey(model).tensors[-1].border == border, (model, border)
 
 
-def test_what_sees_all_pixels_has_no_interior():
+def test_a_map_that_depends_on_all_pixels_has_no_interior():
     class Centring(nn.Module):
         def forward(self, images):
             return images - images.mean((2, 3), keepdim=True)
@@ -82,7 +82,7 @@ def test_noise_is_the_difference_of_two_copies():
     assert found.tensors[1].noise == pytest.approx(2**0.5 * 0.01 * 3**0.5, rel=0.1)
 
 
-def test_a_tensor_that_is_passed_on_counts_once_and_one_written_in_place_counts_again():
+def test_tensors_are_new_once_and_again_after_a_change_in_place():
     found = survey(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))
     events = [(event.module_name, event.is_output, event.tensor) for event in found.events]
     first, second = found.tensors
@@ -97,7 +97,7 @@ def test_a_tensor_that_is_passed_on_counts_once_and_one_written_in_place_counts_
     assert [event.is_new for event in found.events] == [True, False, False, False, True, False]
 
 
-def test_what_cannot_be_compared_has_a_reason():
+def test_tensors_that_cannot_be_compared_have_a_reason():
     class Odd(nn.Module):
         def __init__(self, make):
             super().__init__()
@@ -154,7 +154,7 @@ def places(events):
     ]
 
 
-def test_calls_come_in_the_order_of_execution_with_the_module_around_them():
+def test_events_are_in_order_of_execution_with_the_outer_module():
     model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))
     found = places(calls_of(model, torch.ones(2, 3)))
     assert found == [
@@ -169,7 +169,7 @@ def test_calls_come_in_the_order_of_execution_with_the_module_around_them():
     ]
 
 
-def test_calls_of_one_module_within_a_pass_are_told_apart_and_counted_anew_in_the_next():
+def test_calls_of_one_module_are_counted_in_each_pass():
     relu = nn.ReLU()
     model = nn.Sequential(relu, nn.Linear(3, 3), relu)
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_calls_of_one_module_within_a_pass_are_told_apart_and_counted_anew_in_th
     assert names == ["0", "0 (call 2)", "(model)"]
 
 
-def test_the_tensor_with_a_row_for_each_image_is_found_in_any_container():
+def test_the_batched_tensor_is_found_in_any_container():
     for container in ["tuple", "mapping", "dataclass"]:
         images = torch.rand(5, 2, 3)
         *_, (event, tensor) = calls_of(Wrapping(container), images)
@@ -189,7 +189,7 @@ def test_the_tensor_with_a_row_for_each_image_is_found_in_any_container():
         assert tensor is images, container
 
 
-def test_an_input_given_by_name_is_found():
+def test_keyword_inputs_are_found():
     class Calling(nn.Module):
         def __init__(self):
             super().__init__()
@@ -205,7 +205,7 @@ def test_an_input_given_by_name_is_found():
     assert all(tensor is images for tensor in tensors)
 
 
-def test_a_module_without_any_tensor_is_called_with_none():
+def test_a_module_without_a_tensor_has_the_value_none():
     class Silent(nn.Module):
         def forward(self, _images):
             return None
@@ -213,7 +213,7 @@ def test_a_module_without_any_tensor_is_called_with_none():
     assert calls_of(Silent(), torch.ones(2, 3))[-1][1] is None
 
 
-def test_a_part_that_raises_is_over_where_the_model_goes_on_without_it():
+def test_a_call_ends_if_its_module_raises():
     class Falling(nn.Sequential):
         def forward(self, input):
             with pytest.raises(RuntimeError):
@@ -225,7 +225,7 @@ def test_a_part_that_raises_is_over_where_the_model_goes_on_without_it():
     assert found[2:] == [("0", True, ""), ("1", False, ""), ("1", True, ""), ("", True, None)]
 
 
-def test_no_hook_is_left_when_the_model_raises():
+def test_hooks_are_removed_if_the_model_raises():
     class Raising(nn.Module):
         def forward(self, images):
             raise RuntimeError("no")
