@@ -1,8 +1,8 @@
-"""Changes of padding, sampling and positions that make a model less sensitive to shifts."""
+"""Fixes of padding, sampling and positions that make a model less sensitive to shifts."""
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,8 +23,8 @@ from teka.nn.sampling.polyphase import PolyphaseDownsample
 Images = Float[Tensor, "batch channels height width"]
 Outputs = Float[Tensor, "batch out_channels out_height out_width"]
 SAMPLING_FIXES = ("blur", "polyphase")
-# Offset of each sampled grid, by its sides and stride, and the identities of layers that used it.
-Choices: TypeAlias = dict[tuple[int, ...], tuple[Tensor, list[int]]]
+# The model's offsets, the sides and the stride of a sampled grid.
+SampledGrid: TypeAlias = tuple["SharedOffsets | int", ...]
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,21 @@ def fix(
 ) -> tuple[nn.Module, FixReport]:
     """Return a copy of a model that is less sensitive to shifts, without training.
 
+    The fixes are:
+
     - "circular": padding continues at the opposite edge. This removes edge effects under circular
       shifts.
-    - "blur": convolutions, max pooling and average pooling with stride s compute every cell. A
-      binomial low-pass filter of 2s − 1 cells follows, and then every s-th cell is kept.
-    - "polyphase": the same layers compute every cell of the periodic grid, and keep every s-th cell
-      from an offset that depends on the content. All layers that sample the same grid use the same
-      offset, so that their outputs lie on the same grid.
+    - "blur": convolutions and pooling with stride s compute every cell. A binomial low-pass filter
+      of 2s − 1 cells follows, and then every s-th cell is kept.
+    - "polyphase": convolutions and pooling with stride s compute every cell of the periodic grid,
+      and keep every s-th cell, starting at an offset that depends on the content. All layers that
+      sample the same grid use the same offset, so that their outputs lie on the same grid.
     - "positions": every vector of a learned position embedding becomes the mean over positions.
 
     A model with "circular" and "polyphase" is invariant to circular shifts, up to rounding, if each
     stride divides the side of its map, all other layers are equivariant, and the model ends in a
-    mean over positions. The copy has the parameter names of the model. Only "positions" changes
-    parameter values.
+    mean over positions. The copy has the same parameter names as the model. Only "positions"
+    changes parameter values.
 
     >>> import torch, teka
     >>> from torch import nn
@@ -96,11 +98,11 @@ def fix(
     Args:
         model: The model.
         layers: Result of `teka.audit.locate_layers` for the model, or `layers` of an audit report.
-        fixes: Names of fixes. Each changes all layers that it supports. The default is
+        fixes: Names of fixes. Each fix changes all layers that it supports. The default is
             `layers.advised`, the fixes of the layers that break equivariance first.
 
     Raises:
-        ValueError: Findings of another model, or an unknown fix.
+        ValueError: `layers` belongs to another model, or a fix is unknown.
 
     Source: Zhang 2019 (blur); Chaman & Dokmanić 2021 (polyphase).
     """
@@ -118,28 +120,25 @@ def fix(
     result = copy.deepcopy(model)
     modules = dict(result.named_modules())
     tensors = dict([*result.named_parameters(), *result.named_buffers()])
-    fixes_by_layer: dict[str, list[str]] = {}
-    for name in names:
-        for layer in fixed[name]:
-            if layer not in modules and layer not in tensors:
-                raise wrong_value("layers", layer, f"a layer of this {type(model).__name__}")
-            fixes_by_layer.setdefault(layer, []).append(name)
     offsets = SharedOffsets()
-    for layer, layer_fixes in fixes_by_layer.items():
-        if "positions" in layer_fixes:
-            with torch.no_grad():
-                _average_positions(tensors[layer], layers)
-            continue
-        if "circular" in names and "circular" not in layer_fixes:
-            # The low-pass filter wraps too, even if the layer itself does not pad.
-            layer_fixes.append("circular")
-        _change_layer(modules[layer], layer_fixes, offsets)
+    for layer in dict.fromkeys(
+        layer for layers_of_fix in fixed.values() for layer in layers_of_fix
+    ):
+        layer_fixes = {name for name in names if layer in fixed[name]}
+        if layer in modules:
+            # With "circular", the low-pass filter wraps too, even if the layer itself does not pad.
+            _change_layer(modules[layer], layer_fixes | ({"circular"} & set(names)), offsets)
+        elif layer in tensors:
+            _average_positions(tensors[layer], layers)
+        else:
+            raise wrong_value("layers", layer, f"a layer of this {type(model).__name__}")
     if any(fixed.get(name) for name in SAMPLING_FIXES):
         result.register_forward_pre_hook(offsets.forget)
         result.register_forward_hook(offsets.forget)
     return result, FixReport(fixed, left)
 
 
+@torch.no_grad()
 def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
     """Replace every position vector by their mean, except those of class and register tokens."""
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
@@ -153,11 +152,11 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
     vectors.copy_(vectors.mean(axes, keepdim=True).expand_as(vectors))
 
 
-def _change_layer(module: nn.Module, fixes: Sequence[str], offsets: "SharedOffsets") -> None:
+def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
     # The class is changed in place, as in torch's parametrizations, so that layers that are used
     # twice and hooks stay.
     changed: Any = module
-    if isinstance(module, nn.Conv2d) and not set(fixes) & set(SAMPLING_FIXES):
+    if isinstance(module, nn.Conv2d) and fixes == {"circular"}:
         changed.padding_mode = "circular"
     elif type(module) in SAMPLED_CLASSES:
         changed.__class__ = SAMPLED_CLASSES[type(module)]
@@ -174,46 +173,44 @@ class SharedOffsets:
     grid chooses its offset, and the other layers use this offset. A layer that is called again
     starts a new choice, for example because a model processes several images one after another.
 
-    Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with those of
-    their forward pass.
+    Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with the offsets
+    of their forward pass.
     """
 
     def forget(self, *_: object) -> None:
-        """Delete the offsets of the last forward pass. This is a forward hook of the model."""
-        _thread.choices.pop(self, None)
+        """Delete the offsets of the last forward pass. This method is a hook of the model."""
+        for grid in [grid for grid in _thread.choices if grid[0] is self]:
+            del _thread.choices[grid]
 
     def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:
         """Return every s-th cell, from the offset of this grid if another layer has chosen one."""
-        choices = _thread.choices.setdefault(self, {})
-        # The batch size is not part of the key, because a symbolic size cannot be hashed.
-        grid = (*cells.shape[2:], *sampling.stride)
-        offset, layers = choices.get(grid, (None, []))
+        # The batch size is not part of the grid, because a symbolic size cannot be hashed.
+        grid = (self, *cells.shape[2:], *sampling.stride)
+        offset, layers = _thread.choices.get(grid, (None, ()))
         if offset is None or id(layer) in layers or offset.shape[0] != cells.shape[0]:
-            sampled, offset = sampling.forward_with_offset(cells)
-            layers = []
-        else:
-            sampled, _ = sampling.forward_with_offset(cells, offset)
-        choices[grid] = offset, [*layers, id(layer)]
+            offset, layers = None, ()
+        sampled, offset = sampling.forward_with_offset(cells, offset)
+        _thread.choices[grid] = offset, (*layers, id(layer))
         return sampled
 
 
 class _Thread(threading.local):
-    """Offsets of all models in the forward passes that run in this thread."""
+    """Chosen offsets of the forward passes in this thread, with the layers that used them."""
 
     def __init__(self) -> None:
-        self.choices: dict[SharedOffsets, Choices] = {}
+        self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
 
 
 _thread = _Thread()
 
 
 def _capture_offsets() -> Callable[[], AbstractContextManager[None]]:
-    captured = {offsets: dict(choices) for offsets, choices in _thread.choices.items()}
+    captured = dict(_thread.choices)
 
     @contextmanager
     def restore() -> Iterator[None]:
         outer = _thread.choices
-        _thread.choices = {offsets: dict(choices) for offsets, choices in captured.items()}
+        _thread.choices = dict(captured)
         try:
             yield
         finally:
@@ -231,12 +228,12 @@ class _SampledLayer(nn.Module):
     padding_value = 0.0
     sampling: PolyphaseDownsample
 
-    def prepare(self, fixes: Sequence[str], offsets: SharedOffsets) -> None:
+    def prepare(self, fixes: Set[str], offsets: SharedOffsets) -> None:
         """Add the attributes that the original class does not have."""
         layer: Any = self
         stride = pair(layer.stride)
         padding_mode = getattr(self, "padding_mode", "zeros")
-        is_periodic = padding_mode == "circular" or "circular" in fixes or "polyphase" in fixes
+        is_periodic = padding_mode == "circular" or bool(fixes & {"circular", "polyphase"})
         layer.padding_mode = "circular" if is_periodic else padding_mode
         self.sampling = PolyphaseDownsample(
             stride,

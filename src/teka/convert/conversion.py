@@ -16,7 +16,6 @@ from teka.convert.convolutions import (
     check_convolution,
     factor_matrices,
     offset_matrices,
-    precision_for_tolerance,
     stray_weight,
     window_reach,
 )
@@ -125,11 +124,7 @@ def _check_ignores_content(attention: Attention) -> None:
 
 
 def attention_from_convolution(
-    convolution: nn.Module,
-    *,
-    precision: float | None = None,
-    tolerance: float | None = None,
-    dim_head: int | None = None,
+    convolution: nn.Module, *, precision: float = math.inf, dim_head: int | None = None
 ) -> BorderedAttention:
     """Return an attention layer that computes a convolution, with one head per kernel offset.
 
@@ -153,9 +148,7 @@ def attention_from_convolution(
     Args:
         convolution: A torch.nn.Conv1d, 2d or 3d with odd kernel sizes and zero or circular padding
             that keeps the size, except for the stride. Any stride, dilation and groups are allowed.
-        precision: Precision α > 0. The default is hard heads, as with math.inf.
-        tolerance: Largest error, instead of a precision, as a fraction of the largest possible
-            output max|x| · max_o Σ|W_o|.
+        precision: Precision α > 0, see `precision_for_tolerance`. The default is hard heads.
         dim_head: Size D_h of a head, at least the rank of every W_h and at most min(D_in, D_out),
             which is the default.
 
@@ -168,11 +161,6 @@ def attention_from_convolution(
     weight = convolution.weight.detach()
     num_out, num_in = convolution.out_channels, convolution.in_channels
     kernel_size = tuple(weight.shape[2:])
-    if precision is not None and tolerance is not None:
-        raise wrong_argument("precision and tolerance", "both", "at most one of the two")
-    if tolerance is not None:
-        precision = precision_for_tolerance(tolerance, len(kernel_size))
-    precision = math.inf if precision is None else precision
     stray_weight(precision, len(kernel_size))  # checks the precision
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head

@@ -36,8 +36,6 @@ SUPPORTED_CLASSES = (
     "transformers' models"
 )
 TIMM_MODULES = ("timm.layers.attention", "timm.models.vision_transformer")
-# Model types of transformers whose tokens are patches alone, in row-major order.
-PATCHES_ONLY = frozenset({"ijepa", "siglip_vision_model", "videomae"})
 # Names of inputs of transformers' models that are sequences, besides text.
 SEQUENCE_INPUTS = ("input_features", "input_values", "past_values")
 # Names of cross-attention in models of transformers.
@@ -416,7 +414,7 @@ def _transformers_reason(search: _Search, name: str, module: nn.Module) -> str:
     if not search.needs_grid:
         return ""
     if patch_grid(config) is not None:
-        is_known = model_type in NUM_CLASS_TOKENS or model_type in PATCHES_ONLY
+        is_known = model_type in NUM_CLASS_TOKENS
     else:
         main_input = getattr(owner, "main_input_name", "input_ids")
         is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"

@@ -1,18 +1,17 @@
 """Random shifts and flips, normalization, and a selection of images with wide margins.
 
-Random changes draw for each image of a batch from a generator that is passed. No function changes
-its argument.
+The random changes take a generator and draw separately for each image. No function changes its
+argument.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor
 
 from teka.checks import (
     check_dense,
-    check_image_size,
     check_instance,
     check_name,
     check_number,
@@ -34,26 +33,26 @@ class RandomShift:
 
     >>> import torch
     >>> from teka.data import RandomShift
-    >>> images = torch.tensor([[[[1, 2, 3]]]]).expand(3, 1, 1, 3)
+    >>> images = torch.tensor([[[[1, 2, 3]]]]).expand(3, 1, 3, 3)
     >>> generator = torch.Generator().manual_seed(0)
-    >>> RandomShift((0, 1), mode="circular")(images, generator).flatten(1)
+    >>> RandomShift(1, mode="circular")(images, generator)[:, 0, 0]
     tensor([[2, 3, 1],
             [1, 2, 3],
             [2, 3, 1]])
 
     Args:
-        max_shift: Largest shift in pixels, or one along the height and one along the width.
+        max_shift: Largest shift along each axis in pixels.
         mode: "zero" fills with zeros, "circular" wraps around.
 
     Raises:
         ValueError: `max_shift` is negative or larger than the images, or the mode is unknown.
     """
 
-    max_shift: int | tuple[int, int]
+    max_shift: int
     mode: str = "zero"
 
     def __post_init__(self) -> None:
-        check_image_size("max_shift", self.max_shift, smallest=0)
+        check_sizes({"max_shift": self.max_shift}, 0)
         check_name("mode", self.mode, SHIFT_MODES)
 
     def __call__(
@@ -62,33 +61,27 @@ class RandomShift:
         """Return shifted images of shape (N, C, H, W) and any dtype."""
         check_instance("generator", generator, Generator)
         _check_images(images)
-        size = images.shape[2:]
-        max_shift = check_image_size("max_shift", self.max_shift, smallest=0)
-        if max_shift[0] > size[0] or max_shift[1] > size[1]:
-            expected = f"at most the image size, {size[0]} × {size[1]}"
+        height, width = images.shape[2:]
+        if self.max_shift > min(height, width):
+            expected = f"at most the image size, {height} × {width}"
             raise wrong_value("max_shift", self.max_shift, expected)
-        for axis, most in zip((2, 3), max_shift, strict=True):
+        bounds = (-self.max_shift, self.max_shift + 1)
+        for axis, size in ((2, height), (3, width)):
             options = {"generator": generator, "device": generator.device}
-            shift = torch.randint(-most, most + 1, (len(images),), **options)
-            images = self._shift(images, shift.to(images.device), axis)
+            shift = torch.randint(*bounds, (len(images), 1, 1, 1), **options).to(images.device)
+            pixels = torch.arange(size, device=images.device)
+            source = (pixels if axis == 3 else pixels[:, None]) - shift
+            images = images.gather(axis, (source % size).expand_as(images))
+            if self.mode == "zero":
+                images = images.masked_fill((source < 0) | (source >= size), 0)
         return images
-
-    def _shift(self, images: Tensor, shift: Int[Tensor, " images"], axis: int) -> Tensor:
-        """Shift each image along an axis by its number of pixels."""
-        size = images.shape[axis]
-        source = torch.arange(size, device=images.device) - shift[:, None]
-        source = source[:, None, :, None] if axis == 2 else source[:, None, None, :]
-        shifted = images.gather(axis, (source % size).expand_as(images))
-        if self.mode == "circular":
-            return shifted
-        return shifted.masked_fill((source < 0) | (source >= size), 0)
 
 
 @dataclass(frozen=True)
 class HorizontalFlip:
     """Flip each image left to right with a probability.
 
-    Do not use it if flipping changes the class, as it does for digits.
+    Do not use this augmentation if a flip changes the class, as for digits.
 
     >>> import torch
     >>> from teka.data import HorizontalFlip
@@ -128,8 +121,8 @@ def _check_images(images: Tensor) -> None:
 class Normalize:
     """Normalize each channel: x ↦ (x − mean_c) / deviation_c.
 
-    Use the mean and the deviation of the training images for all splits. Shift images before they
-    are normalized, because a shift fills with the background 0.
+    Use the mean and the deviation of the training images for all splits. Shift images before
+    normalization, because shifts fill with the background 0.
 
     >>> import torch
     >>> from teka.data import Normalize
@@ -192,11 +185,12 @@ class Normalize:
 def lossless_selection(
     images: Tensor, labels: Tensor, class_index: int | None = 1, margin: int = 8
 ) -> Bool[Tensor, " images"]:
-    """Mark images of a class that can be rolled sideways so that only background wraps around.
+    """Select the images of a class that can be rolled sideways without losing content.
 
-    An image is marked if more than `margin` columns on both sides are blank, so that
-    `teka.Grid.roll` by −margin … margin columns loses no content. On the test images at 32×32, the
-    defaults mark 854 of MNIST's 1,135 ones and 791 of Fashion-MNIST's 1,000 trousers.
+    The selection contains each image with more than `margin` blank columns on both sides, so that
+    only background wraps around if `teka.Grid.roll` rolls it by up to `margin` columns. For the
+    test images at 32×32, the defaults select 854 of MNIST's 1,135 ones and 791 of Fashion-MNIST's
+    1,000 trousers.
 
     >>> import torch, teka
     >>> images = torch.zeros(1, 1, 4, 28)
@@ -207,13 +201,16 @@ def lossless_selection(
     Args:
         images: Images of shape (N, C, H, W) with background 0.
         labels: Indices of the classes.
-        class_index: Class to mark, or None for all classes.
-        margin: Number of columns. 0 marks all images of the class.
+        class_index: Class to select, or None for all classes.
+        margin: Number of columns. With 0, all images of the class are selected.
 
-    Source: Horn et al. 2021, figure 1.
+    Returns:
+        Mask that is True for selected images.
 
     Raises:
         ValueError: Images or labels have the wrong shape, or a number is negative.
+
+    Source: Horn et al. 2021, figure 1.
     """
     _check_images(images)
     check_dense("labels", labels)
@@ -222,8 +219,5 @@ def lossless_selection(
     check_sizes({"class_index": class_index}, 0, or_none=True)
     is_filled = (images != 0).any(dim=2).any(dim=1)
     border = margin + 1 if margin else 0
-    width = images.shape[3]
-    is_selected = ~(
-        is_filled[:, :border].any(dim=1) | is_filled[:, max(0, width - border) :].any(dim=1)
-    )
-    return is_selected if class_index is None else is_selected & (labels == class_index)
+    is_clipped = is_filled[:, :border].any(dim=1) | is_filled.flip(1)[:, :border].any(dim=1)
+    return ~is_clipped if class_index is None else ~is_clipped & (labels == class_index)

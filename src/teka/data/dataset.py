@@ -165,11 +165,6 @@ class Dataset:
         """Arguments of a model for these images: image_size, in_channels and num_classes."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
-    @property
-    def is_streaming(self) -> bool:
-        """True if images are read from picture files in every epoch, not held in memory."""
-        return any(isinstance(getattr(self, name).images, PictureFiles) for name in SPLITS)
-
 
 @dataclass(frozen=True)
 class RawDataset:

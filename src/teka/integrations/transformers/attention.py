@@ -28,32 +28,36 @@ RELATIVE_NAMES = (None, "rotary", "alibi", "decay")
 # Implementation of layers with the attribute `REPLACED_HEADS`, which `replace_attention` sets.
 REPLACED = "teka:own"
 REPLACED_HEADS = "teka_heads"
-# Number of class and distillation tokens before the patches, by the model type of the config.
-# Register tokens come on top. Models of other types have patches only.
+# Number of tokens before the patches, by the model type of the config. Register tokens come on top.
 NUM_CLASS_TOKENS = {
-    "altclip_vision_model": 1,
-    "audio-spectrogram-transformer": 2,
-    "beit": 1,
-    "blip_2_vision_model": 1,
-    "chinese_clip_vision_model": 1,
-    "clip_vision_model": 1,
-    "clipseg_vision_model": 1,
-    "data2vec-vision": 1,
-    "deit": 2,
-    "dinov2": 1,
-    "dinov2_with_registers": 1,
-    "dinov3_vit": 1,
-    "dpt": 1,
-    "git_vision_model": 1,
-    "instructblip_vision_model": 1,
-    "kosmos_2_vision_model": 1,
-    "metaclip_2_vision_model": 1,
-    "mlcd_vision_model": 1,
-    "owlv2_vision_model": 1,
-    "owlvit_vision_model": 1,
-    "vit": 1,
-    "vit_msn": 1,
-    "vivit": 1,
+    **dict.fromkeys(("ijepa", "siglip_vision_model", "videomae"), 0),
+    **dict.fromkeys(("audio-spectrogram-transformer", "deit"), 2),
+    **dict.fromkeys(
+        (
+            "altclip_vision_model",
+            "beit",
+            "blip_2_vision_model",
+            "chinese_clip_vision_model",
+            "clip_vision_model",
+            "clipseg_vision_model",
+            "data2vec-vision",
+            "dinov2",
+            "dinov2_with_registers",
+            "dinov3_vit",
+            "dpt",
+            "git_vision_model",
+            "instructblip_vision_model",
+            "kosmos_2_vision_model",
+            "metaclip_2_vision_model",
+            "mlcd_vision_model",
+            "owlv2_vision_model",
+            "owlvit_vision_model",
+            "vit",
+            "vit_msn",
+            "vivit",
+        ),
+        1,
+    ),
 }
 # Arguments by which models change the attention weights themselves.
 UNSUPPORTED = ("block_indices", "indices", "position_bias", "s_aux", "sinks", "softcap")
