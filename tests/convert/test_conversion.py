@@ -18,6 +18,7 @@ from teka.convert import (
     precision_for_tolerance,
 )
 from teka.convert.conversion import BorderedAttention
+from teka.convert.convolutions import window_reach
 from teka.nn import Attention, RelativeKernel
 from teka.nn.relative import RelativeModule, inverse_softplus
 from tests.convert.convolutions import SHAPES, draw_convolution, draw_images, largest_difference
@@ -450,8 +451,10 @@ def test_a_convolution_comes_back_from_the_attention_it_was_made(
         attention_from_convolution(convolution), Grid((9,) * num_axes)
     )
     assert type(back) is type(convolution)
-    assert (back.kernel_size, back.dilation) == (convolution.kernel_size, convolution.dilation)
-    assert torch.equal(back.weight, convolution.weight)
+    steps = [slice(None, None, step) for step in convolution.dilation]
+    assert back.padding == window_reach(convolution)
+    assert torch.equal(back.weight[(..., *steps)], convolution.weight)
+    assert back.weight.count_nonzero() == convolution.weight.count_nonzero()
     assert back.bias is not None
     assert torch.equal(
         back.bias, torch.zeros(4, dtype=dtype) if convolution.bias is None else convolution.bias
@@ -484,7 +487,7 @@ def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values
     )
     grid, images = Grid(SHAPES[2]), draw_images(2)
     convolution = convolution_from_attention(layer, grid)
-    assert (convolution.kernel_size, convolution.dilation) == ((3, 3), (2, 2))
+    assert (convolution.kernel_size, convolution.dilation) == ((5, 5), (1, 1))
     found = grid.unflatten(BorderedAttention(layer, (1, 1), (2, 2))(grid.flatten(images), grid))
     share = min(one.share for one in head_offsets(layer, grid))
     by_head = layer.get_parameter("output.weight").unflatten(1, (4, -1)).transpose(0, 1)

@@ -265,9 +265,9 @@ def convolution_from_attention(
     """Return the convolution that attention by position computes if each head has one offset.
 
     The matrix at the offset Δ is W_Δ = Σ O_h V_h over the heads with this offset. The window is the
-    smallest odd window that contains all offsets. Its dilation is their greatest common divisor
-    along each axis. The padding is circular on a periodic grid and zero otherwise. The stride is
-    that of a `BorderedAttention`. Dropout is ignored.
+    smallest odd window that contains all offsets, without dilation. The padding is circular on a
+    periodic grid and zero otherwise. The stride is that of a `BorderedAttention`. Dropout is
+    ignored.
 
     Outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| per channel, for queries whose
     keys at all offsets exist. Over an edge of the grid, the convolution and `BorderedAttention`
@@ -324,14 +324,11 @@ def convolution_from_attention(
 
     offsets = torch.tensor([head.offset for head in heads])
     reach = offsets.abs().amax(dim=0)
-    dilation = torch.tensor([max(1, math.gcd(*axis)) for axis in offsets.T.tolist()])
-    middle = reach // dilation
     convolution = CONVOLUTION_MODULES[grid.num_axes](
         layer.context_dim,
         layer.dim,
-        tuple((2 * middle + 1).tolist()),
+        tuple((2 * reach + 1).tolist()),
         padding=tuple(reach.tolist()),
-        dilation=tuple(dilation.tolist()),
         stride=stride,
         padding_mode="circular" if grid.periodic[0] else "zeros",
     ).to(layer.output.weight)
@@ -344,8 +341,7 @@ def convolution_from_attention(
         if layer.value.bias is not None:
             bias = bias + outputs @ layer.value.bias.detach().double()
     weight = torch.zeros_like(convolution.weight, dtype=torch.float64)
-    indices = offsets // dilation + middle
-    for index, matrix in zip(indices.tolist(), head_matrices, strict=True):
+    for index, matrix in zip((offsets + reach).tolist(), head_matrices, strict=True):
         weight[(..., *index)] += matrix
     with torch.no_grad():
         convolution.weight.copy_(weight)

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.checks import check_instance, check_module, check_sizes
-from teka.errors import wrong_shape, wrong_value
+from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
 from teka.nn.head_groups import name_kernels
@@ -111,17 +111,14 @@ class _Layer:
         num_heads: Number of heads.
         dim_head: Size of a head.
         install: Function that makes the layer use new heads.
-        num_axes: Number of axes of its tokens, if no grid is known.
-        grid: Grid of its tokens, if the model defines it.
-        num_prefix_tokens: Number of tokens before the grid.
+        placement: Arguments of `AttentionHeads` for the positions of its tokens, if the caller
+            passes no grid.
     """
 
     num_heads: int
     dim_head: int
     install: Callable[[AttentionHeads], None]
-    num_axes: int = 1
-    grid: Grid | None = None
-    num_prefix_tokens: int = 0
+    placement: dict[str, Any] = field(default_factory=lambda: {"num_axes": 1})
 
 
 def replace_attention(
@@ -193,12 +190,10 @@ def replace_attention(
 
     heads: dict[str, AttentionHeads] = {}
     for name, layer in layers.items():
-        placement: dict[str, Any] = {"grid": grid, "num_prefix_tokens": num_prefix_tokens}
-        if grid is None and layer.grid is not None:
-            placement = {"grid": layer.grid, "num_prefix_tokens": layer.num_prefix_tokens}
-        elif grid is None:
-            placement["num_axes"] = layer.num_axes
-        made = AttentionHeads(layer.dim_head, layer.num_heads, **{**placement, **options})
+        arguments = {"num_prefix_tokens": num_prefix_tokens, **layer.placement, **options}
+        if grid is not None:
+            arguments = {"num_prefix_tokens": num_prefix_tokens, "grid": grid, **options}
+        made = AttentionHeads(layer.dim_head, layer.num_heads, **arguments)
         parameter = next(iter([*modules[name].parameters(), *model.parameters()]))
         dtype = parameter.dtype if parameter.is_floating_point() else None
         heads[name] = made.to(parameter.device, dtype).train(modules[name].training)
@@ -280,44 +275,41 @@ def _torch_layer(search: _Search, name: str, module: nn.MultiheadAttention) -> _
         # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
         layer._qkv_same_embed_dim = False
         if search.needs_positions:
-            layer.register_forward_pre_hook(_check_own_tokens, with_kwargs=True)
+            heads.register_forward_pre_hook(_check_own_tokens)
 
     return _Layer(module.num_heads, module.head_dim, install)
 
 
-def _check_own_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_own_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Check that keys are the tokens of the queries, because other positions are not known."""
-    arguments = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
-    query, key = arguments["query"], arguments["key"]
-    if isinstance(query, Tensor) and isinstance(key, Tensor) and query.shape[:-1] != key.shape[:-1]:
-        expected = f"the shape of query, {tuple(query.shape)}"
+    query, key = arguments[:2]
+    if query.shape[2] != key.shape[2]:
         hint = "Attention to other tokens needs relative=None."
-        raise wrong_shape("key", key.shape, expected, hint)
+        raise wrong_value(
+            "the number of keys", key.shape[2], f"that of queries, {query.shape[2]}", hint
+        )
 
 
 def _timm_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
     layer: Any = module
-    grid, num_prefix_tokens = None, 0
+    placement: dict[str, Any] = {}
     if search.needs_grid:
-        for owner in _ancestors(search.model, name):
-            patches = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
-            if patches is not None:
-                if not isinstance(getattr(owner, "patch_drop", None), nn.Identity | None):
-                    return SUBSET
-                grid = Grid(tuple(patches))
-                num_prefix_tokens = getattr(owner, "num_prefix_tokens", 0)
-                break
-        else:
+        owners = [part for part in _ancestors(search.model, name) if hasattr(part, "patch_embed")]
+        owner: Any = owners[0] if owners else None
+        patches = getattr(owner.patch_embed, "grid_size", None) if owners else None
+        if patches is None:
             return UNPLACED
+        if not isinstance(getattr(owner, "patch_drop", None), nn.Identity | None):
+            return SUBSET
+        num_prefix_tokens = getattr(owner, "num_prefix_tokens", 0)
+        placement = {"grid": Grid(tuple(patches)), "num_prefix_tokens": num_prefix_tokens}
 
     def install(heads: AttentionHeads) -> None:
         layer.__class__ = PackedAttention
         layer.heads = heads
 
     dim_head = layer.qkv.out_features // 3 // layer.num_heads
-    return _Layer(
-        layer.num_heads, dim_head, install, grid=grid, num_prefix_tokens=num_prefix_tokens
-    )
+    return _Layer(layer.num_heads, dim_head, install, placement)
 
 
 def _transformers_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
@@ -348,7 +340,8 @@ def _transformers_layer(search: _Search, name: str, module: nn.Module) -> _Layer
                 vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
 
     patches = patch_grid(config)
-    return _Layer(num_heads, dim_head, install, 1 if patches is None else patches.num_axes)
+    num_axes = 1 if patches is None else patches.num_axes
+    return _Layer(num_heads, dim_head, install, {"num_axes": num_axes})
 
 
 def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:

@@ -1,7 +1,6 @@
 """Reading of your own images: picture files in a folder or a CSV list, and arrays."""
 
 import csv
-import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -162,9 +161,10 @@ def sort_classes(names: Sequence[str]) -> list[str]:
 
 def class_numbers(names: Sequence[str]) -> list[int] | None:
     """Return class names as integers, or None if they are not all different integers."""
-    if not all(re.fullmatch(r"-?[0-9]+", name) for name in names):
+    try:
+        numbers = [int(name) for name in names]
+    except ValueError:
         return None
-    numbers = [int(name) for name in names]
     return numbers if numbers and len(set(numbers)) == len(numbers) else None
 
 

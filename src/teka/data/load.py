@@ -121,7 +121,7 @@ def from_arrays(
     train_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Make a data set of arrays or tensors, which are copied.
+    """Make a data set from copies of arrays or tensors.
 
     >>> import numpy as np, teka
     >>> images = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,23 +79,15 @@ def _open(path: "str | Path") -> "Iterator[Image]":
     Image.init()  # a Pillow that was built without a format does not know its name
     formats = [name for name in FORMATS if name in Image.OPEN]
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of sizes above its own limit, which is higher than ours.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            # Pillow maps an uncompressed TIFF that it opens by its name into memory, and then
-            # misreads a rotated one.
-            with Path(path).open("rb") as file, Image.open(file, formats=formats) as picture:
-                if picture.height * picture.width > MAX_IMAGE_PIXELS:
-                    raise Image.DecompressionBombError
-                yield picture
-    except Image.DecompressionBombError as error:
-        expected = f"at most {MAX_IMAGE_PIXELS:,} pixels"
-        raise wrong_argument(f"the size of {path}", "more", expected) from error
-    except Image.UnidentifiedImageError as error:
-        expected = f"a readable picture in the format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise wrong_argument(str(path), "another file", expected) from error
+        # Pillow maps an uncompressed TIFF that it opens by its name into memory, and then misreads
+        # a rotated one.
+        with Path(path).open("rb") as file, Image.open(file, formats=formats) as picture:
+            if picture.height * picture.width > MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"more than {MAX_IMAGE_PIXELS:,} pixels")
+            yield picture
     except Exception as error:  # the kind of error of a damaged file depends on its format
-        raise wrong_argument(str(path), first_line(error), "a readable picture") from error
+        expected = f"a readable picture in the format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise wrong_argument(str(path), first_line(error), expected) from error
 
 
 def read_picture(
