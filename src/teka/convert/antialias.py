@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, pad
+from torch.nn.functional import pad
 
 from teka._checkpoint import restore_in_recomputation
 from teka.audit.layers.fixes import FIXES
@@ -225,16 +225,21 @@ restore_in_recomputation(_capture_offsets)
 class _SampledLayer(nn.Module):
     """Convolution or pooling that computes every cell and then samples the result."""
 
-    padding_value = 0.0
+    padding_value: float | None = None
     sampling: PolyphaseDownsample
 
     def prepare(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Add the attributes that the original class does not have."""
+        """Move the stride and the padding from the original layer to this class."""
         layer: Any = self
         stride = pair(layer.stride)
-        padding_mode = getattr(self, "padding_mode", "zeros")
-        is_periodic = padding_mode == "circular" or bool(fixes & {"circular", "polyphase"})
-        layer.padding_mode = "circular" if is_periodic else padding_mode
+        top, left = (0, 0) if layer.padding == "valid" else pair(layer.padding)
+        sizes = zip(pair(layer.kernel_size), pair(getattr(self, "dilation", 1)), strict=True)
+        # A window starts at every cell, so that the last windows extend beyond the padding.
+        height, width = (dilation * (size - 1) for size, dilation in sizes)
+        self.margins = (left, width - left, top, height - top)
+        mode = getattr(self, "padding_mode", "zeros")
+        is_periodic = mode == "circular" or bool(fixes & {"circular", "polyphase"})
+        self.margin_mode = "circular" if is_periodic else mode.replace("zeros", "constant")
         self.sampling = PolyphaseDownsample(
             stride,
             select="norm" if "polyphase" in fixes else "fixed",
@@ -242,31 +247,18 @@ class _SampledLayer(nn.Module):
             periodic=is_periodic,
         ).train(self.training)
         self.offsets = offsets
+        layer.stride = (1, 1)
+        layer.padding = (0, 0)
+        layer.padding_mode = "zeros"
 
     def forward(self, input: Images) -> Outputs:
-        layer: Any = self
-        padding = (0, 0) if layer.padding == "valid" else pair(layer.padding)
-        sizes = zip(pair(layer.kernel_size), pair(getattr(self, "dilation", 1)), strict=True)
-        # A window starts at every cell, so that the last ones extend beyond the padding.
-        extents = [dilation * (size - 1) for size, dilation in sizes]
-        top, left = padding
-        margins = [left, extents[1] - left, top, extents[0] - top]
-        if layer.padding_mode == "zeros":
-            padded = pad(input, margins, value=self.padding_value)
-        else:
-            padded = pad(input, margins, mode=layer.padding_mode)
-        return self.offsets.sample(self, self.compute_all(padded), self.sampling)
-
-    def compute_all(self, images: Images) -> Outputs:
-        """Return the outputs of the windows that start at every cell."""
-        raise NotImplementedError
+        value = self.padding_value if self.margin_mode == "constant" else None
+        cells = super().forward(pad(input, self.margins, self.margin_mode, value))
+        return self.offsets.sample(self, cells, self.sampling)
 
 
 class SampledConv2d(_SampledLayer, nn.Conv2d):
     """Convolution that computes every cell and then samples the result."""
-
-    def compute_all(self, images: Images) -> Outputs:
-        return conv2d(images, self.weight, self.bias, 1, 0, self.dilation, self.groups)
 
 
 class SampledMaxPool2d(_SampledLayer, nn.MaxPool2d):
@@ -274,15 +266,9 @@ class SampledMaxPool2d(_SampledLayer, nn.MaxPool2d):
 
     padding_value = -torch.inf
 
-    def compute_all(self, images: Images) -> Outputs:
-        return max_pool2d(images, self.kernel_size, 1, 0, self.dilation)
-
 
 class SampledAvgPool2d(_SampledLayer, nn.AvgPool2d):
     """Average pooling that computes every cell and then samples the result."""
-
-    def compute_all(self, images: Images) -> Outputs:
-        return avg_pool2d(images, self.kernel_size, 1, divisor_override=self.divisor_override)
 
 
 SAMPLED_CLASSES: dict[type, type[_SampledLayer]] = {

@@ -1,14 +1,12 @@
 """Config, image classifier and image processor for transformers' Auto classes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -18,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.image_processing_utils import BaseImageProcessor
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
@@ -146,24 +145,14 @@ class TekaForImageClassification(PreTrainedModel):
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable = checkpoint,
-        every_n_layers: int = 1,
-    ) -> None:
-        """Recompute every n-th transformer block in the backward pass, or stop recomputing.
-
-        transformers calls this method, and reads the attribute `gradient_checkpointing` of modules.
-        """
-        for index, block in enumerate(_transformer_blocks(self.model)):
-            attributes: dict[str, Any] = vars(block)
-            attributes.pop("forward", None)
-            attributes["gradient_checkpointing"] = enable and index % every_n_layers == 0
-            if attributes["gradient_checkpointing"]:
-                attributes["forward"] = partial(
-                    _checkpointed_forward, block, gradient_checkpointing_func
-                )
+    def _set_gradient_checkpointing(self, *arguments: Any, **keywords: Any) -> None:
+        """Recompute transformer blocks in the backward pass, or stop recomputing them."""
+        for block in _transformer_blocks(self.model):
+            kind = type(block)
+            if not isinstance(block, GradientCheckpointingLayer):
+                # The class is changed in place, so that the names of the parameters stay.
+                block.__class__ = type(kind.__name__, (GradientCheckpointingLayer, kind), {})
+        super()._set_gradient_checkpointing(*arguments, **keywords)
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
@@ -180,13 +169,6 @@ class TekaForImageClassification(PreTrainedModel):
 
 def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
-
-
-def _checkpointed_forward(block: nn.Module, checkpoint: Callable, *arguments: object) -> object:
-    """Compute a block, without keeping its activations in training."""
-    forward = partial(type(block).forward, block)
-    is_recomputed = block.training and torch.is_grad_enabled()
-    return checkpoint(forward, *arguments) if is_recomputed else forward(*arguments)
 
 
 class TekaImageProcessor(BaseImageProcessor):
