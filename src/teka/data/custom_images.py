@@ -54,19 +54,18 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 
     Returns:
         The first result holds the files of each split with the indices of their classes. The splits
-        are "train", "test" and maybe "validation", or "all" if the data set declares no splits. The
-        second result holds the names of the classes.
+        are "train", "test" and maybe "validation", or only "train" if the data set declares no
+        splits. The second result holds the names of the classes.
 
     Raises:
         ValueError: The folder or the CSV file has another layout.
     """
     if path.is_dir():
-        folders = _find_split_folders(path) or {"all": path}
+        folders = _find_split_folders(path) or {"train": path}
         splits = {split: _find_labeled(folder) for split, folder in folders.items()}
     else:
-        splits = {"all": _read_labels(path)}
-    train = splits["all"] if "all" in splits else splits["train"]
-    classes = sort_classes(list({label for _, label in train}))
+        splits = {"train": _read_labels(path)}
+    classes = sort_classes(list({label for _, label in splits["train"]}))
     if len(classes) < 2:
         expected = "at least two sub-folders of pictures, or labels in a CSV file"
         raise wrong_value(f"the classes of {path}", classes, expected)
@@ -186,11 +185,10 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
         images = PictureFiles([file for file, _ in labeled], in_channels, size, resize)
         return Split(images, torch.tensor([label for _, label in labeled], dtype=torch.int64))
 
-    if "all" in pictures:
-        return RawDataset(to_split(pictures["all"]), None, len(classes))
     validation = pictures.get("validation", [])
     train = to_split(pictures["train"] + validation)
-    return RawDataset(train, to_split(pictures["test"]), len(classes), len(validation))
+    test = to_split(pictures["test"]) if "test" in pictures else None
+    return RawDataset(train, test, len(classes), len(validation))
 
 
 def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:

@@ -86,7 +86,10 @@ def _open(path: "str | Path") -> "Iterator[Image]":
                 raise Image.DecompressionBombError(f"more than {MAX_IMAGE_PIXELS:,} pixels")
             yield picture
     except Exception as error:  # the kind of error of a damaged file depends on its format
-        expected = f"a readable picture in the format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        names = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        expected = (
+            f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels in the format {names}"
+        )
         raise wrong_argument(str(path), first_line(error), expected) from error
 
 

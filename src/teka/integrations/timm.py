@@ -34,7 +34,7 @@ PRETRAINED_CONFIG = {
 }
 
 
-class TimmPerformer(nn.Module):
+class TimmPerformer(Performer):
     """`teka.models.Performer` with the methods of timm's models.
 
     >>> import timm, torch, teka.integrations.timm
@@ -61,9 +61,8 @@ class TimmPerformer(nn.Module):
         global_pool: str = "avg",
         **options: Any,
     ) -> None:
-        super().__init__()
         image_size = img_size if isinstance(img_size, int) else tuple(img_size)
-        self.model = Performer(
+        super().__init__(
             image_size,
             in_chans,
             max(num_classes, 1),
@@ -72,20 +71,20 @@ class TimmPerformer(nn.Module):
             dropout=drop_rate,
             **options,
         )
-        self.num_features = self.head_hidden_size = self.model.norm.normalized_shape[0]
+        self.num_features = self.head_hidden_size = self.norm.normalized_shape[0]
         self.feature_info = [
             {
                 "num_chs": self.num_features,
-                "reduction": self.model.patch_size,
-                "module": f"model.blocks.{index}",
+                "reduction": self.patch_size,
+                "module": f"blocks.{index}",
             }
-            for index in range(len(self.model.blocks))
+            for index in range(len(self.blocks))
         ]
         self.reset_classifier(num_classes, global_pool)
 
     def get_classifier(self) -> nn.Module:
         """Return the head."""
-        return self.model.head
+        return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the head.
@@ -99,20 +98,20 @@ class TimmPerformer(nn.Module):
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
         head = nn.Identity() if num_classes == 0 else nn.Linear(self.num_features, num_classes)
-        self.model.head = head.to(self.model.norm.weight)
+        self.head = head.to(self.norm.weight)
 
     def forward_features(
         self, x: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch tokens dim"]:
         """Return the normalized tokens after the last block."""
-        return self.model.encode(x)[0]
+        return self.encode(x)[0]
 
     def forward_head(
         self, x: Float[Tensor, "batch tokens dim"], pre_logits: bool = False
     ) -> Float[Tensor, "batch *tokens_outputs"]:
         """Return the logits of tokens, or pooled tokens if `pre_logits` is True."""
         pooled = x.mean(dim=1) if self.global_pool else x
-        return pooled if pre_logits else self.model.head(pooled)
+        return pooled if pre_logits else self.head(pooled)
 
     def forward(
         self, x: Float[Tensor, "batch channels *sides"]
@@ -130,16 +129,15 @@ class TimmPerformer(nn.Module):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Return the tokens after some blocks, as timm's models do, which describe the arguments."""
-        blocks, _ = feature_take_indices(len(self.model.blocks), indices)
+        blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
 
         def append_output(block: nn.Module, inputs: tuple, tokens: Tensor) -> None:
-            tokens = self.model.norm(tokens) if norm else tokens
-            outputs.append(self.model.grid.unflatten(tokens) if output_fmt == "NCHW" else tokens)
+            tokens = self.norm(tokens) if norm else tokens
+            outputs.append(self.grid.unflatten(tokens) if output_fmt == "NCHW" else tokens)
 
         hooks = [
-            self.model.blocks[index].register_forward_hook(append_output)
-            for index in sorted(blocks)
+            self.blocks[index].register_forward_hook(append_output) for index in sorted(blocks)
         ]
         try:
             last = self.forward_features(x)

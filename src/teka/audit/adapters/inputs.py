@@ -135,8 +135,9 @@ def _find_images(data: str, data_dir: str | Path | None, image_size: Size = None
         return _Source("all", pictures)
     parts, names = find_pictures(path)
     part = "test" if "test" in parts else "all"
-    labels = torch.tensor([label for _, label in parts[part]])
-    return _Source(part, [file for file, _ in parts[part]], labels, len(names), tuple(names))
+    labeled = parts.get("test", parts["train"])
+    labels = torch.tensor([label for _, label in labeled])
+    return _Source(part, [file for file, _ in labeled], labels, len(names), tuple(names))
 
 
 def is_trained_on(subject: LoadedModel, data: str, data_dir: str | Path | None = None) -> bool:
