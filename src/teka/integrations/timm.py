@@ -114,10 +114,10 @@ class TimmPerformer(Performer):
         return pooled if pre_logits else self.head(pooled)
 
     def forward(
-        self, x: Float[Tensor, "batch channels *sides"]
+        self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch *tokens_outputs"]:
         """Return the logits of images."""
-        return self.forward_head(self.forward_features(x))
+        return self.forward_head(self.forward_features(images))
 
     def forward_intermediates(
         self,
