@@ -10,7 +10,7 @@ from torch import nn
 
 from teka.audit.adapters import FORMS, LoadedModel, Loader, LoadOptions, load
 from teka.audit.adapters.loaded_model import tensors_only
-from teka.audit.adapters.python_function import load_factory
+from teka.audit.adapters.programs import load_factory
 from teka.audit.adapters.timm_torchvision import (
     load_timm,
     load_torchvision,

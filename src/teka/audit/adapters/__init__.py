@@ -9,9 +9,8 @@ from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.python_function import load_factory
+from teka.audit.adapters.programs import is_script, load_exported, load_factory, load_script
 from teka.audit.adapters.timm_torchvision import load_timm, load_torchvision
-from teka.audit.adapters.torch_programs import is_script, load_exported, load_script
 from teka.audit.adapters.transformers_model import load_transformers
 from teka.audit.model_output import num_classes_of
 from teka.checks import check_device

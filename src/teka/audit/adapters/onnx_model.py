@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import LoadedModel, read_as, read_class_names
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.torch_programs import run_in_batches
+from teka.audit.adapters.programs import run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing
 from teka.audit.model_output import num_classes_of
 from teka.data import Normalize
