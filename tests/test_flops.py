@@ -37,7 +37,7 @@ def test_multiply_add_counts_as_two_operations(
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("is_rotary", [False, True])
 def test_operations_of_triton_kernels(is_rotary: bool, is_causal: bool):
-    from teka.functional.backends.triton.operators import feature_attention
+    from teka.functional.backends.triton.operators import linear_attention
 
     batch, heads, num_queries, dim, dim_value = 2, 3, 64, 32, 16
     num_keys = num_queries if is_causal else 48
@@ -54,7 +54,7 @@ def test_operations_of_triton_kernels(is_rotary: bool, is_causal: bool):
             )
         options = "squared_relu", 1.0, 0.1, 0.5, is_causal
         with flop_counter() as forward:
-            output = feature_attention(query, key, value, None, *angles, *options)[0]
+            output = linear_attention(query, key, value, None, *angles, *options)[0]
         with flop_counter() as backward:
             output.sum().backward()
     sums = batch * heads * dim * dim_value

@@ -15,7 +15,7 @@ from reproduction.baselines.blocks import Images
 from reproduction.baselines.self_attention_network import make_gaussian_or_table
 from teka.functional import attention
 from teka.functional.positions import Positions
-from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.grid import Grid
 from teka.nn import Attention
 from teka.nn.inputs import Tokens
@@ -61,7 +61,7 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     offsets = -positions.pairwise_offsets(torch.zeros(2, dtype=torch.float64), query)[0]
     relative = copy.deepcopy(layer).cpu()()
     placed = relative.adapt_to_positions(positions)
-    assert isinstance(placed, StationaryRelative)
+    assert isinstance(placed, StationaryRelativeKernel)
     weights = placed.log_at(-offsets).double().softmax(dim=-1)
     mean = weights @ offsets
     deviations = offsets - mean[:, None]

@@ -51,7 +51,7 @@ RATES, TUNING_SEED, SEEDS = (0.002, 0.004, 0.008), 100, (0, 1, 2)
 class LinearRelative(Relative):
     """Base class of relative kernels that are only evaluated by linear attention."""
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 10**6
 
     def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Tensor:

@@ -82,7 +82,7 @@ def _triton_backward_flops(
 
 # Custom operators of the Triton kernels, see docs/backends.md.
 _TRITON_FLOPS = {
-    "feature_attention": _triton_forward_flops,
+    "linear_attention": _triton_forward_flops,
     "feature_attention_gradients": _triton_backward_flops,
 }
 # PyTorch does not count fused attention on a CPU and products that are added in place.

@@ -261,7 +261,7 @@ def operator_registration() -> float:
     utilities = "test_schema", "test_autograd_registration", "test_faketensor"
     for is_causal in (False, True):
         arguments = query, key, value, None, angles, angles, "relu", 1.0, 1e-6, 0.3, is_causal
-        opcheck(operators.feature_attention, arguments, test_utils=utilities)
+        opcheck(operators.linear_attention, arguments, test_utils=utilities)
     return 0.0
 
 

@@ -49,10 +49,10 @@ from teka.functional.kernels import (
 )
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.biases import DecayRelative
-from teka.functional.relative.relative_kernel import PositiveRelative
+from teka.functional.relative.biases import DecayRelativeKernel
+from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from teka.functional.relative.rotary import LEAST_WEIGHT
-from teka.functional.relative.stationary import SeparableRelative, StationaryRelative
+from teka.functional.relative.stationary import SeparableRelativeKernel, StationaryRelativeKernel
 
 KERNEL_CLASSES: dict[str, type[Kernel]] = {
     **DETERMINISTIC_KERNELS,
@@ -131,8 +131,8 @@ def fast_backends(kernel: str, relative: str | None) -> set[str]:
         return set()
     if kind is None or issubclass(kind, RotationJoint | Rotary):
         return {"linear"}
-    names = {Fourier: "linear", DecayRelative: "linear", Clipped: "rings"}
-    names |= {SeparableRelative: "toeplitz", StationaryRelative: "fft"}
+    names = {Fourier: "linear", DecayRelativeKernel: "linear", Clipped: "rings"}
+    names |= {SeparableRelativeKernel: "toeplitz", StationaryRelativeKernel: "fft"}
     return {name for base, name in names.items() if issubclass(kind, base)}
 
 
@@ -145,14 +145,14 @@ def causal_backends(kernel: str, relative: str | None) -> set[str]:
 def cross_backends(kernel: str, relative: str | None, *, same_spacing: bool) -> set[str]:
     """Return the documented backends between two different bounded grids."""
     between = {"linear", "toeplitz", "fft"} if same_spacing else {"linear", "toeplitz"}
-    if relative is not None and issubclass(RELATIVES[relative], DecayRelative):
+    if relative is not None and issubclass(RELATIVES[relative], DecayRelativeKernel):
         between -= {"linear"}  # the scan needs one grid
     return {"dense"} | (fast_backends(kernel, relative) & between)
 
 
 def one_axis_backends(relative: str | None) -> set[str]:
     """Return the causal backends that need a grid with one axis."""
-    scans = relative is not None and issubclass(RELATIVES[relative], DecayRelative)
+    scans = relative is not None and issubclass(RELATIVES[relative], DecayRelativeKernel)
     return {"rings", "linear"} if scans else {"rings"}
 
 
@@ -436,9 +436,8 @@ def reference_attention(
     elif not isinstance(kernel, FeatureKernel):
         numerator = denominator = numerator.exp()
     elif isinstance(relative, Rotary):
-        lengths = relative.lengths(query_features) @ relative.lengths(key_features).transpose(
-            -2, -1
-        )
+        key_lengths = relative.pair_lengths(key_features)
+        lengths = relative.pair_lengths(query_features) @ key_lengths.mT
         match relative.normalizer:
             case "nonnegative":
                 numerator = denominator = ((1 + LEAST_WEIGHT) * lengths + numerator) / 2
@@ -450,7 +449,7 @@ def reference_attention(
                 denominator = (1 - share) * denominator + share * lengths
     if kernel.normalizes_by_count:
         denominator = torch.ones_like(numerator)
-    if isinstance(relative, PositiveRelative):
+    if isinstance(relative, PositiveRelativeKernel):
         query_positions, key_positions = (
             side.coordinates(query.device) for side in (positions, positions.key_side)
         )

@@ -145,7 +145,7 @@ def constructor(kind: type, **changed: object) -> Entry:
     return Entry(build, good | changed, kind)
 
 
-def initial_options(kind: type[Relative]) -> dict[str, object]:
+def constructor_options(kind: type[Relative]) -> dict[str, object]:
     """Return valid arguments of the initial values of a relative kernel."""
     return {
         name: REQUIRED_ARGUMENTS.get(name)
@@ -199,7 +199,7 @@ ENTRIES = {
     **{f"relative {name}": entry for name, entry in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{
         f"initial {name}": Entry(
-            initializer(name), initial_options(RELATIVES[name]), RelativeKernel
+            initializer(name), constructor_options(RELATIVES[name]), RelativeKernel
         )
         for name in RELATIVES
     },

@@ -21,7 +21,7 @@ from teka.functional import (
 )
 from teka.functional.kernels import RANDOM_KERNELS
 from teka.functional.relative import make_relative
-from teka.functional.relative.biases import DecayRelative
+from teka.functional.relative.biases import DecayRelativeKernel
 from tests.contracts.cases import (
     DEVICE,
     FAST_CASES,
@@ -128,7 +128,7 @@ def supports_periodic_axes(case: Case, size: Size) -> bool:
     kind = None if case.relative is None else RELATIVES[case.relative]
     if kind is not None and issubclass(kind, RotationJoint):
         return False
-    if kind is not None and issubclass(kind, DecayRelative):
+    if kind is not None and issubclass(kind, DecayRelativeKernel):
         return case.backend != "linear"
     wrapped = [side for side, periodic in zip(size.shape, size.periodic, strict=True) if periodic]
     if kind is Window:

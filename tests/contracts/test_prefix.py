@@ -5,7 +5,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, Relative, attention
-from teka.functional.relative.relative_kernel import PositiveRelative
+from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from tests.contracts.cases import (
     DEVICE,
     PAIRS_WITH_POSITIONS,
@@ -73,7 +73,7 @@ def test_prefix_key_has_a_relative_weight_of_one(case: Case):
     value[:, :, 0] = prefix_value
     relative = build_relative(case.relative, kernel=case.kernel, heads=3, dim=5, num_axes=2)
     kernel = build_kernel(case.kernel, relative, 5)
-    assert isinstance(relative, PositiveRelative)
+    assert isinstance(relative, PositiveRelativeKernel)
     log_relative = relative.log_weights(
         query[:, :, 1:], GRID.offsets(dtype=torch.float64, device=DEVICE), scale=SCALE
     )
@@ -104,7 +104,7 @@ def test_prefix_tokens_of_a_constant_kernel():
     # With κ = 1 and log c(0) = a, a prefix token has the weight 1 and the cell has the weight e^a.
     query, key, value = draw_inputs(3, heads=1, dim_value=1)
     relative = build_relative("rotation", heads=1, dim=5, num_axes=1)
-    assert isinstance(relative, PositiveRelative)
+    assert isinstance(relative, PositiveRelativeKernel)
     weight = math.exp(
         float(relative.log_weights(query[:, :, 2:], query.new_zeros(1, 1, 1), scale=1.0))
     )

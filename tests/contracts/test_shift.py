@@ -21,7 +21,7 @@ from teka.functional import (
     draw_projection,
 )
 from teka.functional.kernels import RANDOM_KERNELS
-from teka.functional.relative.biases import DecayRelative
+from teka.functional.relative.biases import DecayRelativeKernel
 from teka.nn import Attention, SinusoidalPositionEmbedding
 from tests.contracts.cases import (
     DEVICE,
@@ -226,7 +226,7 @@ def test_rolling_a_periodic_grid_rolls_the_output(
         with pytest.raises(ValueError, match=r"backend must be .*got 'windows'"):
             attend(*inputs)
         return
-    if case.backend == "linear" and isinstance(relative, DecayRelative):
+    if case.backend == "linear" and isinstance(relative, DecayRelativeKernel):
         with pytest.raises(ValueError, match=r"backend must be .*got 'linear'"):
             attend(*inputs)
         return

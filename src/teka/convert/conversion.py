@@ -22,7 +22,7 @@ from teka.convert.convolutions import (
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant
 from teka.functional.positions import Positions
-from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.grid import Grid
 from teka.nn import Attention, RelativeKernel
 from teka.nn.local_conv import CONVOLUTION_MODULES
@@ -235,7 +235,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         expected = "0, for a relative kernel in every head"
         raise wrong_value("attention.position_heads", attention.position_heads, expected)
     relative = None if attention.relative is None else attention.relative()
-    if not isinstance(relative, StationaryRelative):
+    if not isinstance(relative, StationaryRelativeKernel):
         name = None if relative is None else relative.name
         expected = "a relative kernel of the offset alone, such as 'quadratic'"
         raise wrong_value("attention.relative", name, expected)
@@ -243,7 +243,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
     )
     relative = relative.adapt_to_positions(Positions(grid))
-    assert isinstance(relative, StationaryRelative)
+    assert isinstance(relative, StationaryRelativeKernel)
     # The offsets between cells are the points of another grid.
     axes = list(zip(grid.shape, grid.periodic, strict=True))
     sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)

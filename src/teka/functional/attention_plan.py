@@ -14,7 +14,7 @@ from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
 from teka.functional.backends.linear import compute_features, position_free_sums
-from teka.functional.backends.triton import TritonPositions, can_use_triton
+from teka.functional.backends.triton import TritonAngles, can_use_triton
 from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import DenseInputs, Kernel, mask_features
@@ -182,8 +182,8 @@ class AttentionPlan:
         """
         dtype = query.dtype
         with without_autocast(query.device.type):
-            triton_positions = self._triton_positions(query, key, value)
-        use_triton = triton_positions is not None
+            triton_angles = self._triton_angles(query, key, value)
+        use_triton = triton_angles is not None
         if dtype in (torch.float16, torch.bfloat16) and not use_triton:
             query, key, value = query.float(), key.float(), value.float()
         # Masked tokens are 0 from here on, so that a NaN in them reaches no output and no gradient.
@@ -195,7 +195,11 @@ class AttentionPlan:
             can_read
             and not use_triton
             and self.group is None
-            and (is_large_float32(query) or is_large_float32(key) or is_large_float32(value))
+            and (
+                may_overflow_in_float32(query)
+                or may_overflow_in_float32(key)
+                or may_overflow_in_float32(value)
+            )
         )
         is_nan = None
         # The causal Triton kernels handle non-finite inputs themselves.
@@ -208,7 +212,7 @@ class AttentionPlan:
         if needs_float64:
             output = self._attend_in_float64(query, key, value, key_mask, query_mask)
         else:
-            output = self._attend(query, key, value, key_mask, query_mask, triton_positions)
+            output = self._attend(query, key, value, key_mask, query_mask, triton_angles)
         if is_nan is not None:
             output = output.masked_fill(is_nan[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
@@ -237,7 +241,7 @@ class AttentionPlan:
         value: Values,
         key_mask: KeyMask,
         query_mask: QueryMask,
-        triton_positions: TritonPositions | None = None,
+        triton_angles: TritonAngles | None = None,
     ) -> Outputs:
         """Compute attention with the chosen algorithm (backend), for inputs that have been checked.
 
@@ -252,7 +256,7 @@ class AttentionPlan:
                 assert plan.relative is not None
                 pairs = plan._pairs(query, key, value, key_mask)
                 return plan.relative.local_attention(pairs, plan.positions)
-            return plan._attend_by_features(query, key, value, key_mask, triton_positions)
+            return plan._attend_by_features(query, key, value, key_mask, triton_angles)
 
     def _attend_dense(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
         """Compute attention from the full matrix of weights (the backend "dense")."""
@@ -271,18 +275,18 @@ class AttentionPlan:
         key: Keys,
         value: Values,
         key_mask: KeyMask,
-        triton_positions: TritonPositions | None,
+        triton_angles: TritonAngles | None,
     ) -> Outputs:
         """Compute attention from sums of products of features."""
         kernel = self.kernel.features
         assert kernel is not None
         options = {"scale": self.scale, "key_mask": key_mask, "is_causal": self.is_causal}
-        if triton_positions is not None:
+        if triton_angles is not None:
             # Triton is imported when it is first needed.
             from teka.functional.backends.triton.operators import triton_attention
 
             return triton_attention(
-                query, key, value, kernel=kernel, positions=triton_positions, **options
+                query, key, value, kernel=kernel, positions=triton_angles, **options
             )
         if self.backend == "linear" and self.group is None:
             long = ChunkedLinearAttention(
@@ -314,11 +318,10 @@ class AttentionPlan:
     def with_position_features(
         self, query: Queries, key: Keys
     ) -> tuple["AttentionPlan", Tensor, Tensor]:
-        """Append position features to queries and keys, if the relative kernel works that way.
+        """Append position features to queries and keys, if the relative kernel consists of them.
 
-        Inner products of the longer vectors depend on the positions. The returned settings
-        therefore have no relative kernel, which is a separate weight for the offset of query and
-        key.
+        The inner product of the longer vectors then contains the effect of the positions, so the
+        returned settings have no relative kernel. Other relative kernels are left to the backends.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -347,7 +350,7 @@ class AttentionPlan:
     def _pairs(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> DenseInputs:
         return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
 
-    def _triton_positions(self, query: Queries, key: Keys, value: Values) -> TritonPositions | None:
+    def _triton_angles(self, query: Queries, key: Keys, value: Values) -> TritonAngles | None:
         """Return rotary angles for the Triton kernels on a GPU, or None if they cannot be used."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
@@ -357,11 +360,11 @@ class AttentionPlan:
         if execution_mode(query, key, value) is ExecutionMode.TRANSFORMED:
             return None
         if self.relative is None:
-            return TritonPositions()
+            return TritonAngles()
         if self.positions.num_prefix_tokens:
             return None
         like = query.new_empty((), dtype=torch.float32)
-        positions = self.relative.triton_positions(self.positions, like, query.shape[-1])
+        positions = self.relative.triton_angles(self.positions, like, query.shape[-1])
         if positions is None or execution_mode(*positions.tensors) is ExecutionMode.TRANSFORMED:
             return None
         return positions
@@ -402,7 +405,7 @@ def _attend_packed(
     return torch.cat(outputs, dim=2)
 
 
-def is_large_float32(tensor: Tensor) -> bool:
+def may_overflow_in_float32(tensor: Tensor) -> bool:
     """Return True if a float32 tensor has elements so large that their products may overflow."""
     if tensor.dtype != torch.float32:
         return False
@@ -420,8 +423,8 @@ def _replace_nonfinite(
 
     A mask of the outputs that must become NaN is returned as well. A non-finite query makes its own
     output NaN. In causal attention, a non-finite key or value makes the outputs of its token and of
-    all later tokens NaN. In other attention, non-finite keys and values stay, because they affect
-    all outputs.
+    all later tokens NaN. In bidirectional attention, non-finite keys and values stay, because they
+    affect all outputs.
 
     Args:
         query: Queries.

@@ -60,10 +60,10 @@ def choose_backend(backend: str, work: Workload, device_type: str) -> str:
     """
     if is_dynamic(work.num_queries, work.num_keys):
         work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
-    return select_backend(backend, backend_costs(work), device_type)
+    return cheapest_backend(backend, backend_costs(work), device_type)
 
 
-def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+def cheapest_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
     """Return the attention algorithm (backend) with the lowest estimated cost.
 
     This is the meaning of backend="auto". Any other name is checked and returned.
@@ -119,13 +119,13 @@ def _dense_cost(work: Workload) -> Cost:
     """Estimate the cost of attention that computes the weight of every query–key pair."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.dense_vector_size(work.dim)
-    passes = 3 if relative is None else relative.num_dense_passes(positions.num_axes)
+    passes = 3 if relative is None else relative.num_weight_matrix_passes(positions.num_axes)
     depends_on_sample = relative is None or relative.uses_query or relative.rotates_features
     if not depends_on_sample and positions.grid is not None:
         # The samples of a batch share one matrix of the relative kernel.
         passes = 3 + math.ceil((passes - 3) / work.batch)
     if kernel.is_softmax:
-        num_position_features = 0 if relative is None else relative.extra_softmax_dim(positions)
+        num_position_features = 0 if relative is None else relative.num_appended_entries(positions)
         if num_position_features is not None:
             passes = 1
             size += num_position_features

@@ -162,10 +162,7 @@ class Positions:
     def sinusoid_phases(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the phases of sinusoids at the positions of the queries and of the keys.
-
-        The frequencies of the sinusoids are given.
-        """
+        """Return the phases ω · x of sinusoids at the positions x of queries and keys."""
         angle = phases(frequency, self.coordinates(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
             frequency, self.key.coordinates(like.device), like.dtype
@@ -303,9 +300,9 @@ def packed_lengths(
 def make_positions(
     argument: str, grid: GridLike | None, points: Tensor | None, device: torch.device
 ) -> Positions:
-    """Return the positions of one sequence from its arguments.
+    """Return the positions of a sequence that is given by a grid, a length or coordinates.
 
-    A grid holds constants, so a length that is symbolic in `torch.export` becomes coordinates.
+    If `torch.export` treats the length as dynamic, the result has coordinates instead of a grid.
 
     Args:
         argument: Prefix of the names of the arguments, "" or "key_", for error messages.

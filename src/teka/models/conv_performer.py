@@ -46,8 +46,8 @@ class Whitening(nn.Conv2d):
         return super().forward(pad(input, (0, 1, 0, 1), mode="circular"))
 
 
-def make_convolution(in_channels: int, width: int) -> nn.Conv2d:
-    """Create a circular 3 × 3 convolution whose first channels are copies of its inputs."""
+def make_identity_convolution(in_channels: int, width: int) -> nn.Conv2d:
+    """Create a circular 3 × 3 convolution that copies its inputs to the first channels."""
     convolution = nn.Conv2d(in_channels, width, 3, padding=1, padding_mode="circular", bias=False)
     nn.init.dirac_(convolution.weight.data[:in_channels])
     return convolution
@@ -84,8 +84,8 @@ class ConvStage(nn.Module):
 
     def __init__(self, in_channels: int, width: int, heads: int, mlp_ratio: float) -> None:
         super().__init__()
-        self.first = make_convolution(in_channels, width)
-        self.second = make_convolution(width, width)
+        self.first = make_identity_convolution(in_channels, width)
+        self.second = make_identity_convolution(width, width)
         self.downsample = PolyphaseDownsample(2)
         self.first_norm = make_norm(width)
         self.second_norm = make_norm(width)

@@ -155,13 +155,14 @@ class ModelConfig:
         ):
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
 
-    def make_model(self, most: int | None = None) -> nn.Module:
+    def make_model(self, max_elements: int | None = None) -> nn.Module:
         """Build the model with initial weights on the CPU, in float32 and evaluation mode.
 
         The state of PyTorch's random number generators does not change.
 
         Args:
-            most: Largest allowed number of elements. By default, the number that fits in memory.
+            max_elements: Largest allowed number of elements of all parameters. By default, the
+                number that fits in memory.
 
         Raises:
             ValueError: Options that the model does not take, or more elements than allowed.
@@ -179,7 +180,7 @@ class ModelConfig:
             # The model gave its warnings when it was trained.
             warnings.simplefilter("ignore")
             try:
-                count_elements(make, memory_bytes() // 4 if most is None else most)
+                count_elements(make, memory_bytes() // 4 if max_elements is None else max_elements)
                 model = make()
             except TooManyElementsError as error:
                 sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)

@@ -115,7 +115,7 @@ def load(path: str | Path) -> nn.Module:
     tensors = parse_safetensors(content, str(weights_path))
     # A model may register parameters twice while it is built. The exact comparison comes later.
     num_elements = sum(tensor.numel() for tensor in tensors.values())
-    model = config.make_model(most=2 * num_elements + EXTRA_ELEMENTS)
+    model = config.make_model(max_elements=2 * num_elements + EXTRA_ELEMENTS)
     load_tensors(model, tensors, str(weights_path))
     return model
 

@@ -30,7 +30,7 @@ from teka.nn import (
 from teka.nn.head_groups import count_position_heads
 from teka.nn.inputs import check_tokens
 from teka.nn.local_conv import CONVOLUTION_MODULES
-from teka.nn.options import backend_without_relative
+from teka.nn.options import backend_without_positions
 from teka.nn.relative import RelativeModule, make_with_known_options
 from teka.nn.sampling import SubpixelAlignment
 from teka.nn.transformer_block import count_window_heads
@@ -181,7 +181,7 @@ class Performer(nn.Module):
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Return the names of the attention algorithms (backends) that the blocks of the model use.
 
-        Blocks without position-dependent attention weights count only if no block has them.
+        If some blocks have a relative kernel, only their backends are returned.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -283,7 +283,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
             config.num_blocks_with_positions if index == len(stages) - 1 else stage.depth
         )
         for _ in range(num_blocks_with_positions):
-            relative = _make_relative(config, stage, num_axes, shared_frequency)
+            relative = _make_relative_kernel(config, stage, num_axes, shared_frequency)
             blocks.append(
                 TransformerBlock(
                     stage.dim,
@@ -299,7 +299,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
         keywords |= {
             "position_heads": None,
             "rotary_normalizer": None,
-            "backend": backend_without_relative(config.backend),
+            "backend": backend_without_positions(config.backend),
         }
     if is_feature_count_of_relative:
         keywords["num_features"] = None
@@ -309,12 +309,12 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     return blocks
 
 
-def _make_relative(
+def _make_relative_kernel(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
     """Return the position-dependent attention weight (relative kernel) of a block.
 
-    The result is only its name if the block can create it without further options.
+    Return only the name of a kernel that a block can create without further options.
     """
     position = config.position
     relative = position if position in RELATIVES else None

@@ -117,7 +117,7 @@ class ResamplingFactory:
         )
 
     def make_convolution(self, in_channels: int, width: int) -> nn.Sequential:
-        """Create a convolution of width 3, followed by batch normalization and a GELU."""
+        """Create a convolution of kernel size 3, followed by batch normalization and a GELU."""
         mode = "circular" if self.periodic else "zeros"
         convolution = CONVOLUTION_MODULES[self.num_axes](
             in_channels, width, 3, padding=1, padding_mode=mode, bias=False

@@ -11,7 +11,7 @@ from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, DecodingState, Kernel, decode
-from teka.functional.dispatch import select_backend
+from teka.functional.dispatch import cheapest_backend
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.gating import Gate
@@ -26,7 +26,7 @@ from teka.nn.inputs import (
     make_inputs,
 )
 from teka.nn.local_conv import ValueConvolution
-from teka.nn.options import AttentionOptions, backend_without_relative, make_options
+from teka.nn.options import AttentionOptions, backend_without_positions, make_options
 from teka.nn.qk_norm import make_query_key
 from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
 
@@ -148,15 +148,15 @@ class Attention(nn.Module):
     def _make_projections(self, options: AttentionOptions) -> None:
         """Create the projections whose outputs are used."""
         kernel = self.current_kernel()
-        relative_class = None if self.relative is None else self.relative.kernel_class
+        relative_kernel_class = None if self.relative is None else self.relative.kernel_class
         num_keys = self.content_heads if kernel.uses_content else 0
         num_queries = num_keys
-        if relative_class is not None and relative_class.uses_query:
+        if relative_kernel_class is not None and relative_kernel_class.uses_query:
             num_queries = num_keys + self.position_heads if self.position_heads else self.heads
         self.query_key = make_query_key(options.query_key, num_keys, self.dim_head)
         # A vector that is added to all keys cancels in the softmax, unless positions rotate the
         # keys.
-        is_rotated = relative_class is not None and relative_class.rotates_features
+        is_rotated = relative_kernel_class is not None and relative_kernel_class.rotates_features
         bias_cancels = kernel.is_softmax and not is_rotated
         if bias_cancels and self.query_key.removes_bias:
             hint = f"The mean of the keys has no effect with kernel={kernel.name!r}."
@@ -211,7 +211,7 @@ class Attention(nn.Module):
             return (HeadGroup(kernel, relative, content, self.backend, queries, keys, *sizes),)
         position = slice(self.content_heads, self.heads)
         position_queries = slice(-self.position_heads, None) if uses_query else None
-        content_backend = backend_without_relative(self.backend)
+        content_backend = backend_without_positions(self.backend)
         return (
             HeadGroup(kernel, None, content, content_backend, keys, keys, *sizes),
             HeadGroup(Constant(), relative, position, self.backend, position_queries, None, *sizes),
@@ -421,7 +421,7 @@ class Attention(nn.Module):
             self.set_num_axes(grid.num_axes)
         group = self.head_groups()[-1]
         costs = group.estimate_costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
-        return select_backend(group.backend, costs, self.output.weight.device.type)
+        return cheapest_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check_arguments(
         self,

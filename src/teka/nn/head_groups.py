@@ -21,7 +21,7 @@ from teka.nn.relative import (
     DEFAULT_NUM_AXES,
     RelativeModule,
     make_with_known_options,
-    relative_class,
+    relative_kernel_class,
 )
 
 
@@ -203,7 +203,7 @@ def count_position_heads(
     Raises:
         ValueError: The number does not fit the heads or the relative kernel.
     """
-    kind = relative_class(relative)
+    kind = relative_kernel_class(relative)
     check_sizes({"position_heads": position_heads}, 0, or_none=True)
     if position_heads is None:
         if kind is None or not kind.has_position_heads:
@@ -256,7 +256,7 @@ def make_kernels(
 def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> ContentKernel:
     kernel, relative = options.kernel, options.relative
     is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-    kind = relative_class(relative)
+    kind = relative_kernel_class(relative)
     is_for_positions = kind is not None and issubclass(kind, ClippedFeatures)
     if options.num_features is not None and not is_random and not is_for_positions:
         expected = f"None with kernel={kernel!r}, which has no random features"
@@ -304,7 +304,7 @@ def make_relative_kernel(
         ValueError: An option belongs to another relative kernel.
     """
     relative = options.relative
-    kind = relative_class(relative)
+    kind = relative_kernel_class(relative)
     for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
         value = getattr(options, argument)
         if value is not None and relative != name:

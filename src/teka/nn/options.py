@@ -128,7 +128,7 @@ def make_options(
     return replace(options, **keywords)
 
 
-def backend_without_relative(backend: str) -> str:
+def backend_without_positions(backend: str) -> str:
     """Return the attention algorithm (backend) for heads without position-dependent weights.
 
     If the algorithm of the layer works only with such weights, return "auto".

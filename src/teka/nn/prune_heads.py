@@ -13,7 +13,7 @@ from teka.errors import wrong_type, wrong_value
 from teka.functional import Constant, Hedgehog
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures
-from teka.nn.options import backend_without_relative
+from teka.nn.options import backend_without_positions
 from teka.nn.qk_norm import IdentityQueryKeyNorm
 from teka.nn.relative import RelativeModule
 
@@ -69,7 +69,7 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         _prune_relative(pruned.relative, position_heads, attention.position_heads)
     else:
         pruned.relative = None
-        pruned.backend = backend_without_relative(attention.backend)
+        pruned.backend = backend_without_positions(attention.backend)
     pruned.heads = len(kept)
     pruned.position_heads = len(position_heads) if content_heads else 0
     pruned.content_heads = pruned.heads - pruned.position_heads

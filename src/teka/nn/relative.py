@@ -96,14 +96,14 @@ class RelativeKernel(RelativeModule):
     ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
-        has_axes = "num_axes" in initial_options(self.kernel_class)
+        has_axes = "num_axes" in constructor_options(self.kernel_class)
         self.infers_num_axes = num_axes is None and has_axes
         if has_axes:
             options["num_axes"] = DEFAULT_NUM_AXES if num_axes is None else num_axes
         elif num_axes is not None:
             expected = f"None with kernel={self.kernel_class.name!r}"
             raise wrong_value("num_axes", num_axes, expected)
-        self.initial_options = options
+        self.constructor_options = options
         initial = self.kernel_class.with_initial_parameters(**options)
         self.constraints = dict(initial.constraints)
         self.options: dict[str, Any] = {}
@@ -154,7 +154,7 @@ class RelativeKernel(RelativeModule):
         """
         if not self.infers_num_axes:
             return
-        if num_axes != self.initial_options["num_axes"]:
+        if num_axes != self.constructor_options["num_axes"]:
             # torch.func holds copies of the parameters, which must keep their shapes.
             is_functional = any(
                 not isinstance(parameter, Parameter) for _, parameter in self.named_parameters()
@@ -166,7 +166,7 @@ class RelativeKernel(RelativeModule):
 
     def _change_num_axes(self, num_axes: int) -> None:
         other = self._with_num_axes(num_axes)
-        self.initial_options, self.options = other.initial_options, other.options
+        self.constructor_options, self.options = other.constructor_options, other.options
         for name, parameter in other.named_parameters():
             own = self.get_parameter(name)
             own.data = parameter.data.to(own)
@@ -181,7 +181,7 @@ class RelativeKernel(RelativeModule):
         """
         with torch.random.fork_rng(devices=[]):
             return RelativeKernel(
-                self.kernel_class, **{**self.initial_options, "num_axes": num_axes}
+                self.kernel_class, **{**self.constructor_options, "num_axes": num_axes}
             )
 
     def _set_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
@@ -262,7 +262,7 @@ class EmbeddedTable(RelativeModule):
         return kernels.Table(torch.stack(tables, dim=1))
 
 
-def initial_options(kernel: type[Relative]) -> Collection[str]:
+def constructor_options(kernel: type[Relative]) -> Collection[str]:
     """Return the names of the options with which a class of relative kernels can be created.
 
     A relative kernel is a position-dependent attention weight.
@@ -292,7 +292,7 @@ def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
     return RELATIVES[kernel]
 
 
-def relative_class(relative: str | RelativeModule | None) -> type[Relative] | None:
+def relative_kernel_class(relative: str | RelativeModule | None) -> type[Relative] | None:
     """Return the class of a relative kernel (position-dependent weight) from its name or module.
 
     Return None for None.
@@ -312,6 +312,6 @@ def make_with_known_options(kernel: type[Relative], **options: Any) -> RelativeK
     Options that are None or unknown to the class are ignored, so that a caller can pass the options
     of all kernels at once.
     """
-    known = initial_options(kernel)
+    known = constructor_options(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}
     return RelativeKernel(kernel, **own)

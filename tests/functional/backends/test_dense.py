@@ -7,7 +7,7 @@ from teka.functional import FeatureKernel, Kernel, Softmax, SquaredRelu
 from teka.functional.backends import dense
 from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.positions import Positions
-from teka.functional.relative.stationary import SeparableRelative
+from teka.functional.relative.stationary import SeparableRelativeKernel
 from tests.contracts.cases import (
     build_relative,
     draw_inputs,
@@ -32,7 +32,7 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     mask = draw_mask(2, 16) if masked else torch.ones(2, 16, dtype=torch.bool)
     query, key, value = draw_inputs(16)
     relative = build_relative(name, heads=3, dim=5, num_axes=2)
-    assert isinstance(relative, SeparableRelative)
+    assert isinstance(relative, SeparableRelativeKernel)
     positions = placed(grid, 1)
     pairs = DenseInputs(
         query, key, value, kernel, scale=0.4, key_mask=mask if masked else None, is_causal=is_causal

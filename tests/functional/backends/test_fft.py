@@ -12,7 +12,7 @@ from teka import Grid
 from teka.functional import GeneralizedQuadratic, attention
 from teka.functional.backends import feature_chunks
 from teka.functional.backends.fft import fft_sums, have_same_spacing, next_fast_length
-from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.relative.stationary import StationaryRelativeKernel
 from tests.contracts.cases import (
     build_relative,
     draw_inputs,
@@ -27,7 +27,7 @@ STATIONARY = ("rotation", "quadratic", "generalized_quadratic", "table", "fourie
 
 def both(
     inputs: list[Tensor],
-    relative: StationaryRelative,
+    relative: StationaryRelativeKernel,
     grid: Grid,
     key_grid: Grid | None = None,
     **more: Tensor | int,
@@ -47,9 +47,9 @@ def both(
     return fast, dense
 
 
-def build(name: str, num_axes: int) -> StationaryRelative:
+def build(name: str, num_axes: int) -> StationaryRelativeKernel:
     relative = build_relative(name, heads=3, dim=5, num_axes=num_axes)
-    assert isinstance(relative, StationaryRelative)
+    assert isinstance(relative, StationaryRelativeKernel)
     return relative
 
 
@@ -174,9 +174,9 @@ def test_gradients_in_chunks_of_features_are_those_of_every_pair(monkeypatch: py
     check_gradients(build("quadratic", 2), Grid((5, 7)), 35)
 
 
-def check_gradients(relative: StationaryRelative, grid: Grid, num_tokens: int) -> None:
+def check_gradients(relative: StationaryRelativeKernel, grid: Grid, num_tokens: int) -> None:
     learned, leaves = with_leaves(relative)
-    assert isinstance(learned, StationaryRelative)
+    assert isinstance(learned, StationaryRelativeKernel)
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(num_tokens)]
     fast, dense = both(inputs, learned, grid)
     direction = torch.randn(fast.shape, dtype=fast.dtype, generator=Generator().manual_seed(0))

@@ -14,7 +14,7 @@ from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.positions import Positions
-from teka.functional.relative.relative_kernel import PositiveRelative
+from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from tests.contracts.cases import (
     build_kernel,
     build_relative,
@@ -30,7 +30,7 @@ from tests.contracts.cases import (
 FACTORS = [
     name
     for name, kind in RELATIVES.items()
-    if issubclass(kind, PositiveRelative) and not issubclass(kind, RotationJoint)
+    if issubclass(kind, PositiveRelativeKernel) and not issubclass(kind, RotationJoint)
 ]
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
 
@@ -92,9 +92,9 @@ def compare(
     if isinstance(kernel, FeatureKernel) and not is_causal:
         kernel = kernel.with_statistics(query, key, scale=0.4, query_mask=None, key_mask=mask)
     placed = relative.adapt_to_positions(placement)
-    assert isinstance(placed, PositiveRelative)
+    assert isinstance(placed, PositiveRelativeKernel)
     assert can_use_flex(query, value, kernel)
-    term = placed.flex_score_term(query, placement, scale=0.4)
+    term = placed.flex_bias(query, placement, scale=0.4)
     assert term is not None
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
@@ -149,8 +149,8 @@ def test_a_causal_query_without_keys_gets_zero():
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[0, :3] = False
     relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
-    assert isinstance(relative, PositiveRelative)
-    term = relative.flex_score_term(query, PLACES["line"], scale=0.4)
+    assert isinstance(relative, PositiveRelativeKernel)
+    term = relative.flex_bias(query, PLACES["line"], scale=0.4)
     assert term is not None
     pairs = DenseInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
@@ -208,8 +208,8 @@ def test_tables_are_small_or_there_are_none():
         ("clipped", [True, False, False]),
     ):
         relative = build_relative(name, heads=3, dim=5, num_axes=2)
-        assert isinstance(relative, PositiveRelative)
-        terms = [relative.flex_score_term(query, place, scale=0.4) for place in (here, bare, odd)]
+        assert isinstance(relative, PositiveRelativeKernel)
+        terms = [relative.flex_bias(query, place, scale=0.4) for place in (here, bare, odd)]
         assert [term is not None for term in terms] == found
 
 

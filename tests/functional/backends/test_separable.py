@@ -135,7 +135,7 @@ def test_the_product_of_the_axis_matrices_is_the_dense_kernel():
     positions = Positions(query, key=Positions(key))
     relative = build_relative("rotation", heads=3, dim=5, num_axes=3)
     assert isinstance(relative, Rotation)
-    log_matrices, log_peak = relative.axis_log_matrices(
+    log_matrices, log_peak = relative.log_weights_by_axis(
         positions, torch.zeros((), dtype=torch.float64)
     )
     product = torch.einsum("hab,hcd,hef->hacebdf", *map(torch.exp, log_matrices)).reshape(3, 24, 60)

@@ -153,7 +153,7 @@ def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features(
     key_vectors = relative.linear_features(key, positions, is_key=True)
     assert query_vectors.denominator == key_vectors.denominator == ()
     weights = query_vectors.numerator @ key_vectors.numerator.mT
-    lengths = relative.lengths(query) @ relative.lengths(key).mT
+    lengths = relative.pair_lengths(query) @ relative.pair_lengths(key).mT
     rotated = relative.rotate(query, places(7, 2)) @ relative.rotate(key, places(7, 2)).mT
     assert relative_error(weights, ((1 + LEAST_WEIGHT) * lengths + rotated) / 2) < 1e-14
     assert (weights >= 0).all()
@@ -166,7 +166,7 @@ def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features(
 def test_a_rotation_does_not_change_lengths():
     relative, features = build(), draw_inputs(7)[0]
     rotated = relative.rotate(features, places(7, 2))
-    assert relative_error(relative.lengths(rotated), relative.lengths(features)) < 1e-14
+    assert relative_error(relative.pair_lengths(rotated), relative.pair_lengths(features)) < 1e-14
 
 
 def test_signed_kernels_use_lengths():
@@ -180,9 +180,9 @@ def test_signed_kernels_use_lengths():
 def lengths(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Tensor], Tensor]:
-    """ψ of three pairs, by complex numbers and by what stands for them in a graph."""
+    """Return the pair lengths, computed with complex numbers or as in a compiled graph."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: request.param)
-    return Rotary(torch.ones(1, 3, 1)).lengths
+    return Rotary(torch.ones(1, 3, 1)).pair_lengths
 
 
 @pytest.mark.parametrize("smallest", [1.0, 1e-30])
@@ -199,7 +199,7 @@ def test_length_gradients(lengths: Callable[[Tensor], Tensor], smallest: float):
 def test_lengths_are_twice_differentiable():
     features = draw_inputs(2, batch=1, heads=1, dim=4)[0].requires_grad_()
     assert torch.autograd.gradgradcheck(
-        Rotary(torch.ones(1, 2, 1)).lengths, features, fast_mode=True
+        Rotary(torch.ones(1, 2, 1)).pair_lengths, features, fast_mode=True
     )
 
 

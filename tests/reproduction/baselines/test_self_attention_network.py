@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, pad
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.functional import relative
-from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.nn import Attention, RelativeKernel
 from teka.testing import equivariance_error
 from tests.contracts.cases import relative_error
@@ -183,7 +183,7 @@ def test_heads_to_remove_are_said_for_every_block():
 def test_heads_begin_apart_from_one_another(position: str):
     torch.manual_seed(0)
     kernel = make_gaussian_or_table(position, heads=3, sides=(4, 6), embedding_dim=8)()
-    assert isinstance(kernel, StationaryRelative)
+    assert isinstance(kernel, StationaryRelativeKernel)
     log = kernel.log_at(torch.tensor([[0.0, 0.0], [1.0, -2.0], [3.0, 5.0]]))
     assert log.shape == (3, 3)
     assert all(not torch.allclose(log[one], log[other]) for one, other in ((0, 1), (1, 2), (0, 2)))

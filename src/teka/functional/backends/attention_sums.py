@@ -124,7 +124,10 @@ class WeightedSums:
         )
 
     def with_denominator_of(self, other: "WeightedSums") -> "WeightedSums":
-        """Return these attention numerators with the denominators of other sums."""
+        """Return these attention numerators with the denominators of other sums.
+
+        This serves kernels that divide by the number of keys instead of the sum of the weights.
+        """
         factor = torch.exp(self._log_peak() - other._log_peak())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
@@ -162,8 +165,8 @@ class WeightedSums:
             # Absolute features, because a sum of products of both signs may be small without an
             # underflow.
             total = tokens.key_features.abs().sum(dim=2)[..., None]
-            backend_without_relative = (tokens.query_features.abs() @ total)[..., 0]
-            threshold = UNDERFLOW[tokens.value.dtype] * backend_without_relative
+            backend_without_positions = (tokens.query_features.abs() @ total)[..., 0]
+            threshold = UNDERFLOW[tokens.value.dtype] * backend_without_positions
             rows = selected_query_indices(self.denominator.abs() < threshold)
         return self.recompute_queries(rows, tokens, log_weight_rows)
 

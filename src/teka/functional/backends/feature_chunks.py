@@ -84,9 +84,9 @@ def outer_product(
 def apply_sums_to_queries(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Multiply the feature vector of each query with sums over keys, to get attention numerators.
+    """Multiply the feature vector of each query by sums over keys, to get attention numerators.
 
-    The sums over keys are those of the results of `outer_product`.
+    Each sum adds the products of features and values of keys that `outer_product` returns.
     """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

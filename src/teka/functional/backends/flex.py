@@ -170,9 +170,9 @@ def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
     """Tabulate the distinct offsets between two grids of tokens, so that pairs can look them up.
 
     Each token gets an integer code. The offset from key j to query i has the table index
-    query_code[i] − key_code[j]. Tokens without a position, such as a class token, give an index
-    beyond the table, which callers clamp to one additional entry. Return None if the table would be
-    large, or if the grids have no common lattice.
+    query_code[i] − key_code[j]. Pairs with a token without a position, such as a class token, get
+    an index after the end of the table. Return None if the table would be large, or if the tokens
+    of both grids do not lie on one regular lattice.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

@@ -105,11 +105,10 @@ class LinearFeatures:
         return self.denominator or ((1.0, self.numerator),)
 
     def concatenate_denominator_features(self) -> Tensor:
-        """Concatenate the feature vectors of all terms of the attention denominator.
+        """Concatenate all feature vectors of the attention denominator into one.
 
-        The denominator is a weighted sum of terms, and each term is an inner product of features.
-        With the features multiplied by the root of the weight, one inner product of the long
-        vectors gives the sum.
+        The denominator is Σ_t w_t a_tᵀb_t, a weighted sum of inner products of features of a query
+        and a key. Multiplying the features by √w_t turns it into one inner product of long vectors.
         """
         return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
@@ -222,7 +221,7 @@ class DecodingState:
     kernels: tuple[str, str | None] | None = None
 
     def compatible_sums(self, new: LinearState) -> LinearState:
-        """Return the sums over earlier keys after checking that new keys can be added to them.
+        """Return the sums over earlier keys, after checking that they fit those over new keys.
 
         Raises:
             ValueError: The two have different shapes or dtypes.
@@ -399,8 +398,8 @@ def _scaled_causal_sums(
 
     Each key comes with a log scale: its features have been divided by the exponential of this
     number. The sums of a query are divided by the exponential of the largest log scale of the keys
-    up to it. A decay of the weights is treated as a log scale that grows with the position of the
-    key.
+    up to it. A decay of the weights with the distance is computed by adding the decay rate times
+    the position of the key to its log scale.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])

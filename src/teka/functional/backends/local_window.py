@@ -72,11 +72,8 @@ class Tiling:
             is_inside = (is_inside[:, None, :, None] & inside).flatten(2).flatten(0, 1)
         return tokens, is_inside
 
-    def token_order_by_tile(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return the index of each token after the tokens have been sorted by tile.
-
-        Indexing with the result restores the original order of the tokens.
-        """
+    def inverse_tile_order(self, device: torch.device) -> Int[Tensor, "tokens"]:
+        """Return the indices that restore the order of tokens which have been sorted by tile."""
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
         for axis, side in enumerate(self.grid.shape):
@@ -175,7 +172,7 @@ def window_attention(
     )
     outputs = dense_attention(tiles, lambda _, rows: log_relative[None, :, rows])
     outputs = outputs.unflatten(0, (-1, num_tiles)).transpose(1, 2).flatten(2, 3)
-    outputs = outputs.index_select(2, tiling.token_order_by_tile(query.device))
+    outputs = outputs.index_select(2, tiling.inverse_tile_order(query.device))
     if not first:
         return outputs
     prefix_outputs = dense_attention(replace(pairs, query=query[:, :, :first]), None)

@@ -231,9 +231,9 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
     """Sum, for every element along an axis, the elements on one side beyond a minimum distance.
 
-    The distance is |step|. A positive step selects the elements before it, and a negative step
-    those after it. On a periodic axis, each element belongs to the side on which it is closer.
-    Elements that are equally close on both sides count as after.
+    The minimum distance is |step|. The sum contains earlier elements if the step is positive, and
+    later elements if it is negative. On a periodic axis, an element is earlier or later depending
+    on the shorter way around. If both ways are equally long, it is later.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)

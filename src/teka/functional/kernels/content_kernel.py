@@ -200,10 +200,10 @@ class Kernel(TensorShapeChecks, ABC):
 
     @abstractmethod
     def dense_vector_size(self, dim: int) -> int:
-        """Return the size of the `dense_vectors` of queries of size `dim`."""
+        """Return the size of the results of `dense_vectors` for queries of size `dim`."""
 
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that computes the log of the similarity from an inner product.
+        """Return the logarithm of the similarity, as a function of an inner product.
 
         The inner product is that of the `dense_vectors` of a query and a key. Return None if the
         similarity may be negative, so that it has no logarithm. `like` is a tensor with the dtype

@@ -62,7 +62,7 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
     nonnegative = True
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Return the logarithms of the random features of queries, up to a common factor.
+        """Return the logarithms of the random features of queries, up to an additive constant.
 
         For a query q and a random vector w this is √scale wᵀq − scale ‖q‖²/2.
         """

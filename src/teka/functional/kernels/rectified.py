@@ -135,7 +135,7 @@ class FlooredRelu(SharedFeatureMapKernel):
 
         The logarithm of the scale of each key is returned as well. If the first unmasked keys need
         no scaling, no key is scaled, because later keys must not change how earlier outputs are
-        computed. Keys that are much smaller than the first key then have no visible weight.
+        computed. The weights of keys that are much smaller than the first key then round to 0.
         """
         log_scale = None
         if _overflow_safe_factors(_first_unmasked_key(key, key_mask), (-1,)) is not None:

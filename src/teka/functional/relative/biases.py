@@ -27,7 +27,11 @@ from teka.functional.backends.linear import (
     decoding_step,
 )
 from teka.functional.positions import Positions, round_to_steps
-from teka.functional.relative.stationary import SeparableRelative, broadcast_per_head, read_table
+from teka.functional.relative.stationary import (
+    SeparableRelativeKernel,
+    broadcast_per_head,
+    read_table,
+)
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead
 from teka.precision import to_widest_dtype
 
@@ -39,7 +43,7 @@ MAX_HEADS = 2**16
 KERPLE_FORMS = ("logarithmic", "power")
 
 
-class DecayRelative(SeparableRelative):
+class DecayRelativeKernel(SeparableRelativeKernel):
     """Base class of attention weights that decay exponentially with the distance along each axis.
 
     From one token of a sequence to the next, the weights of all earlier keys decay by the same
@@ -95,7 +99,7 @@ class DecayRelative(SeparableRelative):
 
 
 @dataclass(frozen=True)
-class Decay(DecayRelative):
+class Decay(DecayRelativeKernel):
     """Attention weights that decay exponentially with the distance, at a learned rate.
 
         c(Δ) = exp(−Σ_a rate_a |Δ_a|)
@@ -137,7 +141,7 @@ class Decay(DecayRelative):
 
 
 @dataclass(frozen=True)
-class Alibi(DecayRelative):
+class Alibi(DecayRelativeKernel):
     """Attention with linear biases (ALiBi), which lower the score in proportion to the distance.
 
     The bias of the attention score is −m ‖Δ‖₁, where ‖Δ‖₁ is the Manhattan distance of query and
@@ -192,7 +196,7 @@ class Alibi(DecayRelative):
 
 
 @dataclass(frozen=True)
-class Kerple(SeparableRelative):
+class Kerple(SeparableRelativeKernel):
     """The relative position bias of KERPLE, a learned function of the distance of query and key.
 
         −Σ_a w_a log(1 + b_a |Δ_a|)   (logarithmic form)
@@ -257,7 +261,7 @@ class Kerple(SeparableRelative):
 
 
 @dataclass(frozen=True)
-class T5(SeparableRelative):
+class T5(SeparableRelativeKernel):
     """The relative position bias of T5, with one learned value for each range of distances.
 
     The ranges are called buckets, and the biases of all axes are added. Half of the buckets are for

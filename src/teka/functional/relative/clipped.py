@@ -26,7 +26,11 @@ from teka.functional.kernels.content_kernel import LOWEST_EXPONENT
 from teka.functional.kernels.random_features import PositiveFeatures
 from teka.functional.kernels.random_projection import default_num_features, draw_projection
 from teka.functional.positions import Positions, round_to_steps
-from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelative, has_spacing
+from teka.functional.relative.relative_kernel import (
+    OffsetIndex,
+    PositiveRelativeKernel,
+    has_spacing,
+)
 from teka.functional.shapes import LogRelative, Offsets, OffsetVectors, PairFunction, Queries
 from teka.grid import Grid
 
@@ -35,7 +39,7 @@ MAX_DISTANCE = 6
 
 
 @dataclass(frozen=True)
-class Clipped(PositiveRelative):
+class Clipped(PositiveRelativeKernel):
     """An attention weight that depends on the query and on the clipped distance of the key.
 
         c = exp(scale · qᵀw_r),   r = min(‖Δ‖₁ / ring_width, k)
@@ -125,11 +129,11 @@ class Clipped(PositiveRelative):
         ring = ring[:, None] if ring.ndim == 3 else ring
         return log_rings.gather(-1, ring.expand(*log_rings.shape[:-1], ring.shape[-1]))
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         # The ring of an offset, and a table lookup.
         return 8 + 6 * num_axes
 
-    def flex_table_term(
+    def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         ring = pad(self.ring(offsets).int(), (0, 1), value=self.max_distance + 1)
@@ -206,10 +210,10 @@ class ClippedFeatures(Clipped):
     """Attention weights of clipped distances as in Horn et al. 2021, estimated by random features.
 
     They estimate the weight of `Clipped`, which depends on the query and on an embedding of the
-    distance, by an inner product of positive random features of both. This costs more than
-    `Clipped` and is not exact, but a shift of all positions never changes the output.
+    distance, by an inner product of positive random features of both. The estimate costs more than
+    `Clipped` and is not exact. A shift of all positions does not change it.
 
-    Source: Horn et al. 2021, §2.3 (strategy 2). The paper does not state the denominator.
+    Source: Horn et al. 2021, §2.3 (strategy 2). The denominator is from this library.
 
     >>> import torch, teka
     >>> relative = teka.functional.ClippedFeatures(torch.randn(3, 4), projection=torch.randn(2, 4))

@@ -32,7 +32,7 @@ from teka.functional.backends.linear import (
 from teka.functional.kernels.content_kernel import smallest_normal
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import random_directions
-from teka.functional.relative.stationary import StationaryRelative
+from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.functional.shapes import (
     KeyPhases,
     LogRelativePerHead,
@@ -51,7 +51,7 @@ LONGEST_WAVE = 64.0
 
 
 @dataclass(frozen=True)
-class Fourier(StationaryRelative):
+class Fourier(StationaryRelativeKernel):
     """A position-dependent attention weight: a learned, non-negative sum of sinusoids.
 
         c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)]
@@ -147,7 +147,7 @@ class Fourier(StationaryRelative):
             return self
         return replace(self, frequency=positions.round_frequency_to_periods(self.frequency))
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         # One cosine for each wave.
         return 3 + 17 * self.frequency.shape[1]
 
@@ -183,10 +183,8 @@ class Fourier(StationaryRelative):
         key = torch.cat([ones, torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
         return query if query.ndim == 4 else query[None], key if key.ndim == 4 else key[None]
 
-    def flex_score_term(
-        self, query: Queries, positions: Positions, *, scale: float
-    ) -> PairFunction:
-        term = super().flex_score_term(query, positions, scale=scale)
+    def flex_bias(self, query: Queries, positions: Positions, *, scale: float) -> PairFunction:
+        term = super().flex_bias(query, positions, scale=scale)
         if term is not None:
             return term
         first, tiny = positions.num_prefix_tokens, smallest_normal(query)

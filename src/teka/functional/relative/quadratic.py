@@ -1,4 +1,4 @@
-"""Attention weights whose logarithm is quadratic in the offset of query and key, and tables.
+"""Gaussian attention weights of the offset of query and key, and tables of position biases.
 
 Such a weight is a Gaussian around a learned center. A table has a learned entry for each offset.
 """
@@ -15,8 +15,8 @@ from teka.checks import check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import (
-    SeparableRelative,
-    StationaryRelative,
+    SeparableRelativeKernel,
+    StationaryRelativeKernel,
     broadcast_per_head,
     read_table,
 )
@@ -28,11 +28,11 @@ MAX_MISALIGNMENT = 1e-6
 # Default size of a table: a window of 15 cells along each axis.
 MAX_OFFSET = 7
 
-Centered = TypeVar("Centered", bound="CenteredRelative")
+Centered = TypeVar("Centered", bound="CenteredRelativeKernel")
 
 
 @dataclass(frozen=True)
-class CenteredRelative(StationaryRelative):
+class CenteredRelativeKernel(StationaryRelativeKernel):
     """Base class of attention weights that are largest at a learned offset for each head.
 
     A head prefers keys at the offset Δ_h, the center, from the query.
@@ -48,7 +48,7 @@ class CenteredRelative(StationaryRelative):
 
 
 @dataclass(frozen=True)
-class Quadratic(CenteredRelative, SeparableRelative):
+class Quadratic(CenteredRelativeKernel, SeparableRelativeKernel):
     """Position-dependent attention weight whose logarithm is quadratic, a Gaussian of the offset.
 
         log c = −α ‖(x_j − x_i) − Δ_h‖²
@@ -100,7 +100,7 @@ class Quadratic(CenteredRelative, SeparableRelative):
 
 
 @dataclass(frozen=True)
-class GeneralizedQuadratic(CenteredRelative):
+class GeneralizedQuadratic(CenteredRelativeKernel):
     """Position-dependent attention weight, a Gaussian of the offset with any covariance matrix.
 
         log c = −½ ‖L (x_j − x_i − Δ_h)‖²
@@ -137,7 +137,7 @@ class GeneralizedQuadratic(CenteredRelative):
         check_tensor_sizes(sizes, heads * num_axes**2)
         return cls(2 * torch.randn(heads, num_axes), torch.eye(num_axes).repeat(heads, 1, 1))
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         # A product with a matrix and a sum of squares.
         return 3 + 25 * num_axes
 
@@ -153,7 +153,7 @@ class GeneralizedQuadratic(CenteredRelative):
 
 
 @dataclass(frozen=True)
-class Table(SeparableRelative):
+class Table(SeparableRelativeKernel):
     """Tables of learned position biases for each axis, indexed by the offset of a key.
 
     The bias of the attention score is the sum of one table entry for each axis. On images it is
@@ -204,7 +204,7 @@ class Table(SeparableRelative):
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def adapt_to_positions(self, positions: Positions) -> "Table":
-        """Set the distance between neighboring tokens of the grid, which is the unit of the table.
+        """Return the table with the distance of neighboring tokens of the grid as its unit.
 
         If queries and keys have different grids, the finer grid determines the unit.
 

@@ -21,7 +21,7 @@ from teka.functional.backends.linear import (
     LinearFeatures,
     position_free_sums,
 )
-from teka.functional.backends.triton import TritonPositions
+from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels.content_kernel import DenseInputs, Kernel, TensorShapeChecks
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
@@ -85,8 +85,8 @@ class Relative(TensorShapeChecks, ABC):
     - `example_sizes`: Sizes of the other dimensions in the examples of `random_example`.
 
     >>> import torch, teka
-    >>> from teka.functional.relative.stationary import SeparableRelative
-    >>> class Near(SeparableRelative):
+    >>> from teka.functional.relative.stationary import SeparableRelativeKernel
+    >>> class Near(SeparableRelativeKernel):
     ...     name = "near"
     ...     def axis_log_weights(self, axis, offsets):
     ...         return -offsets.square().expand(2, *offsets.shape)  # shape (heads, *offsets.shape)
@@ -185,7 +185,9 @@ class Relative(TensorShapeChecks, ABC):
             check_tensor(f"relative.{name}", tensor, *expected)
 
     def adapt_to_kernel(self, kernel: Kernel) -> "Relative":
-        """Adapt this position-dependent weight to the content kernel of the attention.
+        """Return the relative kernel to use with a content kernel, in general this one.
+
+        `Rotary`, for instance, has another denominator for kernels with negative similarities.
 
         The content kernel is the similarity of queries and keys. By default, the weight is returned
         unchanged.
@@ -230,23 +232,23 @@ class Relative(TensorShapeChecks, ABC):
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        """Return query and key vectors with which softmax attention depends on the positions.
+        """Return queries and keys that contain the positions, for softmax attention.
 
-        The inner products of the vectors are scale · qᵀk + log c, where c is the position-dependent
-        weight. Return None if there are no such vectors.
+        Their inner products are scale · qᵀk + log c, where c is the position-dependent weight.
+        Return None if there are no such vectors.
         """
         return None
 
-    def extra_softmax_dim(self, positions: Positions) -> int | None:
+    def num_appended_entries(self, positions: Positions) -> int | None:
         """Return how many entries `softmax_vectors` appends to queries and keys.
 
         These entries depend on the positions. Return None if the positions are not supported.
         """
         return None
 
-    def triton_positions(
+    def triton_angles(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> TritonPositions | None:
+    ) -> TritonAngles | None:
         """Return the rotary angles of queries and keys for the Triton kernels on a GPU.
 
         Return None if the Triton kernels do not support this relative kernel.
@@ -254,8 +256,8 @@ class Relative(TensorShapeChecks, ABC):
         return None
 
     @abstractmethod
-    def num_dense_passes(self, num_axes: int) -> int:
-        """Estimate how often dense attention reads or writes the matrix of query–key weights.
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
+        """Estimate how often dense attention reads or writes its matrix of all weights.
 
         The estimate is used to choose the fastest attention algorithm.
         """
@@ -329,7 +331,7 @@ class Relative(TensorShapeChecks, ABC):
         raise NotImplementedError(f"{self.name} needs every pair")
 
 
-class PositiveRelative(Relative):
+class PositiveRelativeKernel(Relative):
     """Base class of relative kernels that are positive weights, such as relative position biases.
 
     The weight depends on the offset between query and key, and multiplies their similarity. Its
@@ -344,17 +346,17 @@ class PositiveRelative(Relative):
         tests compare faster algorithms with this reference implementation.
         """
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 3 + 12 * num_axes
 
-    def flex_score_term(
+    def flex_bias(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
         """Return a function that adds the position bias to the scores of FlexAttention.
 
         The function computes the bias of a pair from the indices of its sample, head, query and
         key. The bias is 0 for tokens without a position, such as a class token. Return None if the
-        positions have too many different offsets for a table.
+        positions have so many different offsets that a table of their biases would be too large.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
@@ -364,10 +366,10 @@ class PositiveRelative(Relative):
         index: OffsetIndex = lambda i, j: torch.clamp_max(  # noqa: E731
             query_code[i] - key_code[j], last
         )
-        return self.flex_table_term(query, offsets, index, scale=scale)
+        return self.flex_bias_from_table(query, offsets, index, scale=scale)
 
     @abstractmethod
-    def flex_table_term(
+    def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         """Return a function that reads the position bias of a pair from a table, for FlexAttention.
@@ -389,7 +391,7 @@ class PositiveRelative(Relative):
             if vectors is not None:
                 return fused_softmax_attention(pairs.with_vectors(*vectors))
         if query.is_cuda and can_use_flex(query, pairs.value, kernel):
-            term = self.flex_score_term(query, positions, scale=scale)
+            term = self.flex_bias(query, positions, scale=scale)
             if term is not None:
                 return attend_with_flex(pairs, term)
         return dense_attention(

@@ -21,7 +21,7 @@ from teka.functional.backends.linear import (
     linear_cost,
     linear_sums,
 )
-from teka.functional.backends.triton import TritonPositions
+from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import DenseInputs, Kernel, multiply_by_log_factors
 from teka.functional.positions import Positions, phases
@@ -158,7 +158,7 @@ class Rotary(Relative):
     def check_compatibility(self, *, dim: int, kernel: Kernel, **sizes: int) -> None:
         super().check_compatibility(dim=dim, kernel=kernel, **sizes)
         if kernel.normalizes_by_count:
-            hint = "With relative='rotary', the output cannot be divided by the number of keys."
+            hint = "relative='rotary' divides the output by a sum of weights."
             raise wrong_value("kernel", kernel.name, "normalized by the sum of its weights", hint)
         size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:
@@ -168,10 +168,9 @@ class Rotary(Relative):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def adapt_to_kernel(self, kernel: Kernel) -> "Rotary":
-        """Return the rotary embedding with an attention denominator that suits the similarity.
+        """Replace the normalizer "mixed" by "lengths" if similarities may be negative.
 
-        If similarities of query and key may be negative, the normalizer "mixed" is replaced by
-        "lengths".
+        The sum of such similarities, which is a part of the denominator "mixed", could be 0.
         """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
@@ -213,10 +212,10 @@ class Rotary(Relative):
         query = self._apply_phasor(scale * query, query_phasor)
         return query, self._apply_phasor(key, key_phasor)
 
-    def extra_softmax_dim(self, positions: Positions) -> int:
+    def num_appended_entries(self, positions: Positions) -> int:
         return 0
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 6
 
     def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
@@ -262,20 +261,20 @@ class Rotary(Relative):
     def _rotated_vectors(
         self, kernel: Kernel, maps: Tokens, phasor: Phasor | None
     ) -> LinearFeatures:
-        """Rotate features by their positions, or queries and keys if there is no feature map."""
+        """Rotate features, or queries and keys of a kernel without features, by their positions."""
         if kernel.features is None:
             return LinearFeatures(self._apply_phasor(maps, phasor))
         return self._rotated_features(maps, phasor)
 
-    def triton_positions(
+    def triton_angles(
         self, positions: Positions, like: Tensor, num_features: int
-    ) -> TritonPositions | None:
+    ) -> TritonAngles | None:
         is_supported = self.pairing == "adjacent" and self.normalizer != "nonnegative"
         if not is_supported or 2 * self.frequency.shape[1] != num_features:
             return None
         angles = positions.sinusoid_phases(self.frequency, like)
         query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
-        return TritonPositions(query, key, self._length_weight)
+        return TritonAngles(query, key, self._length_weight)
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
@@ -322,7 +321,7 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Share of the attention denominator that is computed from lengths of feature pairs.
+        """Share of `pair_lengths` in the attention denominator.
 
         It is between 0 and 1. Lengths do not change when the pairs are rotated by the position.
         """
@@ -338,14 +337,14 @@ class Rotary(Relative):
         pairs = self._complex_pairs(features) if isinstance(phasor, Tensor) else None
         rotated = self._apply_phasor(features, phasor, pairs)
         if self.normalizer == "nonnegative":
-            lengths = self.lengths(features, pairs) * math.sqrt((1 + LEAST_WEIGHT) / 2)
+            lengths = self.pair_lengths(features, pairs) * math.sqrt((1 + LEAST_WEIGHT) / 2)
             return LinearFeatures(torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1))
         length_weight = 0.0 if phasor is None else self._length_weight
         terms = []
         if length_weight < 1:
             terms.append((1 - length_weight, features))
         if length_weight > 0:
-            terms.append((length_weight, self.lengths(features, pairs)))
+            terms.append((length_weight, self.pair_lengths(features, pairs)))
         return LinearFeatures(rotated, tuple(terms))
 
     def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
@@ -372,13 +371,13 @@ class Rotary(Relative):
             pairs = pairs.mT
         return _append(pairs.flatten(-2), self._others(vectors))
 
-    def lengths(
+    def pair_lengths(
         self, features: Tokens, complex_pairs: Tensor | None = None
     ) -> Float[Tensor, "batch heads tokens lengths"]:
         """Return the length √(f² + g²) of each pair of features (f, g) that is rotated together.
 
-        A rotation by the position does not change these lengths. The absolute values of features
-        that belong to no pair follow. The gradient is 0 where a length is 0.
+        A rotation by the position does not change these lengths. At the end, the result has the
+        absolute values of features that belong to no pair. The gradient is 0 where a length is 0.
         """
         others = self._others(features).abs()
         if not torch.compiler.is_compiling():
@@ -422,8 +421,8 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
 def num_rotated_features(kernel: Kernel, dim: int) -> int:
     """Return how many entries of each token a rotary position embedding rotates.
 
-    These are the features of the content kernel, or the entries of a query if the kernel has no
-    features.
+    With a feature map, as in linear attention, these are the features. Without one, as in softmax
+    attention, they are the entries of a query or key.
 
     Raises:
         ValueError: If there are fewer than two.

@@ -17,7 +17,7 @@ from teka.checks import check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_value
 from teka.functional.kernels.content_kernel import Kernel
 from teka.functional.positions import Positions
-from teka.functional.relative.stationary import SeparableRelative
+from teka.functional.relative.stationary import SeparableRelativeKernel
 from teka.functional.shapes import (
     AxisOffsets,
     Coordinates,
@@ -55,7 +55,7 @@ def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
 
 
 @dataclass(frozen=True)
-class Rotation(SeparableRelative):
+class Rotation(SeparableRelativeKernel):
     """A position bias of attention scores that is a learned sum of sinusoids of the offset.
 
     For the offset Δ_a of query and key along each axis a and the frequencies ω_s, the bias is
@@ -156,7 +156,7 @@ class Rotation(SeparableRelative):
         weight = torch.cat([self.cosine_weight[:, axis], self.sine_weight[:, axis]], dim=-1)
         return self.scale * torch.einsum("hs,...s->h...", weight.to(offsets), waves)
 
-    def extra_softmax_dim(self, positions: Positions) -> int | None:
+    def num_appended_entries(self, positions: Positions) -> int | None:
         # On a periodic axis, c is a function of the wrapped offset, which is not a difference of
         # positions.
         return None if any(positions.periods) else 2 * self.cosine_weight[0].numel()
@@ -164,7 +164,7 @@ class Rotation(SeparableRelative):
     def softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
-        if self.extra_softmax_dim(positions) is None:
+        if self.num_appended_entries(positions) is None:
             return None
         return self.append_sinusoids(query, key, positions, scale=scale)
 

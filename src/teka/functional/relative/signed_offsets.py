@@ -17,7 +17,11 @@ from teka.functional.backends.linear import AttentionSizes, DecodingState
 from teka.functional.backends.rings import causal_ring_sums, signed_offset_cost, signed_offset_sums
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.clipped import MAX_DISTANCE, decode_with_rings
-from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelative, has_spacing
+from teka.functional.relative.relative_kernel import (
+    OffsetIndex,
+    PositiveRelativeKernel,
+    has_spacing,
+)
 from teka.functional.relative.rotation import NUM_FREQUENCIES, append_position_features
 from teka.functional.shapes import (
     Keys,
@@ -34,7 +38,7 @@ WAVE_BASE = 10_000.0
 
 
 @dataclass(frozen=True)
-class Shaw(PositiveRelative):
+class Shaw(PositiveRelativeKernel):
     """Relative position embeddings for clipped offsets of query and key, as in Shaw et al. 2018.
 
         c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)])
@@ -114,11 +118,11 @@ class Shaw(PositiveRelative):
         ]
         return sum(terms[1:], terms[0])
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 
-    def flex_table_term(
+    def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         # One more entry, whose log c is 0, is for pairs with a prefix token.
@@ -170,7 +174,7 @@ class Shaw(PositiveRelative):
 
 
 @dataclass(frozen=True)
-class TransformerXL(PositiveRelative):
+class TransformerXL(PositiveRelativeKernel):
     """The position bias of Transformer-XL: sinusoids of the offset, weighted by the query.
 
     For the offset Δ_a of query and key along each axis a and the frequencies ω_sa, the bias of the
@@ -279,11 +283,11 @@ class TransformerXL(PositiveRelative):
     def _angles(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "*pairs waves"]:
         return (offsets[..., None, :] * self.frequency.to(offsets)).flatten(-2)
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         # A sine and a cosine of each scale and axis.
         return 3 + 34 * self.frequency.shape[0] * num_axes
 
-    def flex_table_term(
+    def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         angle = self._angles(offsets)
@@ -299,7 +303,7 @@ class TransformerXL(PositiveRelative):
             (amplitude[b, h, i] * wave[index(i, j)] for amplitude, wave in pairs), zero
         )
 
-    def extra_softmax_dim(self, positions: Positions) -> int:
+    def num_appended_entries(self, positions: Positions) -> int:
         return 2 * self.frequency.numel()
 
     def softmax_vectors(

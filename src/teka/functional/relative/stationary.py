@@ -14,7 +14,7 @@ from teka.functional.backends.fft import fft_cost, fft_sums, have_same_spacing
 from teka.functional.backends.linear import AttentionSizes
 from teka.functional.backends.separable import separable_cost, separable_sums
 from teka.functional.positions import Positions
-from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelative
+from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelativeKernel
 from teka.functional.shapes import (
     AxisMatrix,
     AxisOffsets,
@@ -29,7 +29,7 @@ from teka.functional.shapes import (
 from teka.precision import to_float64, widest_dtype
 
 
-class StationaryRelative(PositiveRelative):
+class StationaryRelativeKernel(PositiveRelativeKernel):
     """Base class of attention weights that depend on the offset, but not on the query itself.
 
     They are stationary: a shift of all positions does not change them. Linear attention on a
@@ -44,7 +44,7 @@ class StationaryRelative(PositiveRelative):
         log_relative = self.log_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
-    def flex_table_term(
+    def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         table = pad(self.log_at(offsets), (0, 1))
@@ -72,7 +72,7 @@ class StationaryRelative(PositiveRelative):
         )
 
 
-class SeparableRelative(StationaryRelative):
+class SeparableRelativeKernel(StationaryRelativeKernel):
     """Base class of position-dependent attention weights that are a product over the axes.
 
     The factor of an axis depends on the offset of query and key along this axis alone. Attention on
@@ -89,8 +89,8 @@ class SeparableRelative(StationaryRelative):
         ]
         return sum(terms[1:], terms[0])
 
-    def axis_log_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return the log of the position-dependent weight along one axis, as a matrix.
+    def axis_log_weight_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
+        """Return the matrix of log c_a for all pairs of positions on one axis a.
 
         Rows are query positions and columns are key positions on the axis. If both grids have the
         same spacing, the weight is computed only once for each offset.
@@ -108,10 +108,10 @@ class SeparableRelative(StationaryRelative):
         # Entry (i, j) is that of step i − j.
         return self.axis_log_weights(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
 
-    def axis_log_matrices(
+    def log_weights_by_axis(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return the log of the position-dependent weight as one matrix for each axis.
+        """Return the matrices of log c_a of all axes a, whose sum is the log weight of a pair.
 
         The maximum of each row is subtracted to avoid overflow. The sum of these maxima over the
         axes is returned for each query as well.
@@ -119,7 +119,7 @@ class SeparableRelative(StationaryRelative):
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):
-            log_matrix = self.axis_log_matrix(axis, positions, like)
+            log_matrix = self.axis_log_weight_matrix(axis, positions, like)
             row_peak = log_matrix.detach().amax(dim=-1)
             log_matrix = log_matrix - row_peak[..., None]
             # Drop subnormal numbers, which have lost digits and are many times slower on a CPU.
@@ -138,7 +138,7 @@ class SeparableRelative(StationaryRelative):
         cells = torch.arange(rows.start, rows.stop, device=query.device)
         log_relative = None
         for axis in reversed(range(len(shape))):
-            axis_rows = self.axis_log_matrix(axis, positions, query)[:, cells % shape[axis]]
+            axis_rows = self.axis_log_weight_matrix(axis, positions, query)[:, cells % shape[axis]]
             cells = torch.div(cells, shape[axis], rounding_mode="floor")
             if log_relative is None:
                 log_relative = axis_rows
@@ -159,7 +159,7 @@ class SeparableRelative(StationaryRelative):
     ) -> WeightedSums:
         if backend == "fft":
             return super().weighted_sums(backend, tokens, positions)
-        matrices = self.axis_log_matrices(positions, tokens.value)
+        matrices = self.log_weights_by_axis(positions, tokens.value)
         return separable_sums(
             tokens,
             *matrices,

@@ -18,7 +18,7 @@ from teka.functional.backends.local_window import Tiling, window_attention, wind
 from teka.functional.kernels.content_kernel import DenseInputs
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.relative_kernel import check_num_axes, has_spacing
-from teka.functional.relative.stationary import StationaryRelative, read_table
+from teka.functional.relative.stationary import StationaryRelativeKernel, read_table
 from teka.functional.shapes import (
     LogRelativePerHead,
     LogRelativeRows,
@@ -34,7 +34,7 @@ MAX_AXES = 62
 
 
 @dataclass(frozen=True)
-class Window(StationaryRelative):
+class Window(StationaryRelativeKernel):
     """Local-window attention (neighborhood attention) with learned position biases.
 
     A query attends to keys at offsets Δ of at most r tokens along each axis. The weight of a key is
@@ -124,7 +124,7 @@ class Window(StationaryRelative):
     def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         return self.biases_at_offsets(offsets).masked_fill(~self.is_within(offsets), -torch.inf)
 
-    def num_dense_passes(self, num_axes: int) -> int:
+    def num_weight_matrix_passes(self, num_axes: int) -> int:
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 

@@ -24,7 +24,7 @@ from teka.functional import (
     attention,
 )
 from teka.functional.backends.costs import Cost
-from teka.functional.dispatch import select_backend
+from teka.functional.dispatch import cheapest_backend
 from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
@@ -134,7 +134,7 @@ def _diagnose_layer(
     dtype = layer.output.weight.dtype
     groups = []
     for group in layer.head_groups():
-        backend = select_backend(group.backend, _costs(group, whole), device_type)
+        backend = cheapest_backend(group.backend, _costs(group, whole), device_type)
         groups.append(_measure_heads(group, exact_layer, measured, whole.grid, backend, dtype))
     largest = {}
     for name in ("query", "key", "value"):

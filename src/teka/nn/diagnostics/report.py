@@ -127,8 +127,8 @@ class FeatureErrors:
     Attributes:
         exact: Names of the exact kernels, such as "softmax × alibi".
         num_features: Number of random features.
-        is_biased: True if all random vectors have the same norm. Their error does not vanish with
-            their number.
+        is_biased: True if all random vectors have the same norm. Then the error does not converge
+            to 0 with more features.
         total: Errors over all heads.
         by_head: Errors of each head.
     """

@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class TritonPositions:
+class TritonAngles:
     """Rotary angles of queries and keys for the Triton kernels.
 
     Args:

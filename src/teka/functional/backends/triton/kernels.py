@@ -12,9 +12,9 @@ one head:
 1. `sum_keys` computes the state of every segment of keys.
 2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise
    they are added.
-3. `attend` computes the outputs. If causal, the state is updated block by block, and the pairs
-   within a block are computed directly. The numerator and denominator of a query are divided by
-   2^m, where m is the largest exponent of the keys up to the query, so that no bit of an output
+3. `compute_outputs` computes the outputs. If causal, the state is updated block by block, and the
+   pairs within a block are computed directly. The numerator and denominator of a query are divided
+   by 2^m, where m is the largest exponent of the keys up to the query, so that no bit of an output
    depends on a later key.
 4. `query_gradients` and, after a second scan from the last segment to the first, `key_gradients`
    compute the gradients.
@@ -133,7 +133,7 @@ def add_keys(
 
 
 @triton.jit
-def gradients_through_state(
+def query_feature_gradients(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
     """Compute the gradients of query features from those of attention numerators and denominators.
@@ -189,7 +189,7 @@ def pair_weights(
 
 
 @triton.jit
-def gradients_through_pairs(
+def pair_feature_gradients(
     grad_weights,
     grad_totals,
     rotated,
@@ -242,7 +242,7 @@ def load_output_gradients(
 
 
 @triton.jit
-def load_peak_before(block_peaks, head, token, num_tokens, block: tl.constexpr):
+def load_previous_peak(block_peaks, head, token, num_tokens, block: tl.constexpr):
     """Load the largest exponent of the keys before a block of tokens in causal linear attention.
 
     The features of each key are stored as numbers times a power of 2 with this exponent, to prevent
@@ -308,7 +308,7 @@ def sum_keys(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Sum the features and values of the keys in one segment of a sequence, for linear attention.
+    """Sum the products of features and values over the keys in one segment of a sequence.
 
     The largest exponent of the keys' features is stored as well. In causal attention, keys and
     values with NaN or infinity are skipped, and the exponent becomes NaN.
@@ -365,7 +365,7 @@ def sum_keys(
 
 
 @triton.jit
-def attend(
+def compute_outputs(
     query,
     key,
     value,
@@ -558,7 +558,7 @@ def query_gradients(
     peak = 0.0
     if is_causal:
         state_index = segment_index
-        peak = load_peak_before(peaks, head, index * segment, num_tokens, block)
+        peak = load_previous_peak(peaks, head, index * segment, num_tokens, block)
     first_peak = peak
     value_sum, plain_sum, length_sum = load_state(states + state_index * length, size, channels)
     grad_value_sum, grad_plain_sum, grad_length_sum = empty_state(size, channels)
@@ -616,7 +616,7 @@ def query_gradients(
             decay, largest = causal_pair_scales(exponent, keep, peak)
             fading = tl.exp2(peak - largest)
             first_fading = tl.exp2(first_peak - largest)
-        grad_rotated, grad_plain, grad_lengths = gradients_through_state(
+        grad_rotated, grad_plain, grad_lengths = query_feature_gradients(
             grad_numerator * fading[:, None],
             grad_denominator * fading,
             value_sum,
@@ -642,7 +642,7 @@ def query_gradients(
                 tl.dot(grad_numerator, tl.trans(values), input_precision=precision) * decay
             )
             grad_totals = grad_denominator[:, None] * decay
-            pair_rotated, pair_plain, pair_lengths = gradients_through_pairs(
+            pair_rotated, pair_plain, pair_lengths = pair_feature_gradients(
                 grad_weights, grad_totals, key_rotated, key_plain, key_lengths, rotary, precision
             )
             grad_rotated += pair_rotated
@@ -780,12 +780,12 @@ def key_gradients(
         if is_causal:
             poison += value_poison
             keep = keep & (poison == poison)
-            peak = load_peak_before(peaks, head, start + block, num_tokens, block)
+            peak = load_previous_peak(peaks, head, start + block, num_tokens, block)
         else:
             peak = tl.load(peaks + head)
         weights = tl.where(keep, tl.exp2(tl.minimum(exponent - peak, 0.0)), 0.0)
         grad_values = tl.dot(rotated, grad_value_sum, input_precision=precision) * weights[:, None]
-        grad_rotated, grad_plain, grad_lengths = gradients_through_state(
+        grad_rotated, grad_plain, grad_lengths = query_feature_gradients(
             values * weights[:, None],
             weights,
             grad_value_sum,
@@ -815,7 +815,7 @@ def key_gradients(
             grad_numerator, grad_denominator = load_output_gradients(
                 gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
             )
-            first_peak = load_peak_before(peaks, head, start, num_tokens, block)
+            first_peak = load_previous_peak(peaks, head, start, num_tokens, block)
             decay, largest = causal_pair_scales(exponent, keep, first_peak)
             pairs, _ = pair_weights(
                 query_rotated,
@@ -833,7 +833,7 @@ def key_gradients(
                 tl.dot(grad_numerator, tl.trans(values), input_precision=precision) * decay
             )
             grad_totals = grad_denominator[:, None] * decay
-            pair_rotated, pair_plain, pair_lengths = gradients_through_pairs(
+            pair_rotated, pair_plain, pair_lengths = pair_feature_gradients(
                 tl.trans(grad_weights),
                 tl.trans(grad_totals),
                 query_rotated,

@@ -68,7 +68,7 @@ class ForwardResult(NamedTuple):
 
 
 class TritonLaunch:
-    """Call of linear attention on a GPU, which holds the inputs and launches the Triton kernels.
+    """Launcher of the Triton kernels for one call of linear attention on a GPU.
 
     The inputs are converted to a memory layout that the kernels support.
 
@@ -149,7 +149,7 @@ class TritonLaunch:
         return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
     def num_segments(self, tokens: Tensor) -> int:
-        """Return into how many segments a sequence is divided for the GPU.
+        """Return the number of segments of a sequence.
 
         One GPU program processes one segment of one attention head.
         """
@@ -257,7 +257,7 @@ class TritonLaunch:
             weights = torch.exp2(peaks - state_peaks)[..., None]
             states = (states * weights).sum(dim=1, keepdim=True)
         self.run(
-            kernels.attend,
+            kernels.compute_outputs,
             self.query,
             *inputs,
             states,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from teka.functional.backends.linear import compute_features, position_free_sums
-from teka.functional.backends.triton import CONTENT_KERNELS, TritonPositions
+from teka.functional.backends.triton import CONTENT_KERNELS, TritonAngles
 from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.kernels.rectified import FlooredRelu
@@ -22,7 +22,7 @@ def triton_attention(
     value: Values,
     *,
     kernel: FeatureKernel,
-    positions: TritonPositions,
+    positions: TritonAngles,
     scale: float,
     key_mask: KeyMask,
     is_causal: bool,
@@ -37,7 +37,7 @@ def triton_attention(
     Source: Katharopoulos et al. 2020, equation 5.
     """
     epsilon = kernel.epsilon if isinstance(kernel, FlooredRelu) else 0.0
-    return feature_attention(
+    return linear_attention(
         query,
         key,
         value,
@@ -52,8 +52,8 @@ def triton_attention(
     )[0]
 
 
-@custom_op("teka::feature_attention", mutates_args=())
-def feature_attention(
+@custom_op("teka::linear_attention", mutates_args=())
+def linear_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -76,7 +76,7 @@ def feature_attention(
     return tuple(launch.forward())
 
 
-@feature_attention.register_fake
+@linear_attention.register_fake
 def _(query, key, value, key_mask, query_angles, key_angles, *options):
     launch = TritonLaunch(
         query, key, value, key_mask, query_angles, key_angles, TritonOptions(*options)
@@ -152,7 +152,7 @@ def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | N
     return *grad_tokens, None, *grad_angles, *no_gradients
 
 
-feature_attention.register_autograd(_backward, setup_context=_save_for_backward)
+linear_attention.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _differentiable_gradients(
