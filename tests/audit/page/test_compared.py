@@ -17,7 +17,7 @@ NAMES = ("patches", "rotation", "table")
 
 
 def difference(value, p_value, method="bootstrap over images"):
-    return Difference(value, value - 0.1, value + 0.1, 0.95, p_value, method)
+    return Difference(value, value - 0.1, value + 0.1, 0.95, method, p_value)
 
 
 def make_pair(first, second, value, p_value, mode="circular", method="bootstrap over images"):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
@@ -260,15 +259,16 @@ def _ask(
     done, total = start, len(measurement.moved)
     try:
         while done < total and (done == start or deadline.left):
-            entries = torch.arange(done, min(done + batch_size, total))
-            measurement.answer(entries)
+            entries = range(done, min(done + batch_size, total))
+            measurement.evaluate(entries)
             done += len(entries)
             deadline.report(done - start, done, total)
             if keeper is not None and keeper.due:
                 _keep(measurement, keeper, deadline)
         return measurement.responses(deadline.seconds)
     except ModelError as error:
-        error.responses = measurement.sound_responses(deadline.seconds)
+        if measurement.num_evaluated:
+            error.responses = measurement.responses(deadline.seconds)
         raise
     finally:
         if keeper is not None and done > start:
@@ -276,12 +276,12 @@ def _ask(
 
 
 def _keep(measurement: Measurement, keeper: Checkpoint, deadline: Deadline) -> None:
-    responses = measurement.sound_responses(deadline.seconds)
-    if responses is not None:
-        numbers = {
-            name: getattr(responses, name) for name in ("calls", "seconds", "forward_seconds")
-        }
-        keeper.write(measurement.tensors(), numbers)
+    numbers = {
+        "calls": measurement.calls,
+        "seconds": measurement.seconds_before + deadline.seconds,
+        "forward_seconds": measurement.forward_seconds,
+    }
+    keeper.write(measurement.tensors(), numbers)
 
 
 def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> int:
@@ -300,4 +300,4 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
     measurement.calls += int(numbers["calls"])
     measurement.seconds_before = numbers["seconds"]
     measurement.forward_seconds += numbers["forward_seconds"]
-    return measurement.noted
+    return measurement.num_evaluated

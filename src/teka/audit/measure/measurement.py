@@ -1,14 +1,12 @@
 """Measurement in progress: the model, the shifted images, and the outputs so far."""
 
-import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from teka.audit.images import ImageSet, Size, check_images
@@ -23,21 +21,15 @@ from teka.audit.model_output import (
     infer_kind,
 )
 from teka.audit.movement import Movement
-from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
+from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import check_callable, check_device, check_instance, check_name, check_stride
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
-# Images and outputs up to this size stay on the device.
-RESIDENT_BYTES = 2**30
+CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
 # Size of maps that are compared at once on a CPU, so that intermediate results stay in the cache.
 CACHED_BYTES = 2**20
 Device = torch.device | str | None
-# Small outputs are collected up to these limits before they are processed, because the overhead
-# of PyTorch calls would dominate otherwise.
-WAITING_NUMBERS = 2**16
-WAITING_CALLS = 16
-WAITING_SECONDS = 0.5
 ENTRY_BYTES = 8 * 8  # upper bound of the memory for one image at one shift
 
 
@@ -51,7 +43,7 @@ class Segment(NamedTuple):
     """
 
     rank: int
-    images: slice | Int[Tensor, " segment"]
+    images: slice
     rows: slice
 
 
@@ -74,15 +66,12 @@ class MovedImages:
         self.movement = movement
         self.num_images = len(images)
         self._images = images.detach()
-        self._device = images.device if device is None else torch.device(device)
-        chunk = max(1, RESIDENT_BYTES // movement.place(self._images[:1]).nbytes)
-        wanted: Any = read_steps("shifts", shifts)
-        self._placed = (
-            movement.place(self._images.to(self._device)) if chunk >= len(images) else None
-        )
+        self._device = device
+        shifts = read_steps("shifts", shifts)
         # Check in chunks, because all padded images together may not fit into memory.
-        for start in range(0, len(images), chunk):
-            self.given_shifts = movement.check(self._place(slice(start, start + chunk)), wanted)
+        for start in range(0, len(images), CHECKED_IMAGES):
+            chunk = self._place(slice(start, start + CHECKED_IMAGES))
+            self.given_shifts = movement.check(chunk, shifts)
         if all(map(any, self.given_shifts)):
             raise wrong_value("shifts", self.given_shifts, WITH_ZERO)
         self.order = shift_order(self.given_shifts)
@@ -91,48 +80,37 @@ class MovedImages:
     def __len__(self) -> int:
         return self.num_images * len(self.shifts)
 
-    def segments(self, entries: Int[Tensor, " batch"]) -> list[Segment]:
-        """Split a batch of ascending entries into parts with the same shift."""
-        first, last = int(entries[0]) // self.num_images, int(entries[-1]) // self.num_images
-        bounds = torch.searchsorted(
-            entries, torch.arange(first, last + 2) * self.num_images
-        ).tolist()
+    def segments(self, entries: range) -> list[Segment]:
+        """Split a batch of consecutive entries into parts with the same shift."""
         segments = []
-        for rank, (start, stop) in enumerate(itertools.pairwise(bounds), first):
-            if start < stop:
-                images = entries[start:stop] - rank * self.num_images
-                low, high = int(images[0]), int(images[-1])
-                # A slice gives a view, which needs no copy.
-                chosen = slice(low, high + 1) if high - low + 1 == stop - start else images
-                segments.append(Segment(rank, chosen, slice(start, stop)))
+        start = entries.start
+        while start < entries.stop:
+            rank, image = divmod(start, self.num_images)
+            size = min(entries.stop - start, self.num_images - image)
+            row = start - entries.start
+            segments.append(Segment(rank, slice(image, image + size), slice(row, row + size)))
+            start += size
         return segments
 
     def batch(self, segments: Sequence[Segment]) -> Shaped[Tensor, "batch channels *seen"]:
         """Return the shifted images of a batch on the device, as a tensor that may be modified."""
-        parts = [
-            self.movement.move(self._place(segment.images), self.shifts[segment.rank])
-            for segment in segments
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat(
+            [
+                self.movement.move(self._place(segment.images), self.shifts[segment.rank])
+                for segment in segments
+            ]
+        )
 
     def where(self, segments: Sequence[Segment]) -> str:
         """Describe the shifts and images of a batch, for error messages."""
-        descriptions = []
-        for segment in (segments[0], segments[-1]):
-            images = segment.images
-            if isinstance(images, slice):
-                first, last = images.start, images.stop - 1
-            else:
-                first, last = images[[0, -1]].tolist()
-            descriptions.append(f"shift {self.shifts[segment.rank]}, images {first} to {last}")
-        if len(segments) == 1:
-            return f"at {descriptions[0]}"
-        return f"in a batch from {descriptions[0]} on, to {descriptions[1]}"
+        first, last = (
+            f"shift {self.shifts[rank]}, images {images.start} to {images.stop - 1}"
+            for rank, images, _ in (segments[0], segments[-1])
+        )
+        return f"at {first}" if len(segments) == 1 else f"in a batch from {first} on, to {last}"
 
-    def _place(self, images: slice | Tensor) -> Tensor:
-        source = self._images if self._placed is None else self._placed
-        chosen = source[images if isinstance(images, slice) else images.to(source.device)]
-        return self.movement.place(chosen.to(self._device)) if self._placed is None else chosen
+    def _place(self, images: slice) -> Tensor:
+        return self.movement.place(self._images[images].to(self._device))
 
 
 class Measurement:
@@ -176,28 +154,35 @@ class Measurement:
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
         self._references = torch.empty(0)
         self._tables = {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._noted_at = time.perf_counter()
 
-    def answer(self, entries: Int[Tensor, " batch"]) -> None:
-        """Evaluate the model on a batch in one call.
-
-        Small outputs are collected and processed later.
+    def evaluate(self, entries: range) -> None:
+        """Evaluate the model on a batch in one call, and compare its output with the expected one.
 
         Args:
-            entries: Indices of images at shifts, ascending within and between batches.
+            entries: Indices of images at shifts, which continue those of the batch before.
         """
         output = self._call(entries)
-        # A copy, because the function may use one buffer for all its outputs.
-        large = output.numel() >= WAITING_NUMBERS
-        self._waiting.append((entries, output if large else output.clone()))
-        waited = time.perf_counter() - self._noted_at
-        if large or len(self._waiting) >= WAITING_CALLS or waited >= WAITING_SECONDS:
-            self._flush()
+        not_finite = outputs.not_finite(output)
+        num_valid = len(entries)
+        if not_finite.any():
+            num_valid = int(not_finite.to(torch.uint8).argmax())
+        for segment in self.moved.segments(entries[:num_valid]):
+            self._compare(segment, output[segment.rows])
+        if num_valid < len(entries):
+            named = [
+                f"at shift {self.moved.shifts[segment.rank]} "
+                f"for {count} of {len(not_finite[segment.rows])} images"
+                for segment in self.moved.segments(entries)
+                if (count := int(not_finite[segment.rows].sum()))
+            ]
+            more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
+            raise ModelError(
+                f"the output of the model holds NaN or infinity {', '.join(named[:3])}{more}"
+            )
 
     @property
-    def noted(self) -> int:
-        """Number of entries whose outputs were processed."""
+    def num_evaluated(self) -> int:
+        """Number of entries that were evaluated."""
         return int(self._tables["evaluated"].sum())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -211,7 +196,7 @@ class Measurement:
             Relative difference ‖now − then‖ / ‖then‖ between the outputs of the first batch now
             and those that were saved.
         """
-        entries = torch.arange(min(batch_size, self.moved.num_images))
+        entries = range(min(batch_size, self.moved.num_images))
         output = self._call(entries)
         for name, tensor in self.tensors().items():
             stored = tensors.get(name)
@@ -222,8 +207,8 @@ class Measurement:
                     f"{tuple(tensor.shape)}",
                 )
             tensor.copy_(stored)
-        known = min(self.noted, len(entries))
-        now, then = output[:known].float(), self._references[:known].to(output.device).float()
+        known = min(self.num_evaluated, len(entries))
+        now, then = output[:known].float().cpu(), self._references[:known].float()
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self, seconds: float) -> Responses:
@@ -232,7 +217,6 @@ class Measurement:
         Args:
             seconds: Duration of this run. The time of earlier runs is added.
         """
-        self._flush()
         order = torch.tensor(self.moved.order).argsort()
         tables = {
             name: values.reshape(len(order), -1)[order] for name, values in self._tables.items()
@@ -250,13 +234,7 @@ class Measurement:
             **tables,
         )
 
-    def sound_responses(self, seconds: float) -> Responses | None:
-        """Return the results before the first invalid output, or None if there are none."""
-        with suppress(ModelError):
-            self._flush()
-        return self.responses(seconds) if self.noted else None
-
-    def _call(self, entries: Tensor) -> Tensor:
+    def _call(self, entries: range) -> Tensor:
         segments = self.moved.segments(entries)
         batch = self.moved.batch(segments)
         start = time.perf_counter()
@@ -265,12 +243,9 @@ class Measurement:
             torch.cuda.synchronize(output.device)
         self.forward_seconds += time.perf_counter() - start
         self.calls += 1
-        is_first = len(self._tables) == 1
-        output = (
+        if len(self._tables) == 1:
             self._begin(output, kind, batch.shape[2:])
-            if is_first
-            else arrange(output, self._output)
-        )
+        output = arrange(output, self._output)
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             found = f"{self.moved.where(segments)} is {output.dtype} of shape {tuple(output.shape)}"
             shape = (len(entries), *self._references.shape[1:])
@@ -278,8 +253,8 @@ class Measurement:
             raise ModelError(f"the output of the model {found}, expected {expected}")
         return output
 
-    def _begin(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> Tensor:
-        """Determine kind and format of all outputs by the first one, and return it arranged."""
+    def _begin(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
+        """Determine kind and format of all outputs by the first one."""
         moved = self.moved
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
@@ -292,90 +267,53 @@ class Measurement:
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
+        self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
         names = ["error_squared", "norm_squared"]
         ranks = []
         if self._output in ("segmentation", "boxes"):
             names.append("overlap")
         if self._output == "features" and output.ndim == 2:
-            names, ranks = [*names, "cosine_distance"], ["rank"]
-        self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
+            names.append("cosine_distance")
+            ranks = ["rank"]
         if self._output in CLASSIFIERS:
             ranks = ["predictions"]
         if self._output in WITH_PROBABILITIES:
             names.append("probability_change")
         self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
         self._tables |= {name: torch.full((len(moved),), -1) for name in ranks}
-        fits = moved.num_images * output[0].nbytes <= RESIDENT_BYTES
-        shape = (moved.num_images, *output.shape[1:])
-        self._references = torch.zeros(
-            shape, dtype=output.dtype, device=output.device if fits else "cpu"
-        )
-        return output
+        self._references = torch.zeros(moved.num_images, *output.shape[1:], dtype=output.dtype)
 
-    def _flush(self) -> None:
-        """Process the outputs that were collected."""
-        waiting = self._waiting
-        self._waiting = []
-        if not waiting:
-            return
-        entries, output = (
-            part[0] if len(part) == 1 else torch.cat(part) for part in zip(*waiting, strict=True)
-        )
-        lost = outputs.not_finite(output)
-        sound = int(lost.to(torch.uint8).argmax()) if lost.any() else len(entries)
-        if sound:
-            self._note(entries[:sound], output[:sound])
-        if sound < len(entries):
-            named = [
-                f"at shift {self.moved.shifts[part.rank]} "
-                f"for {count} of {len(lost[part.rows])} images"
-                for part in self.moved.segments(entries)
-                if (count := int(lost[part.rows].sum()))
-            ]
-            more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
-            raise ModelError(
-                f"the output of the model holds NaN or infinity {', '.join(named[:3])}{more}"
-            )
+    def _compare(self, segment: Segment, output: Tensor) -> None:
+        """Note the errors of the outputs of a segment."""
+        if segment.rank == 0:
+            self._references[segment.images] = output.cpu()
+        num_rows = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
+        entry = segment.rank * self.moved.num_images + segment.images.start
+        image = segment.images.start
+        for part in output.split(num_rows):
+            images = torch.arange(image, image + len(part))
+            entries = slice(entry, entry + len(part))
+            for name, values in self._errors(part, images, self.moved.shifts[segment.rank]).items():
+                self._tables[name][entries] = values.cpu().to(self._tables[name].dtype)
+            self._tables["evaluated"][entries] = True
+            entry += len(part)
+            image += len(part)
 
-    def _note(self, entries: Tensor, output: Tensor) -> None:
-        images, references = entries % self.moved.num_images, self._references
-        unshifted = int((entries < self.moved.num_images).sum())
-        if unshifted:
-            references[images[:unshifted].to(references.device)] = output[:unshifted].to(
-                references.device
-            )
-        if self._stride is None and self._output != "boxes":
-            own = images.to(references.device)
-            reference = references[own].to(output.device)
-            noted = outputs.vector_errors(output, reference, self._output)
-            if "rank" in self._tables:
-                noted |= outputs.feature_distances(output.to(references.device), references, own)
-        else:
-            num_rows = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
-            parts = []
-            for segment in self.moved.segments(entries):
-                outputs_of_shift = output[segment.rows].split(num_rows)
-                references_of_shift = references[segment.images].split(num_rows)
-                for part, reference in zip(outputs_of_shift, references_of_shift, strict=True):
-                    parts.append(
-                        self._moved_errors(part, reference.to(output.device), segment.rank)
-                    )
-            noted = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        for name, values in noted.items():
-            self._tables[name][entries] = values.cpu().to(self._tables[name].dtype)
-        self._tables["evaluated"][entries] = True
-        self._noted_at = time.perf_counter()
-
-    def _moved_errors(self, output: Tensor, reference: Tensor, rank: int) -> outputs.Tables:
-        """Return the errors of maps or boxes, which should shift with the image."""
-        shift = self.moved.shifts[rank]
-        if self._stride is None:
+    def _errors(self, output: Tensor, images: Tensor, shift: CheckedShift) -> outputs.Tables:
+        """Return the errors of the outputs for images at one shift."""
+        reference = self._references[images].to(output.device)
+        if self._output == "boxes":
             return outputs.box_errors(output, reference, shift, self._seen_size)
+        if self._stride is None:
+            errors = outputs.vector_errors(output, reference, self._output)
+            if "rank" in self._tables:
+                errors |= outputs.feature_distances(output.cpu(), self._references, images)
+            return errors
         compared = outputs.compared_maps(
             output, reference, shift, self._stride, self.moved.movement
         )
-        noted = outputs.squares(*compared)
+        errors = outputs.squares(*compared)
         if self._output == "segmentation":
             found, expected = (each.argmax(dim=1) for each in compared)
-            noted["overlap"] = outputs.class_overlap(found, expected, output.shape[1])
-        return noted
+            errors["overlap"] = outputs.class_overlap(found, expected, output.shape[1])
+        return errors

@@ -9,10 +9,10 @@ from numpy import ndarray
 from teka.audit.measure.responses import Responses, check_same_images, take_common
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
-from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve
+from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import ImageBootstrap, difference_curve, estimate_mean
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.audit.statistics.summarize import average, mean_over
+from teka.audit.statistics.summarize import average
 from teka.checks import check_instance, check_sizes
 
 COMPARED_NUMBERS = tuple(
@@ -22,24 +22,14 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Difference of one number between two models (first minus second), with its interval.
+class Difference(Estimate):
+    """Difference of one number between two models (first minus second) on the same images.
 
     Args:
-        value: Difference over the same images.
-        lower: Lower end of the interval.
-        upper: Upper end of the interval.
-        confidence: Confidence level of the interval.
         p_value: Two-sided p-value of the hypothesis that there is no difference.
-        method: "bootstrap over images", or "none, …" with the reason.
     """
 
-    value: float
-    lower: float
-    upper: float
-    confidence: float
     p_value: float
-    method: str
 
 
 @dataclass(frozen=True)
@@ -127,16 +117,15 @@ def compare_responses(
             draws = padded_bootstrap.means(_with_two_images(differences))
             found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
-            (value, draws), (other, other_draws) = (
-                mean_over(each.moved, average(CURVES[metric.curve], each, bootstrap))
+            mean, other = (
+                average(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
                 for each in pair
             )
             differences = _differences(metric.curve, pair)
-            found = estimate_mean(value - other, draws - other_draws, bootstrap)
+            value = float(mean.values[0] - other.values[0])
+            found = estimate_mean(value, (mean.draws - other.draws)[:, 0], bootstrap)
         p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
-        numbers[name] = Difference(
-            found.value, found.lower, found.upper, confidence, p_value, found.method
-        )
+        numbers[name] = Difference(**vars(found), p_value=p_value)
     return Comparison(first.movement, first.num_images, pair[0].shifts, curves, numbers, confidence)
 
 

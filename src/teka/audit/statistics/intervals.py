@@ -131,15 +131,14 @@ class ImageBootstrap:
         varies = error > ROUNDING * np.abs(values)
         return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
 
-    def relative_deviations(
-        self, values: Float[ndarray, " rows"], draws: Draws, influence: Values
-    ) -> Draws:
+    def relative_deviations(self, average: "ImageAverage") -> Draws:
         """Return |log(θ* / θ)| θ* / σ* of each resample, with its own standard error σ*.
 
         These deviations of the bootstrap-t are larger than those with a fixed standard error where
         averages are skewed. Source: Hall, "Theoretical comparison of bootstrap confidence
         intervals", Annals of Statistics 16 (1988), 927–953.
         """
+        values, draws, influence = average.values, average.draws, average.influence
         variance = self.means(influence**2) - self.means(influence) ** 2
         error = np.sqrt(variance.clip(min=0) / max(self.num_images - 1, 1))
         varies = (draws > 0) & (error > ROUNDING * values)
@@ -175,6 +174,14 @@ class ImageAverage:
     values: Float[ndarray, " shifts"]
     draws: Draws
     influence: Float[ndarray, "shifts images"]
+
+    def mean_over(self, shifts: list[int]) -> "ImageAverage":
+        """Return the mean over some shifts, as an average with one row."""
+        return ImageAverage(
+            self.values[shifts].mean(keepdims=True),
+            self.draws[:, shifts].mean(axis=1, keepdims=True),
+            self.influence[shifts].mean(axis=0, keepdims=True),
+        )
 
 
 def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
@@ -242,9 +249,11 @@ def share_curve(
 def mean_curve(
     average: ImageAverage, bootstrap: ImageBootstrap, *, is_share: bool = False
 ) -> Curve:
-    """Return positive averages over images at each shift, with percentile intervals and a band.
+    """Return positive averages over images at each shift, with bootstrap-t intervals and a band.
 
-    The band is θ exp(± c σ / θ) with the standard error σ and the critical value c of all shifts.
+    The intervals are θ exp(± c σ / θ) with the standard error σ. Their critical value c is the
+    quantile of the relative deviations at the shift, and at least the normal quantile. The band has
+    the critical value of all shifts together.
 
     Args:
         average: Average θ at each shift.
@@ -259,13 +268,16 @@ def mean_curve(
         curve = mean_curve(lost, bootstrap)
         ends = (curve.upper, curve.lower, curve.band_upper, curve.band_lower)
         return make_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
-    lower, upper = bootstrap.interval(values, average.draws)
-    deviations = bootstrap.relative_deviations(values, average.draws, average.influence)
-    width = bootstrap.critical_value(deviations) * average.influence.std(axis=1, ddof=1)
-    scale = values * math.sqrt(bootstrap.num_images)
-    ratio = np.divide(width, scale, out=np.zeros_like(width), where=scale > 0).clip(max=700)
-    band = np.minimum(values * np.exp(-ratio), lower), np.maximum(values * np.exp(ratio), upper)
-    return make_curve(values, [lower, upper, *band], BOOTSTRAP)
+    settings = bootstrap.settings
+    deviations = bootstrap.relative_deviations(average)
+    each_shift = np.quantile(deviations, settings.confidence, axis=0).clip(settings.normal_quantile)
+    error = average.influence.std(axis=1, ddof=1) / math.sqrt(bootstrap.num_images)
+    relative_error = np.divide(error, values, out=np.zeros_like(values), where=values > 0)
+    ends = []
+    for critical in (each_shift, bootstrap.critical_value(deviations)):
+        factor = np.exp((critical * relative_error).clip(max=700))
+        ends += [values / factor, values * factor]
+    return make_curve(values, ends, BOOTSTRAP)
 
 
 def difference_curve(

@@ -5,10 +5,9 @@ import numpy as np
 from teka.audit.measure.responses import Responses
 from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import (
-    Draws,
     ImageAverage,
     ImageBootstrap,
-    estimate_mean,
+    estimate,
     estimate_mean_share,
     estimate_share,
     extreme_of,
@@ -24,10 +23,10 @@ def summarize(
 ) -> Metrics:
     """Compute all metrics that the outputs of a model define, with intervals and bands.
 
-    Shares of images have Wilson's interval. Averages have the percentile interval of a bootstrap
-    over images. Bands cover all shifts together. Shifts at which some images were not evaluated are
-    left out, except for the accuracy at every shift, because a single wrong prediction decides it
-    for an image.
+    Shares of images have Wilson's interval. Averages have the interval of a bootstrap over images.
+    Bands cover all shifts together. Shifts at which some images were not evaluated are left out,
+    except for the accuracy at every shift, because a single wrong prediction decides it for an
+    image.
 
     >>> import torch
     >>> from torch import nn
@@ -72,8 +71,9 @@ def summarize(
         if metric.over in ("lowest", "highest"):
             numbers[name] = extreme_of(curves[metric.curve], metric.over, confidence)
         elif not metric.is_share:
-            values, draws = mean_over(complete.moved, averages[metric.curve])
-            numbers[name] = estimate_mean(values, draws, bootstrap)
+            mean = mean_curve(averages[metric.curve].mean_over(complete.moved), bootstrap)
+            ends = mean.lower[0], mean.upper[0]
+            numbers[name] = estimate(mean.values[0], ends, confidence, mean.method)
         else:
             values = metric.of_images(responses if metric.over == "every" else complete)
             if values.dtype == bool:
@@ -93,11 +93,6 @@ def summarize(
         confidence,
         epsilon=responses.epsilon,
     )
-
-
-def mean_over(rows: list[int], average: ImageAverage) -> tuple[float, Draws]:
-    """Return the mean of averages over some shifts, and its values in the resamples."""
-    return float(average.values[rows].mean()), average.draws[:, rows].mean(axis=1)
 
 
 def average(metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap) -> ImageAverage:
