@@ -42,7 +42,7 @@ def press(page, axis, key, times=1):
 
 
 def answer_shown(page, row=0):
-    cells = page.locator("[data-part=answers] tr").nth(row).locator("td").all_inner_texts()
+    cells = page.locator("[data-part=predictions] tr").nth(row).locator("td").all_inner_texts()
     return cells
 
 
@@ -207,7 +207,10 @@ def test_models_are_shown_side_by_side(open_page):
     first = report_of("patches")
     second = report_of("rotation", examples=(make_example(3),))
     page = open_page([first, second])
-    assert page.locator("[data-part=answers] th span").all_inner_texts() == ["patches", "rotation"]
+    assert page.locator("[data-part=predictions] th span").all_inner_texts() == [
+        "patches",
+        "rotation",
+    ]
     assert answer_shown(page, 1) == ["✓ 3", "90.0 %"]
     page.get_by_role("button", name="Image 1, class 1").click()
     assert answer_shown(page, 1) == ["not among this model’s examples"]

@@ -9,16 +9,12 @@ def read_reports(folder):
     return json.loads((folder / "report.json").read_text())["reports"]
 
 
-def test_shift_writes_the_report_the_curve_and_the_page(trained_folder, tmp_path, capsys):
+def test_shift_writes_the_report_and_the_page(trained_folder, tmp_path, capsys):
     assert (
         main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(tmp_path / "out")])
         == 0
     )
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "report.json",
-        "shift_curve.png",
-        "report.html",
-    }
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.json", "report.html"}
     (report,) = read_reports(tmp_path / "out")
     assert report["provenance"]["command"].startswith("teka shift")
     assert "every shift" in capsys.readouterr().out
@@ -90,9 +86,7 @@ def test_report_holds_every_model_and_every_shift(demonstrated):
     for report in reports:
         assert {"seed", "run", "epochs", "seconds", "parameters"} <= set(report["model"])
         assert len(report["metrics"][0]["shifts"]) == 17
-    assert {"report.json", "shift_curve.png", "report.html"} <= {
-        path.name for path in demonstrated.iterdir()
-    }
+    assert {"report.json", "report.html"} <= {path.name for path in demonstrated.iterdir()}
 
 
 def test_exact_models_have_the_same_accuracy_at_every_shift(demonstrated):

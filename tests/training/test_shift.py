@@ -24,7 +24,7 @@ def accuracy_at(report, shift):
 
 def test_report_holds_every_shift_along_both_axes(trained_on_canvas, tmp_path):
     written = compare_shifts([trained_on_canvas], settings(2), tmp_path, command="teka shift")
-    names = {"report.json", "shift_curve.png", "report.html"}
+    names = {"report.json", "report.html"}
     assert {path.name for path in written.files} == names
     (report,) = read_reports(tmp_path)
     assert report.name == trained_on_canvas.name

@@ -3,8 +3,7 @@
 import io
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,69 +144,6 @@ def choose_ticks(steps: Sequence[float | int], most: int = 9) -> list[int]:
     every = -(-len(steps) // most)
     zero = list(steps).index(0) if 0 in steps else 0
     return [index for index in range(len(steps)) if (index - zero) % every == 0]
-
-
-@dataclass(frozen=True)
-class AccuracyCurve:
-    """Accuracies of a model at shifts along one axis.
-
-    Args:
-        name: Name of the model.
-        values: Accuracy at each shift, from 0 to 1.
-        band: Ends of an interval at the shifts where it is known.
-    """
-
-    name: str
-    values: Mapping[int, float | int]
-    band: Mapping[int, tuple[float | int, float | int]] = field(default_factory=dict)
-
-
-def draw_accuracy_curves(panels: Mapping[str, Sequence[AccuracyCurve]]) -> "Figure":
-    """Draw accuracies in percent against shifts, with one panel for each axis.
-
-    Args:
-        panels: Curves of each panel, by the label of its horizontal axis.
-    """
-    require("matplotlib", "figures need", "teka[report]")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2.5 + 4 * len(panels), 4), dpi=150, layout="constrained")
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    lowest = min(
-        value for curves in panels.values() for curve in curves for value in curve.values.values()
-    )
-    for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
-        for index, curve in enumerate(curves):
-            color = line_color(index)
-            if curve.band:
-                lower, upper = zip(*curve.band.values(), strict=True)
-                axes.fill_between(
-                    list(curve.band),
-                    [100 * end for end in lower],
-                    [100 * end for end in upper],
-                    color=color,
-                    alpha=0.16,
-                    linewidth=0,
-                )
-            axes.plot(
-                list(curve.values),
-                [100 * value for value in curve.values.values()],
-                color=color,
-                marker=line_marker(index),
-                markersize=4.5,
-                label=printable(curve.name),
-            )
-        axes.set_xlabel(label)
-        axes.grid(axis="y", color=_RULE)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.set_ylim(0 if lowest < 0.6 else 10 * int(10 * lowest - 0.5), 102)
-    all_axes[0].set_ylabel("accuracy (%)")
-    handles, names = all_axes[-1].get_legend_handles_labels()
-    legend = figure.legend(handles, names, loc="outside right upper", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    return figure
 
 
 def to_png(figure: "Figure") -> bytes:

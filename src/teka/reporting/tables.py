@@ -1,4 +1,4 @@
-"""Tables for the terminal, Markdown and CSV."""
+"""Tables for the terminal and Markdown."""
 
 import io
 import re
@@ -11,14 +11,13 @@ from typing import NamedTuple
 from teka.errors import one_line, printable, shorten
 
 GAP = 2
-WIDTH = 120  # columns of the terminal that a table fits into, unless it is asked to fit into fewer
-WIDEST = 10_000  # of a table whose names are never wrapped
-LONGEST_CELL = 500  # characters of a line of a cell
-LONGEST_TEXT = 2000  # characters of a paragraph
-# What begins an element, an entity, emphasis, code, a link or another cell.
+WIDTH = 120  # default width of a table in characters
+WIDEST = 10_000  # width of a table whose names are never wrapped
+LONGEST_CELL = 500  # maximum length of a line of a cell
+LONGEST_TEXT = 2000  # maximum length of a paragraph
+# Characters that start an element, an entity, emphasis, code, a link or a new cell.
 _MARKS = re.compile(r"<(?=[a-zA-Z/!?])|&(?=[a-zA-Z#])|[\\\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")
 _ENTITIES = {"<": "&lt;", "&": "&amp;"}
-_FORMULA = tuple("=+-@＝＋－＠")  # how a cell begins that a spreadsheet computes
 
 
 @dataclass(frozen=True)

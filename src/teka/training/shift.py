@@ -1,24 +1,19 @@
 """Accuracy of trained runs at every shift of their test images."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from teka.audit import AuditReport, AuditSettings, audit, write_page
-from teka.audit.statistics.estimate import Curve
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.ranking import compare_every_two
 from teka.errors import wrong_value
-from teka.files import make_directory, write_bytes, write_json
+from teka.files import make_directory, write_json
 from teka.models import Performer
 from teka.reporting.formatting import percent, write_step
-from teka.reporting.plots import AccuracyCurve, draw_accuracy_curves, to_png
 from teka.reporting.tables import Table, Written
 from teka.training.trained_run import TrainedRun
 
-# Title of each axis in charts, in the order of a shift (dy, dx).
-AXES = {"dy": "shift downwards, dy (pixels)", "dx": "shift to the right, dx (pixels)"}
 NOTE = (
     "Accuracy in % at each shift in pixels, dx to the right and dy downwards; last, the share of "
     "the images that are correct at every shift."
@@ -86,8 +81,8 @@ def compare_shifts(
 ) -> Written:
     """Audit runs on the same shifted test images and write a report.
 
-    The folder then holds the audit page `report.html`, all numbers in `report.json`, and the curves
-    `shift_curve.png`. The curves and the table are means over the seeds of a model.
+    The folder then holds the audit page `report.html` and all results in `report.json`. The
+    accuracies in the table are means over the seeds of a model.
 
     Args:
         runs: Runs on the same data set, with any number of seeds of each model.
@@ -117,66 +112,31 @@ def compare_shifts(
         audit_run(run, settings, name=name, command=command, progress=progress)
         for run, name in zip(runs, names, strict=True)
     ]
-    metrics: dict[str, Metrics] = {}
-    for name in dict.fromkeys(run.name for run in runs):
-        seeds = [reports[index].metrics[0] for index, run in enumerate(runs) if run.name == name]
-        metrics[name] = _mean_over_seeds(seeds)
-    curves = _make_curves(metrics)
+    metrics: dict[str, list[Metrics]] = {}
+    for run, report in zip(runs, reports, strict=True):
+        metrics.setdefault(run.name, []).append(report.metrics[0])
     responses = [report.responses[0].unpack() for report in reports]
     files = (
         write_json(folder / "report.json", {"reports": [report.to_dict() for report in reports]}),
-        folder / "shift_curve.png",
         write_page(reports, folder / "report.html", compare_every_two(responses)),
     )
-    write_bytes(
-        files[1], to_png(draw_accuracy_curves({AXES[axis]: curves[axis] for axis in curves}))
-    )
-    return Written(files, f"{_make_table(curves, metrics).plain(100, narrowest=14)}\n{NOTE}")
+    return Written(files, f"{_make_table(metrics).plain(100, narrowest=14)}\n{NOTE}")
 
 
-def _mean_over_seeds(seeds: Sequence[Metrics]) -> Metrics:
-    """Return the mean accuracies of a model over seeds, with the range of the seeds as interval."""
-    if len(seeds) == 1:
-        return seeds[0]
-    values = list(zip(*(metrics.curves["accuracy"].values for metrics in seeds), strict=True))
-    means, lowest, highest = (tuple(map(function, values)) for function in (fmean, min, max))
-    curve = Curve(means, lowest, highest, lowest, highest, "range over seeds")
-    shares = [metrics.numbers["worst_shift_accuracy"] for metrics in seeds]
-    share = replace(shares[0], value=fmean(share.value for share in shares))
-    return replace(seeds[0], curves={"accuracy": curve}, numbers={"worst_shift_accuracy": share})
-
-
-def _make_curves(metrics: Mapping[str, Metrics]) -> dict[str, list[AccuracyCurve]]:
-    """Return the accuracy of each model at the shifts along each axis.
-
-    The bands are 95 % intervals, or the range of several seeds.
-    """
-    curves: dict[str, list[AccuracyCurve]] = {}
-    for index, axis in enumerate(AXES):
-        for name, model_metrics in metrics.items():
-            accuracy = model_metrics.curves["accuracy"]
-            rows = {
-                int(shift[index]): row
-                for row, shift in enumerate(model_metrics.shifts)
-                if shift[1 - index] == 0
-            }
-            steps = sorted(rows)
-            values = {step: accuracy.values[rows[step]] for step in steps}
-            bands = {
-                step: (accuracy.lower[rows[step]], accuracy.upper[rows[step]]) for step in steps
-            }
-            curves.setdefault(axis, []).append(AccuracyCurve(name, values, bands))
-    return curves
-
-
-def _make_table(
-    curves: Mapping[str, Sequence[AccuracyCurve]], metrics: Mapping[str, Metrics]
-) -> Table:
+def _make_table(metrics_by_model: Mapping[str, Sequence[Metrics]]) -> Table:
+    """Return the accuracies of each model along each axis, as means over its seeds."""
+    heads: tuple[str, ...] = ()
     rows = []
-    for model, name in enumerate(metrics):
-        always_correct = percent(metrics[name].numbers["worst_shift_accuracy"].value)
-        for axis in curves:
-            cells = [percent(value) for value in curves[axis][model].values.values()]
-            rows.append((f"{name}, {axis}", *cells, always_correct))
-    steps = curves["dx"][0].values
-    return Table("", ("model, axis", *map(write_step, steps), "every"), tuple(rows))
+    for name, seeds in metrics_by_model.items():
+        curves = [metrics.curves["accuracy"].values for metrics in seeds]
+        means = dict(zip(seeds[0].shifts, map(fmean, zip(*curves, strict=True)), strict=True))
+        every = fmean(metrics.numbers["worst_shift_accuracy"].value for metrics in seeds)
+        for index, axis in enumerate(("dy", "dx")):
+            along_axis = {
+                shift[index]: mean for shift, mean in means.items() if not shift[1 - index]
+            }
+            steps = sorted(along_axis)
+            cells = [percent(along_axis[step]) for step in steps]
+            rows.append((f"{name}, {axis}", *cells, percent(every)))
+            heads = ("model, axis", *map(write_step, steps), "every")
+    return Table("", heads, tuple(rows))

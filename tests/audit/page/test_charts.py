@@ -2,69 +2,55 @@ import dataclasses
 import math
 
 import numpy as np
-import pytest
 
-from teka.audit.page.charts import (
-    MOST_BANDS,
-    CurveLine,
-    HeatMap,
-    curve_chart,
-    curve_figure,
-    curve_points,
-    heat_map_chart,
-    layer_chart,
-)
+from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart, layer_chart
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metrics
 
 
-def lines_of(*metrics, curve="accuracy"):
-    return [
-        CurveLine(f"model {index}", index, curve_points(one.shifts, one.curves[curve], 1))
-        for index, one in enumerate(metrics)
-    ]
+def figure_of(*metrics, curve="accuracy", **options):
+    names = [f"model {index}" for index in range(len(metrics))]
+    curves = {index: (each.shifts, each.curves.get(curve)) for index, each in enumerate(metrics)}
+    return curve_figure(names, curves, "correct (%)", **{"is_percent": True, **options})
 
 
 def accuracy_figure(names, metrics):
-    curves = {index: (one.shifts, one.curves["accuracy"]) for index, one in metrics.items()}
+    curves = {index: (each.shifts, each.curves["accuracy"]) for index, each in metrics.items()}
     return curve_figure(names, curves, "correct (%)", is_percent=True)
 
 
-def test_points_are_the_shifts_along_one_axis_in_order():
-    metrics = make_metrics(shifts=tuple(reversed(SQUARE)))
-    values = dict(zip(metrics.shifts, metrics.curves["accuracy"].values, strict=True))
-    for axis, shift_of in ((1, lambda step: (0, step)), (0, lambda step: (step, 0))):
-        points = curve_points(metrics.shifts, metrics.curves["accuracy"], axis)
-        assert [point.step for point in points] == list(range(-4, 5))
-        assert [point.value for point in points] == [
-            values[shift_of(point.step)] for point in points
-        ]
-        for point in points:
-            assert point.band is not None
-            assert point.interval is not None
-            assert point.band[0] <= point.interval[0] <= point.value
-
-
-def test_chart_contains_every_point_in_percent(figures):
-    lines = lines_of(make_metrics(shifts=CROSS), make_metrics(shifts=CROSS, fall=0.1))
-    chart = curve_chart(lines, "dx", "correct (%)", is_percent=True)
-    (axes,) = figures[0].axes
-    assert [line.get_label() for line in axes.lines] == ["model 0", "model 1"]
-    for line, drawn in zip(lines, axes.lines, strict=True):
-        expected = [(point.step, 100 * point.value) for point in line.points]
-        np.testing.assert_allclose(drawn.get_xydata(), expected)
-    assert "model 1 from" in chart
-    assert axes.get_xlabel() == "horizontal shift dx (pixels)"
+def test_charts_contain_the_shifts_along_each_axis_in_order_and_in_percent(figures):
+    metrics = [make_metrics(shifts=SQUARE[::-1]), make_metrics(shifts=CROSS, fall=0.1)]
+    charts = figure_of(*metrics)["charts"]
+    for figure, shift_of in zip(
+        figures, (lambda step: (0, step), lambda step: (step, 0)), strict=True
+    ):
+        (axes,) = figure.axes
+        assert [line.get_label() for line in axes.lines] == ["model 0", "model 1"]
+        for each, line in zip(metrics, axes.lines, strict=True):
+            values = dict(zip(each.shifts, each.curves["accuracy"].values, strict=True))
+            expected = [(step, 100 * values[shift_of(step)]) for step in range(-4, 5)]
+            np.testing.assert_allclose(line.get_xydata(), expected)
+    assert "model 1 from" in charts[0]
+    assert figures[0].axes[0].get_xlabel() == "horizontal shift dx (pixels)"
 
 
 def test_bands_are_drawn_for_few_models_with_intervals(figures):
     metrics = [make_metrics(shifts=CROSS) for _ in range(MOST_BANDS + 1)]
-    curve_chart(lines_of(*metrics[:-1]), "dx", "correct (%)", is_percent=True)
-    curve_chart(lines_of(*metrics), "dx", "correct (%)", is_percent=True)
-    method = "none, which needs 10 images or more"
-    curve = dataclasses.replace(metrics[0].curves["error"], method=method)
-    line = CurveLine("few images", 0, curve_points(CROSS, curve, 1))
-    curve_chart([line], "dx", "relative error", is_percent=False)
-    assert [len(figure.axes[0].collections) for figure in figures] == [2 * MOST_BANDS, 0, 0]
+    curve = metrics[0].curves["accuracy"]
+    without = dataclasses.replace(curve, method="none, which needs 10 images or more")
+    figure_of(*metrics[:-1])
+    figure_of(*metrics)
+    figure_of(dataclasses.replace(metrics[0], curves={"accuracy": without}))
+    assert [len(figure.axes[0].collections) for figure in figures[::2]] == [2 * MOST_BANDS, 0, 0]
+    wide, narrow = (
+        band.get_paths()[0].vertices[:, 1] for band in figures[0].axes[0].collections[:2]
+    )
+    assert wide.min() == 100 * min(curve.band_lower[row] for row in rows_along_dx(metrics[0]))
+    assert narrow.max() == 100 * max(curve.upper[row] for row in rows_along_dx(metrics[0]))
+
+
+def rows_along_dx(metrics):
+    return [row for row, shift in enumerate(metrics.shifts) if shift[0] == 0]
 
 
 def test_axes_without_shifts_have_no_chart():
@@ -81,20 +67,16 @@ def test_models_keep_their_color(figures):
     assert figures[0].axes[0].lines[0].get_color() == figures[2].axes[0].lines[1].get_color()
 
 
-@pytest.mark.parametrize("curve", ["error"])
-def test_metrics_that_are_no_shares_start_at_zero(figures, curve):
-    lines = lines_of(make_metrics(fall=0.0), make_metrics(fall=0.5), curve=curve)
-    curve_chart(lines, "dx", curve, is_percent=False)
+def test_metrics_that_are_no_shares_start_at_zero(figures):
+    figure_of(make_metrics(fall=0.0), make_metrics(fall=0.5), curve="error", is_percent=False)
     assert figures[0].axes[0].get_ylim()[0] == 0
 
 
 def test_differences_have_a_line_at_zero(figures):
-    points = lines_of(make_metrics(shifts=CROSS))[0].points
-    below = tuple(
-        point._replace(value=point.value - 1, interval=None, band=None) for point in points
-    )
-    line = CurveLine("model", 0, below)
-    curve_chart([line], "dx", "less (points)", is_percent=True, difference=True)
+    metrics = make_metrics(shifts=CROSS)
+    below = [value - 1 for value in metrics.curves["accuracy"].values]
+    curve = dataclasses.replace(metrics.curves["accuracy"], values=tuple(below), method="none")
+    figure_of(dataclasses.replace(metrics, curves={"accuracy": curve}), difference=True)
     (axes,) = figures[0].axes
     assert axes.get_ylim()[0] < 0
     assert list(axes.lines[-1].get_ydata()) == [0, 0]
@@ -121,12 +103,6 @@ def test_worst_is_the_lowest_share_or_the_highest_error():
     assert HeatMap("agreement", values).worst == (0, 1)
     assert HeatMap("error", values).worst == (1, 0)
     assert HeatMap("error", dict.fromkeys(values, 0.5)).worst is None
-
-
-def test_small_heat_maps_contain_their_values(figures):
-    values = {(down, right): 0.125 * down + 0.25 * right for down in (0, 1) for right in (0, 1)}
-    heat_map_chart(HeatMap("accuracy", values), (1.0, 0.0), "A heat map.")
-    assert {text.get_text() for text in figures[0].axes[0].texts} == {"0.0", "12.5", "25.0", "37.5"}
 
 
 def test_layer_chart_contains_every_error_and_names_the_breaks(figures):

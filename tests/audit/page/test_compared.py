@@ -133,7 +133,7 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
 
 def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():
     page = render_audit_page(reports_of(*NAMES), PAIRS)
-    assert page.index("no significant difference between") < page.index(">Numbers<")
+    assert page.index("no significant difference between") < page.index(">All results<")
     for part in (
         "−50.0",
         "−60.0 to −40.0",
@@ -176,5 +176,5 @@ def test_of_many_models_caveats_stand_once_and_what_belongs_to_one_is_folded(cou
     text = render_audit_page([make_report(name, caveats=(caveat,)) for name in names])
     assert text.count("60 images.") == 1
     assert "· all models" in text
-    assert f"{count} models: what happens" in text
+    assert f"{count} models under shifts" in text
     assert ("<summary><h3>" in text) == (count > 3)

@@ -162,7 +162,7 @@ def test_dense_outputs_have_errors_and_no_answers():
 def test_several_models_stand_beside_each_other():
     page = Page(render_audit_page([two_modes("patches"), make_report("rotation", caveats=())]))
     assert page.heads.count("Below each number") == 1
-    assert "patches and rotation: what happens when the input moves?" in page.heads
+    assert "patches and rotation under shifts" in page.heads
     for words in ("patches circular 97.0", "patches zero 97.0", "rotation circular 97.0"):
         assert words in page.heads, words
 
@@ -178,7 +178,7 @@ def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none()
         "accuracy at every shift",
     ]
     assert tiles[1][1] == "97.0 %"
-    assert text.index('class="tile"') < text.index('id="numbers"')
+    assert text.index('class="tile"') < text.index('id="results"')
     dense = make_report(metrics=(make_metrics(output="dense"),), examples=())
     assert render_audit_page([dense]).count('class="tile"') == 2
     assert 'class="tile"' not in render_audit_page([make_report(), make_report("rotation")])

@@ -162,7 +162,7 @@ def test_answers_stand_in_the_order_of_their_shifts():
     example = make_example(3)
     content = content_of(make_report(examples=(example,)))
     (image,) = content["images"]
-    (answer,) = image["answers"]
+    (answer,) = image["predictions"]
     assert content["shifts"][answer["shifts"]] == [list(shift) for shift in SQUARE]
     assert tuple(answer["classes"]) == example.predictions
     assert tuple(answer["probabilities"]) == example.probabilities
@@ -174,10 +174,9 @@ def test_an_image_that_two_models_saw_is_there_once():
         make_report("none", examples=()),
         make_report("two", examples=(make_example(1),)),
     )
-    assert [[answer["model"] for answer in image["answers"]] for image in content["images"]] == [
-        [0],
-        [0, 2],
-    ]
+    assert [
+        [answer["model"] for answer in image["predictions"]] for image in content["images"]
+    ] == [[0], [0, 2]]
     assert len(content["pixels"]) == 2
     assert len(content["shifts"]) == 1
 

@@ -52,9 +52,9 @@ def test_void_numbers_and_models_without_answers_have_no_number_on_their_badge()
 def test_the_summary_has_verdict_numbers_and_caveats():
     text = summary_markdown([make_report()])
     assert text.startswith("**patch model.** The answer changes with position")
-    assert "| patch model, circular | 97.0 (95.0–98.5) |" in text
+    assert "| circular | 60 | 97.0<br>95.0–98.5 |" in text
     assert "- patch model: Limited validity, **few images**." in text
-    assert "Beside each number its 95 % interval." in text
+    assert "Below each number its 95 % interval." in text
 
 
 def test_the_summary_of_several_models_begins_with_the_best():
@@ -63,7 +63,7 @@ def test_the_summary_of_several_models_begins_with_the_best():
         "**Mode circular: no significant difference between rotation and table in the share"
     )
     assert "\n- Every shift: no significant difference between rotation and table" in text
-    assert text.index("no significant difference") < text.index("| rotation, circular |")
+    assert text.index("no significant difference") < text.index("| rotation<br>circular |")
 
 
 def test_a_caveat_of_several_models_stands_once_in_the_summary():

@@ -78,7 +78,7 @@
   const startViewer = (viewer, content) => {
     const part = (name) => viewer.querySelector(`[data-part="${name}"]`);
     const parts = Object.fromEntries(
-      ["thumbnails", "canvas", "caption", "dx", "dy", "dx-value", "dy-value", "home", "next", "answers", "status", "maps", "note"]
+      ["thumbnails", "canvas", "caption", "dx", "dy", "dx-value", "dy-value", "home", "next", "predictions", "status", "maps", "note"]
         .map((name) => [name, part(name)]));
     for (const picture of content.pixels) {
       picture.bytes = Uint8Array.from(atob(picture.levels), (character) => character.charCodeAt(0));
@@ -89,18 +89,18 @@
 
     // A class by the name that a model's data gives it.
     const named = (model, index) => content.models[model].classes?.[index] ?? String(index);
-    const labelled = (one) => (one.label === null ? "" : `, class ${named(one.answers[0].model, one.label)}`);
-    const isWrong = (answer, at) => answer.classes[at] !== (image.label === null ? answer.unshifted : image.label);
+    const labelled = (one) => (one.label === null ? "" : `, class ${named(one.predictions[0].model, one.label)}`);
+    const isWrong = (prediction, at) => prediction.classes[at] !== (image.label === null ? prediction.unshifted : image.label);
 
     const choose = (index) => {
       image = content.images[index];
-      const evaluated = image.answers.flatMap((answer) => content.shifts[answer.shifts]);
+      const evaluated = image.predictions.flatMap((prediction) => content.shifts[prediction.shifts]);
       image.places = new Map(evaluated.map((shift) => [key(...shift), shift]));
       image.downs = ascending(evaluated.map((shift) => shift[0]));
       image.rights = ascending(evaluated.map((shift) => shift[1]));
-      for (const answer of image.answers) {
-        answer.places = new Map(content.shifts[answer.shifts].map((shift, at) => [key(...shift), at]));
-        answer.unshifted = answer.classes[answer.places.get(key(0, 0))];
+      for (const prediction of image.predictions) {
+        prediction.places = new Map(content.shifts[prediction.shifts].map((shift, at) => [key(...shift), at]));
+        prediction.unshifted = prediction.classes[prediction.places.get(key(0, 0))];
       }
       parts.dx.max = image.rights.length - 1;
       parts.dy.max = image.downs.length - 1;
@@ -118,27 +118,27 @@
     };
 
     const makeRows = () => {
-      parts.answers.replaceChildren();
+      parts.predictions.replaceChildren();
       parts.maps.replaceChildren();
       content.models.forEach((model, at) => {
-        const answer = image.answers.find((one) => one.model === at);
-        const row = parts.answers.insertRow();
+        const prediction = image.predictions.find((one) => one.model === at);
+        const row = parts.predictions.insertRow();
         const head = document.createElement("th");
         head.scope = "row";
         const name = document.createElement("span");
         name.textContent = model.name;
-        name.style.borderLeftColor = model.colour;
+        name.style.borderLeftColor = model.color;
         head.append(name);
         row.append(head);
-        if (!answer) {
+        if (!prediction) {
           const cell = row.insertCell();
           cell.colSpan = 2;
-          cell.textContent = "not among this model’s examples";
+          cell.textContent = "not among the examples of this model";
           return;
         }
-        answer.cells = [row.insertCell(), row.insertCell()];
-        const wrong = answer.classes.filter((_, place) => isWrong(answer, place)).length;
-        const words = `${image.label === null ? "changed" : "wrong"} at ${wrong} of ${answer.classes.length} shifts`;
+        prediction.cells = [row.insertCell(), row.insertCell()];
+        const wrong = prediction.classes.filter((_, place) => isWrong(prediction, place)).length;
+        const words = `${image.label === null ? "changed" : "wrong"} at ${wrong} of ${prediction.classes.length} shifts`;
         const figure = document.createElement("figure");
         const map = document.createElement("canvas");
         map.setAttribute("role", "img");
@@ -156,22 +156,22 @@
         caption.textContent = `${model.name}: ${words}`;
         figure.append(map, caption);
         parts.maps.append(figure);
-        answer.map = map;
+        prediction.map = map;
       });
     };
 
-    const drawMap = (answer) => {
-      const context = answer.map.getContext("2d");
+    const drawMap = (prediction) => {
+      const context = prediction.map.getContext("2d");
       image.downs.forEach((down, row) => {
         image.rights.forEach((right, column) => {
-          const at = answer.places.get(key(down, right));
-          context.fillStyle = at === undefined ? MISSING : isWrong(answer, at) ? WRONG : RIGHT;
+          const at = prediction.places.get(key(down, right));
+          context.fillStyle = at === undefined ? MISSING : isWrong(prediction, at) ? WRONG : RIGHT;
           context.fillRect(column * CELL, row * CELL, CELL, CELL);
         });
       });
       const [x, y] = [image.rights.indexOf(dx) * CELL, image.downs.indexOf(dy) * CELL];
-      for (const [colour, width] of [["#ffffff", 5], [INK, 2.5]]) {
-        context.strokeStyle = colour;
+      for (const [color, width] of [["#ffffff", 5], [INK, 2.5]]) {
+        context.strokeStyle = color;
         context.lineWidth = width;
         context.strokeRect(x + 1.25, y + 1.25, CELL - 2.5, CELL - 2.5);
       }
@@ -192,23 +192,23 @@
         parts[`${name}-value`].textContent = step(value);
       }
       const said = [];
-      for (const answer of image.answers) {
-        const at = answer.places.get(key(dy, dx));
-        const [given, probability] = answer.cells;
-        drawMap(answer);
+      for (const prediction of image.predictions) {
+        const at = prediction.places.get(key(dy, dx));
+        const [given, probability] = prediction.cells;
+        drawMap(prediction);
         if (at === undefined) {
           given.textContent = "not evaluated here";
           given.className = probability.textContent = "";
           continue;
         }
-        const wrong = isWrong(answer, at);
+        const wrong = isWrong(prediction, at);
         const verdict = image.label === null ? (wrong ? "changed" : "unchanged") : (wrong ? "wrong" : "correct");
-        const name = named(answer.model, answer.classes[at]);
+        const name = named(prediction.model, prediction.classes[at]);
         given.textContent = `${wrong ? "✗" : "✓"} ${name}`;
         given.className = wrong ? "wrong" : "right";
         given.setAttribute("aria-label", `${name}, ${verdict}`);
-        probability.textContent = percent(answer.probabilities[at]);
-        said.push(`${content.models[answer.model].name} predicts ${name} with ${percent(answer.probabilities[at])}, ${verdict}`);
+        probability.textContent = percent(prediction.probabilities[at]);
+        said.push(`${content.models[prediction.model].name} predicts ${name} with ${percent(prediction.probabilities[at])}, ${verdict}`);
       }
       parts.status.textContent = `${words}: ${said.join("; ")}`;
     };
@@ -226,9 +226,9 @@
       const places = [...image.places.values()].sort((one, other) => Math.hypot(...one) - Math.hypot(...other));
       const start = places.findIndex((shift) => shift[0] === dy && shift[1] === dx);
       const order = [...places.slice(start + 1), ...places.slice(0, start + 1)];
-      const found = order.find((shift) => image.answers.some((answer) => {
-        const at = answer.places.get(key(...shift));
-        return at !== undefined && isWrong(answer, at);
+      const found = order.find((shift) => image.predictions.some((prediction) => {
+        const at = prediction.places.get(key(...shift));
+        return at !== undefined && isWrong(prediction, at);
       }));
       if (found) show(...found);
     });
@@ -259,24 +259,24 @@
     choose(0);
   };
 
-  // Moves an image along dx and back, then along dy, beside what each model answers.
+  // Moves an image along dx and back, then along dy, beside the prediction of each model.
   const startStrip = (strip, content) => {
     const part = (name) => strip.querySelector(`[data-strip="${name}"]`);
     const [image] = content.images;
-    const evaluated = content.shifts[image.answers[0].shifts];
+    const evaluated = content.shifts[image.predictions[0].shifts];
     const path = [1, 0].flatMap((axis) => {
       const there = evaluated.filter((shift) => shift[1 - axis] === 0 && shift[axis] >= 0).sort((one, other) => one[axis] - other[axis]);
       const back = evaluated.filter((shift) => shift[1 - axis] === 0 && shift[axis] < 0).sort((one, other) => other[axis] - one[axis]);
       return [...there, ...there.slice(0, -1).reverse(), ...back, ...back.slice(0, -1).reverse()];
     });
-    const answers = image.answers.map((answer) => {
+    const predictions = image.predictions.map((prediction) => {
       const line = document.createElement("li");
       if (content.models.length > 1) line.append(document.createElement("span"), " ");
-      if (content.models.length > 1) line.firstChild.textContent = content.models[answer.model].name;
+      if (content.models.length > 1) line.firstChild.textContent = content.models[prediction.model].name;
       line.append(document.createElement("b"));
-      part("answers").append(line);
-      const places = new Map(content.shifts[answer.shifts].map((shift, at) => [String(shift), at]));
-      return { ...answer, line, places, unshifted: answer.classes[places.get("0,0")] };
+      part("predictions").append(line);
+      const places = new Map(content.shifts[prediction.shifts].map((shift, at) => [String(shift), at]));
+      return { ...prediction, line, places, unshifted: prediction.classes[places.get("0,0")] };
     });
     const show = (at) => {
       const [dy, dx] = path[at];
@@ -284,7 +284,7 @@
       draw(part("canvas"), content.pixels[image.pixels], content.movements[image.movement], dy, dx);
       part("canvas").setAttribute("aria-label", `Test image ${image.index}, ${words}`);
       part("shift").textContent = words;
-      for (const { model, classes, probabilities, line, places, unshifted } of answers) {
+      for (const { model, classes, probabilities, line, places, unshifted } of predictions) {
         const place = places.get(String([dy, dx]));
         const right = place === undefined || classes[place] === (image.label === null ? unshifted : image.label);
         const name = place === undefined ? "–" : content.models[model].classes?.[classes[place]] ?? String(classes[place]);
@@ -312,7 +312,7 @@
     startViewer(document.getElementById("viewer"), content);
     startStrip(document.getElementById("strip"), content);
   }
-  // What is folded away is printed too, but for tables whose numbers are drawn.
+  // Collapsed parts are printed too, except tables whose numbers are in a chart.
   window.addEventListener("beforeprint", () => {
     document.querySelectorAll("details[data-print]:not([open])").forEach((details) => { details.open = true; details.dataset.opened = ""; });
   });

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from teka.audit.layers.localize import LayerFinding, LayerFindings
 from teka.audit.page.metric_formatting import is_share, write_number
 from teka.audit.shifts import CheckedShift, CheckedShifts
@@ -15,8 +17,6 @@ from teka.reporting.formatting import write_step
 
 # Bands of more lines would hide each other.
 MOST_BANDS = 3
-# Heat maps of at most this number of cells along an axis contain their values.
-MOST_WRITTEN = 8
 # Numbers that span more powers of ten are drawn on a logarithmic scale.
 _DECADES_FOR_LOGARITHM = 2.5
 # Colors from good to bad.
@@ -29,96 +29,6 @@ LAYER_ERRORS = {
     "border_error": ("at the edge of the image", "#0072B2", "s"),
     "aliasing_error": ("at shifts that are not a multiple of the stride", "#009E73", "^"),
 }
-
-
-class CurvePoint(NamedTuple):
-    """A metric at one step along an axis, with its interval and simultaneous band, or None."""
-
-    step: int | float
-    value: float
-    interval: tuple[float, float] | None = None
-    band: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class CurveLine:
-    """The metric of one model along an axis.
-
-    Args:
-        name: Name of the model.
-        index: Index of the model, which determines color and marker.
-        points: Points in ascending order of the steps.
-    """
-
-    name: str
-    index: int
-    points: tuple[CurvePoint, ...]
-
-
-def curve_points(shifts: CheckedShifts, curve: Curve, axis: int = 0) -> tuple[CurvePoint, ...]:
-    """Return the points of a curve at shifts along one axis alone."""
-    points = []
-    for row, shift in enumerate(shifts):
-        if any(shift[:axis] + shift[axis + 1 :]):
-            continue
-        point = CurvePoint(shift[axis], curve.values[row])
-        if has_interval(curve.method):
-            point = point._replace(
-                interval=(curve.lower[row], curve.upper[row]),
-                band=(curve.band_lower[row], curve.band_upper[row]),
-            )
-        points.append(point)
-    return tuple(sorted(points))
-
-
-def curve_chart(
-    lines: Sequence[CurveLine], axis: str, label: str, *, is_percent: bool, difference: bool = False
-) -> str:
-    """Draw a metric against the steps along one axis.
-
-    Args:
-        lines: A line for each model. Bands are drawn if there are at most `MOST_BANDS`.
-        axis: "dx" or "dy".
-        label: Label of the metric.
-        is_percent: True if the metric is a share, drawn in percent.
-        difference: True if the values are differences, which have both signs.
-    """
-    figure, axes = plots.make_axes(380, 240, legend_rows=len(lines) if len(lines) > 1 else 0)
-    factor = 100 if is_percent else 1
-    described = []
-    for line in lines:
-        color = plots.line_color(line.index)
-        steps = [point.step for point in line.points]
-        values = [factor * point.value for point in line.points]
-        if len(lines) <= MOST_BANDS:
-            for field, opacity in (("band", 0.12), ("interval", 0.18)):
-                ends = [getattr(point, field) for point in line.points]
-                known = [(step, *end) for step, end in zip(steps, ends, strict=True) if end]
-                if known:
-                    places, lower, upper = zip(*known, strict=True)
-                    axes.fill_between(
-                        places,
-                        [factor * end for end in lower],
-                        [factor * end for end in upper],
-                        color=color,
-                        alpha=opacity,
-                        linewidth=0,
-                    )
-        size = max(2.0, min(5.0, 60 / len(steps)))
-        marker = plots.line_marker(line.index)
-        axes.plot(steps, values, color=color, marker=marker, markersize=size, label=line.name)
-        described.append(f"{line.name} from {min(values):.3g} to {max(values):.3g}")
-    every_step = sorted({point.step for line in lines for point in line.points})
-    ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
-    axes.set_xticks(ticks, [write_step(step) for step in ticks])
-    _scale_values(
-        axes, [point.value for line in lines for point in line.points], is_percent, difference
-    )
-    horizontal = AXES[axis][0]
-    plots.label_axes(axes, horizontal, label)
-    if len(lines) > 1:
-        plots.add_legend(axes)
-    return plots.to_svg(figure, f"{label} against {horizontal}: {'; '.join(described)}.")
 
 
 def curve_figure(
@@ -135,8 +45,8 @@ def curve_figure(
         names: Names of all models.
         curves: Shifts and metric of the models by index.
         label: Label of the metric.
-        is_percent: True if the metric is a share.
-        difference: True if the values are differences.
+        is_percent: True if the metric is a share, drawn in percent.
+        difference: True if the values are differences, which have both signs.
 
     Returns:
         Label and charts, or an empty dictionary if no shift is along one axis.
@@ -145,14 +55,56 @@ def curve_figure(
     for axis, (_, at) in AXES.items():
         lines = []
         for model, (shifts, curve) in curves.items():
-            if curve is not None and all(len(shift) == len(AXES) for shift in shifts):
-                points = curve_points(shifts, curve, at)
-                if len(points) > 1:
-                    lines.append(CurveLine(names[model], model, points))
+            if curve is None or len(shifts[0]) != len(AXES):
+                continue
+            rows = [row for row, shift in enumerate(shifts) if not shift[1 - at]]
+            rows.sort(key=lambda row, shifts=shifts: shifts[row][at])
+            steps = [shifts[row][at] for row in rows]
+            if len(steps) > 1:
+                lines.append(CurveLine(names[model], model, steps, rows, curve))
         if lines:
-            chart = curve_chart(lines, axis, label, is_percent=is_percent, difference=difference)
-            charts.append(chart)
+            charts.append(_curve_chart(lines, axis, label, is_percent, difference))
     return {"name": label, "charts": charts} if charts else {}
+
+
+class CurveLine(NamedTuple):
+    """The metric of one model along an axis: its steps, and their rows in the curve."""
+
+    name: str
+    model: int
+    steps: list[int | float]
+    rows: list[int]
+    curve: Curve
+
+
+def _curve_chart(
+    lines: Sequence[CurveLine], axis: str, label: str, is_percent: bool, difference: bool
+) -> str:
+    """Draw a metric against the steps along one axis, with bands of at most `MOST_BANDS` models."""
+    figure, axes = plots.make_axes(380, 240, legend_rows=len(lines) if len(lines) > 1 else 0)
+    factor = 100 if is_percent else 1
+    descriptions = []
+    for name, model, steps, rows, curve in lines:
+        color = plots.line_color(model)
+        ends = (curve.band_lower, curve.band_upper, curve.lower, curve.upper)
+        values, *bounds = (factor * np.array(row)[rows] for row in (curve.values, *ends))
+        if len(lines) <= MOST_BANDS and has_interval(curve.method):
+            axes.fill_between(steps, *bounds[:2], color=color, alpha=0.12, linewidth=0)
+            axes.fill_between(steps, *bounds[2:], color=color, alpha=0.18, linewidth=0)
+        size = max(2.0, min(5.0, 60 / len(steps)))
+        marker = plots.line_marker(model)
+        axes.plot(steps, values, color=color, marker=marker, markersize=size, label=name)
+        descriptions.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
+    every_step = sorted({step for line in lines for step in line.steps})
+    ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
+    axes.set_xticks(ticks, [write_step(step) for step in ticks])
+    values = [line.curve.values[row] for line in lines for row in line.rows]
+    _scale_values(axes, values, is_percent, difference)
+    horizontal = AXES[axis][0]
+    plots.label_axes(axes, horizontal, label)
+    if len(lines) > 1:
+        plots.add_legend(axes)
+    return plots.to_svg(figure, f"{label} against {horizontal}: {'; '.join(descriptions)}.")
 
 
 def _scale_values(
@@ -222,24 +174,9 @@ def heat_map_chart(
     axes.set(aspect="equal")
     axes.invert_yaxis()
     axes.grid(visible=False)
-    for positions, steps, set_ticks in (
-        (columns, columns, axes.set_xticks),
-        (rows, rows, axes.set_yticks),
-    ):
+    for steps, set_ticks in ((columns, axes.set_xticks), (rows, axes.set_yticks)):
         chosen = plots.choose_ticks(steps)
-        set_ticks([at + 0.5 for at in chosen], [write_step(positions[at]) for at in chosen])
-    if max(len(rows), len(columns)) <= MOST_WRITTEN:
-        for (down, right), value in heat_map.values.items():
-            place = columns.index(right) + 0.5, rows.index(down) + 0.5
-            is_dark = (value - best) / spread > 0.6
-            axes.text(
-                *place,
-                write_number(heat_map.metric, value),
-                color="white" if is_dark else "black",
-                ha="center",
-                va="center",
-                fontsize=9,
-            )
+        set_ticks([at + 0.5 for at in chosen], [write_step(steps[at]) for at in chosen])
     for pair, width in (((0, 0), 1.0), (heat_map.worst, 2.5)):
         if pair is not None and pair in heat_map.values:
             corner = columns.index(pair[1]), rows.index(pair[0])

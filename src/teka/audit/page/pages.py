@@ -207,7 +207,7 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
     An image that several models have in common becomes one entry.
     """
     models = [
-        {"name": report.name, "colour": line_color(at), "classes": report.data.get("class_names")}
+        {"name": report.name, "color": line_color(at), "classes": report.data.get("class_names")}
         for at, report in enumerate(reports)
     ]
     # Values that repeat are stored once and named by their index.
@@ -227,9 +227,9 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
                 "pixels": levels,
                 "index": example.index,
                 "label": example.label,
-                "answers": [],
+                "predictions": [],
             }
-            images.setdefault((place, example.index, levels), image)["answers"].append(
+            images.setdefault((place, example.index, levels), image)["predictions"].append(
                 {
                     "model": model,
                     "shifts": shifts.setdefault(example.shifts, len(shifts)),
@@ -322,7 +322,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
     content = {
         "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
         "script": (folder / "audit.js").read_text(encoding="utf-8"),
-        "title": f"{_named(reports)}: what happens when the input moves?",
+        "title": f"{_named(reports)} under shifts",
         "data": listed(list(data)),
         "reports": reports,
         "colors": [line_color(index) for index in range(len(reports))],

@@ -6,16 +6,14 @@ from html import escape
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import best_model
 from teka.audit.page.metric_formatting import MISSING, write_interval
-from teka.audit.page.pages import audit_columns, audit_rows, caveat_models, interval_note
+from teka.audit.page.pages import caveat_models
+from teka.audit.page.text import results_table
 from teka.audit.report import AuditReport
-from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
 from teka.errors import printable
 from teka.reporting.formatting import write_share
-from teka.reporting.tables import Table, markdown_text
+from teka.reporting.tables import markdown_text
 
-SUMMARY_NUMBERS = ("accuracy", "minimum_accuracy", "worst_shift_accuracy", "consistency")
-SUMMARY_NUMBERS += ("overlap", "minimum_overlap", "retrieval", "maximum_error")
 BADGE_LABEL = "shift-consistency"
 # Lowest share of each color: green, amber, red. White text is readable on all.
 BADGE_COLORS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))
@@ -35,15 +33,9 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
         ]
     for report in reports:
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
-    columns = audit_columns(reports, SUMMARY_NUMBERS)
-    rows = []
-    for row in audit_rows(reports, columns):
-        cells = (MISSING if cell is None else f"{cell[0]} ({cell[1]})" for cell in row.cells)
-        rows.append((f"{reports[row.model].name}, {row.mode}", *cells, row.images, row.shifts))
-    heads = [f"{NUMBERS[name].label}{' (%)' if NUMBERS[name].is_share else ''}" for name in columns]
-    if rows:
-        parts.append(Table("", ("model, mode", *heads, "images", "shifts"), tuple(rows)).markdown())
-        parts.append(interval_note(reports, columns).replace("Below", "Beside"))
+    table, notes = results_table(reports)
+    if table.rows:
+        parts += [table.markdown(), markdown_text(notes)]
     caveats = caveat_models(reports).items()
     lines = (
         f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "

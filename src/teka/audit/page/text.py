@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import best_model, differing, reference_of, valid_pairs, write_ends
 from teka.audit.page.layers import explaining_layers
-from teka.audit.page.metric_formatting import is_share, missing_intervals, write_difference
+from teka.audit.page.metric_formatting import MISSING, is_share, missing_intervals, write_difference
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
@@ -18,7 +18,7 @@ from teka.reporting.tables import LONGEST_TEXT, Table
 
 WIDTH = 100  # columns of a terminal that the text fits into
 INVALID = "Rows marked invalid are for diagnosis only"
-TERMINAL_NUMBERS = (
+TEXT_NUMBERS = (
     "accuracy",
     "minimum_accuracy",
     "worst_shift_accuracy",
@@ -36,10 +36,10 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     """Return a table of metrics, then the verdict, caveats, layers and failures of each model."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
-    several = len(reports) > 1
-    texts = [_numbers(reports, several)]
+    table, notes = results_table(reports)
+    texts = ["\n".join([table.plain(WIDTH, narrowest=14), *_wrap(notes)])]
     for report in reports:
-        title = _wrap(report.name) if several else []
+        title = _wrap(report.name) if len(reports) > 1 else []
         texts.append("\n".join([*title, *_findings(report)]))
     return "\n\n".join(texts)
 
@@ -63,33 +63,34 @@ def _findings(report: AuditReport) -> list[str]:
     return ["\n".join(lines) for lines in findings]
 
 
-def _numbers(reports: Sequence[AuditReport], several: bool) -> str:
-    columns = audit_columns(reports, TERMINAL_NUMBERS)
-    found = audit_rows(reports, columns)
-    named = [f"{reports[row.model].name}\n{row.mode}" if several else row.mode for row in found]
-    cells = [["–" if cell is None else "\n".join(cell) for cell in row.cells] for row in found]
-    rows = tuple((name, row.images, *of) for name, row, of in zip(named, found, cells, strict=True))
-    heads = (
-        "model\nmode" if several else "mode",
-        "images",
-        *(NUMBERS[name].label for name in columns),
-    )
+def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
+    """Return a table of the main metrics for each model and mode, and notes on it."""
+    columns = audit_columns(reports, TEXT_NUMBERS)
+    audited = audit_rows(reports, columns)
+    several = len(reports) > 1
+    rows = []
+    for row in audited:
+        name = f"{reports[row.model].name}\n{row.mode}" if several else row.mode
+        cells = [MISSING if cell is None else "\n".join(cell) for cell in row.cells]
+        rows.append((name, row.images, *cells))
+    labels = [NUMBERS[name].label for name in columns]
+    heads = ("model\nmode" if several else "mode", "images", *labels)
     notes = [
         f"{INVALID}: {', '.join(report.invalid)} ({report.name})."
         for report in reports
         if report.invalid
     ]
-    notes += [interval_note(reports, columns)] if rows else []
-    counts = dict.fromkeys(row.shifts for row in found)
-    if len(counts) > 1:
-        counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in found)
-    notes += [f"Shifts: {', '.join(counts)}."] if rows else []
+    if rows:
+        counts = dict.fromkeys(row.shifts for row in audited)
+        if len(counts) > 1:
+            counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in audited)
+        notes += [interval_note(reports, columns), f"Shifts: {', '.join(counts)}."]
     used = dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
     notes += [f"Images: {'; '.join(used)}."] if used else []
     if any(is_share(name) for name in columns):
         notes.append("Shares in %. Worst shift: accuracy at the shift where it is lowest.")
         notes.append("Every shift: share of images that are correct at every shift.")
-    return "\n".join([Table("", heads, rows).plain(WIDTH, narrowest=14), *_wrap(" ".join(notes))])
+    return Table("", heads, tuple(rows)), " ".join(notes)
 
 
 def _wrap(words: str, first: str = "") -> list[str]:
@@ -112,9 +113,8 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
     pairs = valid_pairs(pairs, reports)
     for pair in pairs:
         if pair.first == reference_of(pairs):
-            texts.append(
-                _differences(pair.comparison, reports[pair.first].name, reports[pair.second].name)
-            )
+            names = reports[pair.first].name, reports[pair.second].name
+            texts.append(_differences(pair.comparison, *names))
     if missing := missing_intervals(
         one.method for pair in pairs for one in pair.comparison.numbers.values()
     ):
@@ -127,14 +127,8 @@ def _differences(comparison: Comparison, first: str, second: str) -> str:
     for name in COMPARED_NUMBERS:
         if (number := comparison.numbers.get(name)) is not None:
             value = f"{write_difference(name, number.value)}{' points' if is_share(name) else ''}"
-            rows.append(
-                (
-                    NUMBERS[name].label,
-                    value,
-                    write_ends(name, number),
-                    write_p_value(number.p_value),
-                )
-            )
+            ends, p_value = write_ends(name, number), write_p_value(number.p_value)
+            rows.append((NUMBERS[name].label, value, ends, p_value))
     title = (
         f"{first} minus {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} "
         f"shifts, the same {comparison.num_images:,} images"
