@@ -125,7 +125,7 @@ def test_every_part_of_a_report_is_there():
     text = Page(render_audit_page([two_modes()])).heads
     for words in (
         "Mode circular", "Mode zero", "Background: 0.25.", "17 of 18",
-        "breaks equivariance first, inside the image", "blocks.0.attention.output.dense", "class_token", "its output is no tensor",
+        "breaks equivariance first, inside the image", "blocks.0.attention.output.dense", "its output is no tensor",
         "3.1e−7", "the images are too small", "5f5f5f", "a0a0a0",
         "teka audit runs/patch --data digits", "20,513",
     ):  # fmt: skip
