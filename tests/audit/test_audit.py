@@ -373,7 +373,7 @@ def test_an_invalid_report_shows_no_number_as_if_it_held():
     )
     page, markdown = render_audit_page([report]), summary_markdown([report])
     assert 'class="tiles"' not in page
-    assert "These numbers are shown for diagnosis only." in page
+    assert "These results are shown for diagnosis only." in page
     assert page.index("These results are invalid") < page.index("100.0")
     assert "circular (invalid)" in markdown
     assert "circular (invalid)" in page

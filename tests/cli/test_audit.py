@@ -212,7 +212,7 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
     assert report.data["image_shape"] == [1, 12, 12]
     assert report.layers is not None
     assert "<html" in (tmp_path / "out.html").read_text()
-    assert "| vit, circular (invalid) |" in (tmp_path / "out.md").read_text()
+    assert "| circular (invalid) |" in (tmp_path / "out.md").read_text()
     assert "shift-consistency" in (tmp_path / "out.svg").read_text()
 
 
