@@ -1,4 +1,8 @@
-"""Conversion of models: other attention, less sensitivity to shifts, convolutions as attention."""
+"""Conversion of trained models.
+
+Functions replace the attention of a model, make a model less sensitive to shifts, and convert
+between convolutions and attention.
+"""
 
 from teka.convert.antialias import FixReport, fix
 from teka.convert.conversion import (

@@ -29,7 +29,7 @@ SampledGrid: TypeAlias = tuple["SharedOffsets | int", ...]
 
 @dataclass(frozen=True)
 class FixReport:
-    """Result of `fix`.
+    """List of the layers that `fix` changed and of the layers that it could not change.
 
     >>> from teka.convert import FixReport
     >>> reason = "its stride does not divide its map"
@@ -87,7 +87,8 @@ def fix(
     >>> from torch import nn
     >>> convolution = nn.Conv2d(3, 8, 3, stride=2, padding=1)
     >>> pooling = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    >>> model, images = nn.Sequential(convolution, nn.ReLU(), pooling).eval(), torch.randn(8, 3, 16, 16)
+    >>> model = nn.Sequential(convolution, nn.ReLU(), pooling).eval()
+    >>> images = torch.randn(8, 3, 16, 16)
     >>> fixed, report = teka.convert.fix(model, teka.audit.audit(model, images).layers)
     >>> print(report)
     circular: 0
@@ -140,7 +141,7 @@ def fix(
 
 @torch.no_grad()
 def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
-    """Replace every position vector by their mean, except those of class and register tokens."""
+    """Replace each position vector by the mean vector. Class and register tokens keep theirs."""
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
     if placement is None:
@@ -166,24 +167,24 @@ def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") 
 
 
 class SharedOffsets:
-    """Offsets that the sampling layers of a model share within a forward pass, one for each grid.
+    """Sampling offsets that the layers of a model share within a forward pass, one per grid.
 
-    The branches of a residual block must keep cells from the same offset, otherwise their sum does
-    not move with the content (Chaman & Dokmanić 2021). Therefore the first layer that samples a
-    grid chooses its offset, and the other layers use this offset. A layer that is called again
-    starts a new choice, for example because a model processes several images one after another.
+    All branches of a residual block must start sampling at the same offset. Otherwise their sum
+    does not move with the content (Chaman & Dokmanić 2021). Therefore the first layer that samples
+    a grid chooses the offset, and the other layers use it. If a layer is called again, for example
+    because a model processes several images one after another, it chooses a new offset.
 
     Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with the offsets
     of their forward pass.
     """
 
     def forget(self, *_: object) -> None:
-        """Delete the offsets of the last forward pass. This method is a hook of the model."""
+        """Delete the offsets of the last forward pass. The model calls this method as a hook."""
         for grid in [grid for grid in _thread.choices if grid[0] is self]:
             del _thread.choices[grid]
 
     def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:
-        """Return every s-th cell, from the offset of this grid if another layer has chosen one."""
+        """Return every s-th cell, at the offset that this or another layer chose for the grid."""
         # The batch size is not part of the grid, because a symbolic size cannot be hashed.
         grid = (self, *cells.shape[2:], *sampling.stride)
         offset, layers = _thread.choices.get(grid, (None, ()))
@@ -195,7 +196,7 @@ class SharedOffsets:
 
 
 class _Thread(threading.local):
-    """Chosen offsets of the forward passes in this thread, with the layers that used them."""
+    """Offsets that were chosen in the forward passes of a thread, and the layers that used them."""
 
     def __init__(self) -> None:
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
@@ -223,13 +224,13 @@ restore_in_recomputation(_capture_offsets)
 
 
 class _SampledLayer(nn.Module):
-    """Convolution or pooling that computes every cell and then samples the result."""
+    """Convolution or pooling that computes every cell and then keeps every s-th cell."""
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
     def prepare(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Move the stride and the padding from the original layer to this class."""
+        """Replace the stride and the padding of the layer by a sampling step and its margins."""
         layer: Any = self
         stride = pair(layer.stride)
         top, left = (0, 0) if layer.padding == "valid" else pair(layer.padding)
@@ -258,17 +259,17 @@ class _SampledLayer(nn.Module):
 
 
 class SampledConv2d(_SampledLayer, nn.Conv2d):
-    """Convolution that computes every cell and then samples the result."""
+    """Convolution that computes every cell and then keeps every s-th cell."""
 
 
 class SampledMaxPool2d(_SampledLayer, nn.MaxPool2d):
-    """Max pooling that computes every cell and then samples the result."""
+    """Max pooling that computes every cell and then keeps every s-th cell."""
 
     padding_value = -torch.inf
 
 
 class SampledAvgPool2d(_SampledLayer, nn.AvgPool2d):
-    """Average pooling that computes every cell and then samples the result."""
+    """Average pooling that computes every cell and then keeps every s-th cell."""
 
 
 SAMPLED_CLASSES: dict[type, type[_SampledLayer]] = {

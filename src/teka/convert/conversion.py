@@ -1,4 +1,4 @@
-"""Conversion of convolutions to attention by position and back (Cordonnier et al. 2020)."""
+"""Conversion of convolutions to attention layers and back (Cordonnier et al. 2020)."""
 
 import math
 from collections.abc import Sequence
@@ -30,13 +30,14 @@ from teka.nn.relative import inverse_softplus
 
 
 class BorderedAttention(nn.Module):
-    """Attention by position from every stride-th cell of a grid to all cells and a border.
+    """Attention layer on a grid with a border of zero tokens, like a convolution with zero padding.
 
-    The border consists of zero tokens outside the grid, like the zero padding of a convolution.
-    Without a border, a head that points over an edge would attend to the nearest cells inside. On a
-    periodic grid there is no border, because such a head finds the cells at the opposite edge.
+    The weights depend on positions alone. The queries are every s-th cell of the grid, where s is
+    the stride. The keys are all cells and the border. Without a border, a head that points over an
+    edge would attend to the nearest cells inside. A periodic grid needs no border, because such a
+    head attends to cells at the opposite edge.
 
-    Distances are counted in cells, whatever the spacing of the grid is.
+    Distances are counted in cells, so that the spacing of the grid has no effect.
 
     Args:
         attention: Attention by position alone, with kernel="constant".
@@ -63,7 +64,7 @@ class BorderedAttention(nn.Module):
             check_sizes({f"border[{axis}]": num_cells}, 0)
 
     def output_grid(self, grid: Grid) -> Grid:
-        """Return the grid of the outputs: every stride-th cell, starting with the first."""
+        """Return the grid of the outputs: every s-th cell, starting with the first cell."""
         axes = list(zip(grid.shape, grid.spacing, self.stride, strict=True))
         sides = tuple(-(-side // step) for side, _, step in axes)
         spacing = tuple(distance * step for _, distance, step in axes)
@@ -72,7 +73,7 @@ class BorderedAttention(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens context"], grid: Grid
     ) -> Float[Tensor, "batch outputs dim"]:
-        """Return the outputs on `output_grid(grid)`.
+        """Return the output tokens, which lie on `output_grid(grid)`.
 
         Args:
             tokens: Tokens on the grid.
@@ -128,14 +129,15 @@ def attention_from_convolution(
 ) -> BorderedAttention:
     """Return an attention layer that computes a convolution, with one head per kernel offset.
 
-    Head h gives a key at the offset δ from the query a weight proportional to exp(−α ‖δ − Δ_h‖²),
-    with lengths in cells. Its value projection V_h and its output projection O_h multiply to the
-    matrix of the convolution at the offset Δ_h, so W_h = O_h V_h. Outside the grid, the head finds
-    zero tokens.
+    Head h attends to the token at the offset Δ_h from the query: a key at the offset δ has a weight
+    proportional to exp(−α ‖δ − Δ_h‖²), with lengths in cells. The projections of the head multiply
+    to the matrix of the convolution at this offset, W_h = O_h V_h, where V_h is the value
+    projection and O_h the output projection. Tokens outside the grid are zero.
 
-    In the limit α → ∞ the heads are hard: their weights are exactly 1 and 0 in floating point, and
-    the layer differs from the convolution by rounding only. Otherwise the difference is at most
-    `conversion_error_bound`. No gradient reaches the centers and precisions of hard heads.
+    By default the heads are hard: α is so large that the weights are exactly 1 and 0 in floating
+    point, and the layer differs from the convolution by rounding only. Hard heads have no gradient
+    for centers and precisions. With a smaller α, the difference is at most
+    `conversion_error_bound`.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
@@ -199,12 +201,13 @@ def attention_from_convolution(
 
 
 class HeadOffset(NamedTuple):
-    """Offset to which a head gives the largest weight.
+    """Offset between query and key at which the weight of a head is largest.
 
     Attributes:
         offset: Position of the key minus that of the query, in cells along each axis.
-        share: Share of this offset in the weights of all offsets that are possible on the grid. No
-            query gives the key at this offset a smaller weight.
+        share: Weight at this offset, divided by the sum of the weights at all offsets that are
+            possible on the grid. Every query that has a key at this offset gives it at least this
+            share of its attention.
     """
 
     offset: tuple[int, ...]
@@ -212,9 +215,9 @@ class HeadOffset(NamedTuple):
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """Return the offset with the largest weight of each head, and its share, on a grid.
+    """Return the offset at which each head has its largest weight, and the share of this weight.
 
-    On a periodic grid, offsets take the shorter way around.
+    On a periodic grid, the offset between two cells is that of the shorter way around.
 
     >>> import torch, teka
     >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))
@@ -262,16 +265,16 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 def convolution_from_attention(
     attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
-    """Return the convolution that attention by position computes if each head has one offset.
+    """Return the convolution that an attention layer computes if each head attends to one offset.
 
     The matrix at the offset Δ is W_Δ = Σ O_h V_h over the heads with this offset. The window is the
     smallest odd window that contains all offsets, without dilation. The padding is circular on a
     periodic grid and zero otherwise. The stride is that of a `BorderedAttention`. Dropout is
     ignored.
 
-    Outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h| per channel, for queries whose
-    keys at all offsets exist. Over an edge of the grid, the convolution and `BorderedAttention`
-    find 0, but plain attention gives the weight to cells inside.
+    In the interior of the grid, the outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h|
+    per channel. At the edges, an attention layer without a border differs more, because it attends
+    to cells inside the grid where the convolution reads zeros.
 
     >>> import torch, teka
     >>> convolution, grid = torch.nn.Conv2d(3, 4, 3, padding=1), teka.Grid((5, 6))

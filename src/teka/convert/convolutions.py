@@ -1,4 +1,4 @@
-"""Matrices, low-rank approximations and error bounds of convolutions that attention can compute."""
+"""Matrices and low-rank approximations of convolutions, and error bounds of their conversion."""
 
 import copy
 import math
@@ -97,10 +97,10 @@ def factor_matrices(
 
 
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
-    """Return the nearest convolution whose matrix at each offset has a limited rank.
+    """Approximate a convolution such that the matrix at each kernel offset has a limited rank.
 
-    Attention heads of size `rank` can compute the result exactly. The distance is the Frobenius
-    norm. The argument `convolution` is not changed.
+    Attention heads of size `rank` can compute the approximation exactly. It is the nearest one in
+    the Frobenius norm. The argument `convolution` is not changed.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(8, 8, 3, padding=1)
@@ -137,9 +137,9 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def stray_weight(precision: float, num_axes: int) -> float:
-    """Return a bound of the weight that a head gives to cells other than its center.
+    """Return an upper bound of the attention that a head pays to cells other than its center.
 
-    On a lattice of n axes with spacing 1, a head of precision α gives its center the weight
+    On an infinite grid of n axes, a head of precision α gives its center the weight
 
         (Σ_m e^(−α m²))^(−n) ≥ (Σ_m e^(−α |m|))^(−n) = tanh(α/2)^n,
 
@@ -166,11 +166,11 @@ def stray_weight(precision: float, num_axes: int) -> float:
 
 
 def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
-    """Return a precision α for which the heads of a converted convolution keep a tolerance.
+    """Return the precision α at which a converted convolution has at most a given relative error.
 
-    This is the precision at which 2 · `stray_weight` equals the tolerance. The outputs of
-    `attention_from_convolution` then differ from those of the convolution by at most
-    tolerance · max|x| · max_o Σ|W_o|, which is a fraction of the largest possible output.
+    The result solves 2 · `stray_weight` = tolerance for α. The outputs of
+    `attention_from_convolution` then differ from the convolution by at most
+    tolerance · max|x| · max_o Σ|W_o|. The last two factors are the largest possible output.
 
     >>> import teka
     >>> round(teka.convert.precision_for_tolerance(1e-3, num_axes=2), 2)
@@ -193,15 +193,16 @@ def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
 def conversion_error_bound(
     convolution: nn.Module, *, precision: float, largest_input: float
 ) -> float:
-    """Return a bound of |attention(x) − convolution(x)| over all inputs up to a magnitude.
+    """Return an upper bound of the difference between a convolution and its attention layer.
 
-    With the largest output g = max_o Σ|W_o| for |x| ≤ 1, the bound is the sum of two terms:
+    The bound holds for all inputs x up to a magnitude. With g = max_o Σ|W_o|, the largest output
+    for |x| ≤ 1, it is the sum of two terms:
 
-    - 2 · `stray_weight` · max|x| · g, because heads are not hard,
+    - 2 · `stray_weight` · max|x| · g, because heads also attend to cells other than their centers,
     - 2ε (N + 8) max|x| · g + ε max|b|, because both layers round sums of N = D_in · ΠK products in
       a dtype with relative precision ε, to first order.
 
-    The bound holds for heads of min(D_in, D_out) values and every backend except "fft".
+    It holds for the default head size and for every backend except "fft".
 
     >>> import math, torch, teka
     >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)

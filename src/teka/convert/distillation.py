@@ -1,4 +1,4 @@
-"""Distillation of softmax attention weights into kernels with learned features (Hedgehog)."""
+"""Training of attention kernels to imitate softmax attention (Hedgehog)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -111,7 +111,7 @@ def _imitate_softmax(
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Append the loss of a layer, and return the output of the softmax instead of its own."""
+    """Append the loss of a layer to `losses`, and return the output of softmax attention."""
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]
     key_mask = others[1] if len(others) > 1 else keywords.get("key_mask")

@@ -1,4 +1,4 @@
-"""Replacement of the attention in models of PyTorch, timm and transformers by teka's kernels."""
+"""Replacement of the attention in existing models of PyTorch, timm and transformers."""
 
 import inspect
 import warnings
@@ -51,7 +51,7 @@ REDUCTION_NAMES = ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ra
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """Result of `replace_attention`.
+    """List of the layers that `replace_attention` replaced, and of the layers that it skipped.
 
     >>> import torch, teka
     >>> attention = torch.nn.MultiheadAttention(16, 2)
@@ -90,12 +90,12 @@ class ReplacementReport:
 
 @dataclass(frozen=True)
 class _Search:
-    """Model whose attention is replaced, and what the kernels must know about its tokens.
+    """Search for the attention layers of a model.
 
     Attributes:
         model: The model.
-        needs_positions: True for a relative kernel.
-        needs_grid: True for a relative kernel if the caller passes no grid.
+        needs_positions: True if the new kernels depend on the positions of tokens.
+        needs_grid: True if they do, and the caller passes no grid.
     """
 
     model: nn.Module
@@ -214,9 +214,11 @@ def replace_attention(
 
 
 def _describe_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str | None:
-    """Return an attention layer that can be replaced, or the reason why it cannot, or None.
+    """Describe a module if it is an attention layer.
 
-    The result is None for a module that is no attention layer.
+    Returns:
+        A `_Layer` if the module can be replaced, the reason as a string if it cannot, and None if
+        it is not an attention layer.
     """
     kind = type(module)
     if kind.__module__.partition(".")[0] == "teka":
@@ -281,7 +283,7 @@ def _torch_layer(search: _Search, name: str, module: nn.MultiheadAttention) -> _
 
 
 def _check_own_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Check that keys are the tokens of the queries, because other positions are not known."""
+    """Raise an error for cross-attention, because the positions of its keys are not known."""
     query, key = arguments[:2]
     if query.shape[2] != key.shape[2]:
         hint = "Attention to other tokens needs relative=None."
@@ -430,7 +432,7 @@ class PackedAttention(nn.Module):
         attn_mask: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Attend to the tokens. A mask must be causal."""
+        """Return the output of the attention layer. Only a causal mask is supported."""
         layer: Any = self
         query, key, value = (
             layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)

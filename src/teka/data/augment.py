@@ -1,4 +1,4 @@
-"""Random shifts and flips, normalization, and a selection of images with wide margins.
+"""Augmentation, normalization and selection of images.
 
 The random changes take a generator and draw separately for each image. No function changes its
 argument.
@@ -27,9 +27,9 @@ SHIFT_MODES = ("zero", "circular")
 
 @dataclass(frozen=True)
 class RandomShift:
-    """Shift each image by a random number of pixels along both axes.
+    """Shift each image of a batch by a random number of pixels along both axes.
 
-    Shifts are drawn uniformly from −max_shift to max_shift.
+    For each image and axis, the number is drawn uniformly from −max_shift to max_shift.
 
     >>> import torch
     >>> from teka.data import RandomShift
@@ -58,7 +58,7 @@ class RandomShift:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Return shifted images of shape (N, C, H, W) and any dtype."""
+        """Return the shifted images. They have shape (N, C, H, W) and any dtype."""
         check_instance("generator", generator, Generator)
         _check_images(images)
         height, width = images.shape[2:]
@@ -79,7 +79,7 @@ class RandomShift:
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Flip each image left to right with a probability.
+    """Flip each image of a batch from left to right with a given probability.
 
     Do not use this augmentation if a flip changes the class, as for digits.
 
@@ -104,7 +104,7 @@ class HorizontalFlip:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Return images of shape (N, C, H, W) and any dtype, some of them flipped."""
+        """Return the images, shape (N, C, H, W) and any dtype, with some of them flipped."""
         check_instance("generator", generator, Generator)
         _check_images(images)
         draws = torch.rand(len(images), generator=generator, device=generator.device)
@@ -119,7 +119,7 @@ def _check_images(images: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Normalize each channel: x ↦ (x − mean_c) / deviation_c.
+    """Normalize each channel c of images by (x − mean_c) / deviation_c.
 
     Use the mean and the deviation of the training images for all splits. Shift images before
     normalization, because shifts fill with the background 0.
@@ -174,7 +174,7 @@ class Normalize:
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
-        """Return normalized images, floating point of shape (N, C, H, W)."""
+        """Return the normalized images. They have shape (N, C, H, W) and a floating dtype."""
         check_dense("images", images)
         check_tensor("images", images, "batch", len(self.mean), "height", "width")
         mean = images.new_tensor(self.mean)[:, None, None]

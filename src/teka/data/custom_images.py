@@ -81,7 +81,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 
 
 def _read_labels(path: Path) -> list[tuple[Path, str]]:
-    """Read the columns file and label of a CSV file. Its folder is the start of relative paths."""
+    """Read the files and labels of a CSV file. File names are relative to the folder of the CSV."""
     labels = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -192,7 +192,7 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
 
 
 def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
-    """Check and copy the arrays of a data set.
+    """Make a data set from copies of its arrays, and check the arrays.
 
     Args:
         arrays: Arrays named "images" and "labels", and maybe the same names with the prefix "test_"
@@ -219,7 +219,7 @@ def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> 
 
 
 def read_npz(path: Path) -> RawDataset:
-    """Read the images of an .npz file whose arrays have names of `ARRAY_NAMES`.
+    """Read images and labels from an .npz file, whose arrays have names in `ARRAY_NAMES`.
 
     Nothing is unpickled. Labels may have shape (N, 1).
     """
@@ -273,7 +273,7 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
 
 
 def _read_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
-    """Return a copy of the arrays of a split in the order NCHW, or None if there are none."""
+    """Return the checked and copied arrays of a split, or None if the split has no arrays."""
     names = (f"{prefix}images", f"{prefix}labels")
     missing = [name for name in names if arrays.get(name) is None]
     if len(missing) == 2 and prefix:

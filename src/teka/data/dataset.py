@@ -35,10 +35,9 @@ STREAMING_FRACTION = 4
 
 @dataclass(frozen=True)
 class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Images and their classes.
+    """Images and their labels, as a map-style data set of PyTorch.
 
-    A split is a map-style data set of PyTorch. An index, a slice or several indices give images and
-    labels.
+    An index, a slice or a list of indices selects images and labels.
 
     >>> import torch
     >>> from teka.data import Split
@@ -83,7 +82,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self.images[indices], self.labels[indices]
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
-        """Return a split of the images at these indices, in this order."""
+        """Return a split with the images at the given indices, in this order."""
         check_dense("indices", indices)
         check_tensor("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         indices = indices.long()
@@ -92,7 +91,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return Split(images, self.labels[indices])
 
     def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
-        """Return a split of intensities in memory, whose levels are resized first if required."""
+        """Return a copy in memory with intensities from 0 to 1. Only uint8 images are resized."""
         images = self.images[:]
         if images.dtype == torch.uint8:
             if image_size is not None:
@@ -106,7 +105,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set for image classification.
+    """Images for training, validation and test of a classifier.
 
     >>> import torch
     >>> from teka.data import Dataset, Split
@@ -192,7 +191,7 @@ class RawDataset:
 
 
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Return indices of training and test images.
+    """Choose a fifth of the images for test, and return the indices of training and test images.
 
     Test images are the last fifth of `numpy.random.default_rng(0).permutation(num_images)`.
     """

@@ -31,7 +31,7 @@ def load(
     seed: int = 0,
     stream: bool | None = None,
 ) -> Dataset:
-    """Load a data set and divide its training images into training and validation.
+    """Load a data set by its name or path, and divide it into training, validation and test.
 
     Training images are ordered by `numpy.random.default_rng(seed).permutation(N)`. The last
     `validation_size` of them are for validation, and the first `train_size` of the others for
@@ -212,7 +212,7 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
 
 
 def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Return the folder or file of a path, looked for in `data_dir` first, or None."""
+    """Search a folder or file in `data_dir` and then in the working directory. May return None."""
     return next((path for path in _candidates(name, data_dir) if path.exists()), None)
 
 

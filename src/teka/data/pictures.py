@@ -43,7 +43,9 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 
 def open_picture(picture: "str | Path | Image") -> "Image":
-    """Return the first frame of a picture file, rotated as its EXIF orientation says.
+    """Open a picture file with Pillow, and apply the EXIF orientation.
+
+    If the file has several frames, the first frame is returned.
 
     Args:
         picture: Path of a file, or a picture of Pillow.
@@ -69,7 +71,7 @@ def read_header(path: "str | Path") -> tuple[str, int, int]:
 
 @contextlib.contextmanager
 def _open(path: "str | Path") -> "Iterator[Image]":
-    """Open a picture file. Errors within the context become a ValueError that names the file."""
+    """Open a picture file, and convert each error in the context to a ValueError with its path."""
     from PIL import Image
 
     if not isinstance(path, (str, os.PathLike)):
@@ -96,7 +98,7 @@ def _open(path: "str | Path") -> "Iterator[Image]":
 def read_picture(
     picture: "str | Path | Image", *, in_channels: int = 1, ground: str = "auto"
 ) -> UInt8[Tensor, "channels height width"]:
-    """Return the pixels of a picture as levels from 0 to 255, in gray or RGB.
+    """Read a picture as a tensor of gray or RGB levels from 0 to 255.
 
     All commands read pictures with this function:
 
@@ -274,5 +276,5 @@ def resize_bilinear(
 
 
 def to_intensities(levels: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return levels / 255 in float32."""
+    """Convert levels from 0 to 255 to intensities from 0 to 1 in float32."""
     return levels.to(torch.float32).div_(255)

@@ -1,4 +1,4 @@
-"""Published data sets: where they are downloaded from, their files, and how the files are read.
+"""Download and reading of published data sets.
 
 To add a data set in the format "idx" or "records", add an entry to `published.json`. MNIST comes
 from the copy that PyTorch uses, because the server of its authors often refuses. CIFAR-10 is read
@@ -50,7 +50,7 @@ MAX_DIGIT_LEVEL = 16
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file of a published data set.
+    """Description of a file of a published data set.
 
     Args:
         name: Name of the unpacked file.
@@ -65,7 +65,7 @@ class PublishedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset:
-    """A data set on the web.
+    """Description of a data set on the web, with methods that download and read it.
 
     Args:
         name: Name for `teka.data.load`.
@@ -122,11 +122,11 @@ class PublishedDataset:
         return RawDataset(train, test, len(self.class_names))
 
     def folders(self, data_dir: Path) -> list[Path]:
-        """Return the folders in which files are looked for, the one for downloads first."""
+        """Return the folders that may contain the files. Downloads use the first folder."""
         return [data_dir / self.folder, data_dir / self.name, data_dir]
 
     def has_all(self, folder: Path) -> bool:
-        """Return True if a folder has all files. They may be damaged."""
+        """Return True if a folder has all files, even if they are damaged."""
         return all(find_file(folder, file) for file in self.files)
 
     def download(self, data_dir: Path) -> Path:

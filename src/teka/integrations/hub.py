@@ -64,7 +64,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def of(cls, path: str | Path) -> "HubModel":
-        """Load a model file that `teka export` has written, or a packaged model by its name."""
+        """Load a model folder of `teka export`, or a packaged model by its name."""
         return cls(load(path), read_config(path))
 
     def forward(

@@ -83,11 +83,11 @@ class TimmPerformer(Performer):
         self.reset_classifier(num_classes, global_pool)
 
     def get_classifier(self) -> nn.Module:
-        """Return the head."""
+        """Return the classification head."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head.
+        """Replace the classification head.
 
         Args:
             num_classes: Number of logits; 0 removes the head.
@@ -128,7 +128,7 @@ class TimmPerformer(Performer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the tokens after some blocks, as timm's models do, which describe the arguments."""
+        """Return the tokens after the selected blocks. The arguments are those of timm's models."""
         blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
 
@@ -148,7 +148,10 @@ class TimmPerformer(Performer):
 
 
 def register() -> None:
-    """Register "teka_tiny_patch16_224" and "teka_tiny_polyphase16_224", also small and base."""
+    """Register the models of teka with timm, such as "teka_tiny_patch16_224".
+
+    The name has the size "tiny", "small" or "base", and the stem "patch16" or "polyphase16".
+    """
     for size, (dim, depth, heads) in SIZES.items():
         for stem, stem_options in STEMS.items():
             name = f"teka_{size}_{stem}_224"

@@ -1,4 +1,4 @@
-"""teka in transformers: attention by name, a cache of fixed size, and image classifiers.
+"""Attention implementations, a cache and image classifiers for the library transformers.
 
 Call `register()` first.
 """

@@ -65,7 +65,10 @@ Kernels = tuple[str, str | None]
 
 
 def register_attention() -> None:
-    """Register "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE", for every valid pair."""
+    """Register teka's attention with transformers, for every valid pair of kernels.
+
+    The names are "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE".
+    """
     names: dict[str, Kernels] = {NAME: DEFAULT_KERNELS}
     for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
         for relative in RELATIVE_NAMES:
@@ -210,7 +213,7 @@ def padding_mask(
 
 
 def patch_grid(config: object) -> Grid | None:
-    """Return the grid of patches of a config's images, clips or spectrograms, or None."""
+    """Return the grid of image, video or audio patches that a config describes, or None."""
     settings: Any = config
     patch = _pair(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
@@ -238,16 +241,16 @@ def _pair(size: Any) -> tuple[int, ...] | None:
 
 
 def num_prefix_tokens(config: object) -> int:
-    """Return the number of tokens that a model has before the patches, by its config."""
+    """Return the number of class and register tokens before the patches, by the config."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
     num_registers = getattr(config, "num_register_tokens", 0)
     return num_class_tokens + num_registers if num_class_tokens else 0
 
 
 def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
-    """Return the grid of a layer's tokens and the number of tokens before it.
+    """Return the grid of a layer's tokens and the number of tokens before the grid.
 
-    The grid is that of `teka.on`, or else that of the config, or None for a sequence.
+    The grid is taken from `teka.on` or else from the config. It is None for a sequence.
     """
     # Layers of decoders that are not causal attend to the tokens of the encoder.
     is_decoder = getattr(module, "is_decoder", False)
@@ -291,7 +294,7 @@ def make_heads(
 
 
 def refuse_to_save(*_: object, **__: object) -> None:
-    """Replace `save_pretrained` and `push_to_hub` of a model whose attention was replaced."""
+    """Raise an error instead of saving a model whose attention was replaced."""
     raise ValueError(
         "save_pretrained cannot save replaced attention, because from_pretrained would load the "
         "original attention. Save model.state_dict(), and load it after replace_attention with "

@@ -1,4 +1,4 @@
-"""Cache for `generate` with a state of fixed size instead of keys and values."""
+"""Cache of fixed size for text generation with transformers."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -71,10 +71,11 @@ class StateLayer(CacheLayerMixin):
 
 
 class StateCache(Cache):
-    """Cache with a state of fixed size per layer, for causal models with teka's attention.
+    """Cache of fixed size for text generation with teka's attention.
 
-    The cost of a new token does not depend on the number of earlier tokens, unlike that of a cache
-    of keys. Kernels without such a state, for example softmax, raise a ValueError.
+    The cache holds sums over all earlier keys and values, so that the cost of a new token does not
+    grow with the number of earlier tokens. Kernels without such sums, for example softmax, raise a
+    ValueError.
 
     >>> import torch, transformers
     >>> from teka.integrations.transformers import StateCache, register
@@ -95,7 +96,7 @@ class StateCache(Cache):
 
 
 def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
-    """Select samples, that is, indices of the first axis, in all tensors of a state."""
+    """Index the first axis of all tensors in a state, which is the batch."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):

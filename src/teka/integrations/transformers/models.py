@@ -35,9 +35,9 @@ SAVED_FIELDS = ("model", "image_size", "in_channels", "options", "pictures")
 
 
 class TekaConfig(PretrainedConfig):
-    """Config of a teka model for transformers.
+    """Config of transformers for an image classifier of teka.
 
-    The classes and their names are the labels, `num_labels` or `id2label`.
+    The number of classes is `num_labels`, and their names are in `id2label`.
 
     >>> from teka.integrations.transformers import TekaConfig
     >>> config = TekaConfig(image_size=8, num_channels=1, num_labels=5)
@@ -140,7 +140,7 @@ class TekaForImageClassification(PreTrainedModel):
         pixel_values: Float[Tensor, "batch channels *sides"],
         labels: Shaped[Tensor, "batch *classes"] | None = None,
     ) -> ImageClassifierOutput | tuple:
-        """Return the logits, and with labels the loss of the config's `problem_type`."""
+        """Return the logits. With labels, also return the loss for the config's `problem_type`."""
         logits = self.model(pixel_values)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
