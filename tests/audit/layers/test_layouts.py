@@ -106,19 +106,18 @@ def test_an_added_class_token_is_recognized_if_channels_equal_tokens():
     )
 
 
-def test_tokens_that_are_transposed_are_not_taken_for_other_tokens():
-    recognizer = LayoutRecognizer((16, 16))
-    tokens = recognize(recognizer, nn.Linear(48, 4), (16, 4))
-    assert tokens.grid == (4, 4)
-    reason = recognizer.recognize(nn.Linear(16, 20), (2, 64, 16), False, None, ())
-    assert isinstance(reason, str)
+def test_transposed_tokens_are_a_flat_map():
+    recognizer, _ = patched()
+    assert recognize(recognizer, nn.Linear(54, 20), (7, 54), is_output=False).name == "flat map"
 
 
 def test_a_pool_over_transposed_tokens_gives_a_vector():
     recognizer, _ = patched()
     pool = nn.AdaptiveAvgPool1d(1)
-    assert isinstance(recognizer.recognize(pool, (2, 7, 54), False, None, ()), str)
-    assert recognize(recognizer, pool, (7, 1), source_shape=(2, 7, 54)).name == "vector"
+    source = recognize(recognizer, pool, (7, 54), is_output=False)
+    assert source.name == "flat map"
+    pooled = recognize(recognizer, pool, (7, 1), source=source, source_shape=(2, 7, 54))
+    assert pooled.name == "vector"
 
 
 def test_attention_weights_are_not_a_map():
@@ -191,6 +190,7 @@ def test_arrange_returns_channels_over_cells_without_prefix_tokens():
     for name, output, prefix in [
         ("map", CELLS, 0),
         ("channels-last map", CELLS.permute(0, 2, 3, 1), 0),
+        ("flat map", CELLS.flatten(2), 0),
         ("flattened", CELLS.flatten(1), 0),
         ("tokens", TOKENS, 2),
         ("tokens", TOKENS.unflatten(2, (7, 1)), 2),

@@ -44,7 +44,7 @@ class Layout:
     Args:
         name: One of
 
-            - "map" (B, C, h, w) or "channels-last map" (B, h, w, C)
+            - "map" (B, C, h, w), "channels-last map" (B, h, w, C) or "flat map" (B, C, h·w)
             - "flattened" (B, C·h·w)
             - "tokens" (B, prefix + h·w, …)
             - "vector" for everything else
@@ -120,7 +120,7 @@ class LayoutRecognizer:
         elif is_kept and declared_stride(module) is None:
             layout = source
         elif len(shape) == 3:
-            layout = self._find_tokens(module, shape)
+            layout = self._find_tokens(module, shape, source)
         elif len(shape) == 4:
             layout = self._find_map(module, shape, source)
         else:
@@ -176,7 +176,7 @@ class LayoutRecognizer:
         sides = [side for side in range(1, shared + 1) if shared % side == 0]
         return [tuple(size // side for size in self.seen_size) for side in sides]
 
-    def _find_tokens(self, module: nn.Module, shape: Shape) -> Layout | None:
+    def _find_tokens(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, total, width = shape
         is_flat = isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d")
         if total == 1 or (is_flat and width == 1):
@@ -184,7 +184,10 @@ class LayoutRecognizer:
         is_known = total in self._tokens or 0 <= total - math.prod(self._latest.grid) <= MAX_PREFIX
         # Mixers transpose tokens, but not before LayerNorm, which acts on channels.
         is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
-        return None if is_flat or is_turned else self._grid_of_tokens(total)
+        if is_flat or is_turned or (source is not None and source.name == "flat map"):
+            grids = [grid for grid in self._strides if math.prod(grid) == width]
+            return self._make("flat map", grids[-1]) if grids else None
+        return self._grid_of_tokens(total)
 
     def _grid_of_tokens(self, total: int) -> Layout | None:
         if total in self._tokens:
