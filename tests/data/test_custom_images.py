@@ -40,9 +40,9 @@ def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
 
 
 def splits_of(raw: RawDataset) -> tuple[Any, Any, int]:
-    raw = raw.with_test()
-    assert raw.test is not None
     splits = [raw.train, raw.test]
+    if raw.test is None:
+        splits = [raw.train.take(indices) for indices in hold_out_test(len(raw.train))]
     if isinstance(raw.train.images, PictureFiles):
         splits = [split.to_intensities() for split in splits]
     return splits[0], splits[1], raw.num_classes

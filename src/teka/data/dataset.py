@@ -1,6 +1,5 @@
 """Labeled images in splits for training, validation and test."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,13 +181,6 @@ class RawDataset:
     num_classes: int
     num_validation: int = 0
 
-    def with_test(self) -> "RawDataset":
-        """Return the data set, with a fifth of the images held out if it has no test images."""
-        if self.test is not None:
-            return self
-        train, test = (self.train.take(indices) for indices in hold_out_test(len(self.train)))
-        return dataclasses.replace(self, train=train, test=test)
-
 
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
     """Choose a fifth of the images for test, and return the indices of training and test images.
@@ -218,9 +210,9 @@ def make_dataset(
     The options are those of `teka.data.load`. Images that the data set declares for validation are
     used for validation. If `validation_size` is given, they are treated like training images.
     """
-    raw = raw.with_test()
     train, test = raw.train, raw.test
-    assert test is not None
+    if test is None:
+        train, test = (raw.train.take(indices) for indices in hold_out_test(len(raw.train)))
     if not (len(train) and len(test)):
         description = f"{len(train)} for training and {len(test)} for test"
         raise wrong_argument("images", description, "at least one of each")
