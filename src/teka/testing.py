@@ -306,8 +306,12 @@ def permutation_error(
     def permute(batch: Tensor, order: Sequence[int]) -> Tensor:
         return batch[:, order]
 
+    def select(response: Tensor, reference: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return response, permute(reference, order)
+
     expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
-    return RelativeErrors(*_measure(function, tokens, output, (1,), expected, orders, permute))
+    errors = _measure(function, tokens, output, (1,), expected, orders, permute, select)
+    return RelativeErrors(*errors)
 
 
 def assert_permutation_equivariant(
@@ -525,7 +529,7 @@ def _measure(
     expected: str,
     steps: Sequence[Any],
     move: Callable[[Tensor, Any], Tensor],
-    select: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] | None = None,
+    select: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]],
     border: int = 0,
 ) -> tuple[tuple[float, ...], float, str]:
     """Return the errors, the noise floor, and whether the output is dense or invariant.
@@ -537,9 +541,9 @@ def _measure(
         axes: Axes that a dense output shares with the inputs.
         expected: Expected shape of a dense output, for the error message.
         steps: Shifts or permutations.
-        move: Applies a step to the inputs or to a dense output.
-        select: Returns the elements of a response and of the moved reference to compare. By
-            default all elements.
+        move: Function that applies a step to the inputs.
+        select: Function that returns the elements of a dense response and of the moved reference
+            to compare.
         border: Border of the caller, which needs a dense output unless it is 0.
     """
     check_callable("function", function)
@@ -561,12 +565,7 @@ def _measure(
         errors = []
         for step in steps:
             response = evaluate(function, move(inputs, step), reference.shape)
-            if not is_dense:
-                pair = response, reference
-            elif select is None:
-                pair = response, move(reference, step)
-            else:
-                pair = select(response, reference, step)
+            pair = select(response, reference, step) if is_dense else (response, reference)
             errors.append(relative_difference(*pair))
     kind = "dense" if is_dense else "invariant"
     return tuple(errors), relative_difference(repeated, reference), kind

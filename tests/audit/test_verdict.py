@@ -33,7 +33,7 @@ def metrics(function, mode: str = "circular") -> Metrics:
 
 
 def findings(breaks: dict[str, LayerBreak], embeddings: tuple[str, ...] = ()) -> LayerFindings:
-    return LayerFindings((), None, 1e-4, embeddings, (), {}, 2, breaks)
+    return LayerFindings((), None, 1e-4, embeddings, {}, breaks)
 
 
 def verdict_of(*modes: Metrics, layers=None, noise=None, caveats=()) -> tuple[str, ...]:

@@ -137,9 +137,8 @@ def test_a_gate_is_not_passed_by_what_could_not_be_measured(here, fails):
         "dx",
         *FAST,
     )
-    assert (
-        "--fail-under needs every mode and check, but these failed: mode circular (the output"
-        in fails(*asked, "--fail-under", "0")
+    assert "the threshold needs every mode, but these failed: mode circular (the output" in fails(
+        *asked, "--fail-under", "0"
     )
 
 

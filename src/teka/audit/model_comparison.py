@@ -20,21 +20,16 @@ class ModelComparison:
 
     Args:
         reports: Report of each model. All reports show the same example images.
-        pairs: Comparisons of every two models, for each mode.
+        pairs: Comparisons of every two models in every mode.
     """
 
     reports: list[AuditReport]
-    pairs: list[list[Pair]]
-
-    @property
-    def all_pairs(self) -> list[Pair]:
-        """The comparisons of all modes."""
-        return [pair for mode_pairs in self.pairs for pair in mode_pairs]
+    pairs: list[Pair]
 
     def to_dict(self) -> dict[str, object]:
         """Return the reports and comparisons as JSON data."""
         comparisons = []
-        for pair in self.all_pairs:
+        for pair in self.pairs:
             both = (self.reports[pair.first], self.reports[pair.second])
             comparisons.append(
                 {
@@ -60,7 +55,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
     responses_by_mode = list(zip(*responses, strict=True))
     intervals = cases[0].settings.intervals
-    pairs = [list(compare_every_two(mode, **intervals)) for mode in responses_by_mode]
+    pairs = [pair for mode in responses_by_mode for pair in compare_every_two(mode, **intervals)]
     return ModelComparison(_share_examples(cases, reports, responses_by_mode), pairs)
 
 

@@ -70,11 +70,6 @@ def read_tensor(value: Any, source: Source) -> Tensor:
     return as_tensor(value)
 
 
-def read_vector(value: Any, source: Source) -> Float[Tensor, "batch features"]:
-    """Return the features of each image as one vector."""
-    return as_tensor(value).flatten(1)
-
-
 def read_maps(value: Any, source: Source) -> Float[Tensor, "batch classes *sizes"]:
     """Return logits for every pixel, interpolated bilinearly to the size of the images."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
@@ -102,8 +97,8 @@ def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch featur
 
 
 def read_feature_maps(value: Any, source: Source) -> Float[Tensor, "batch features"]:
-    """Return the last feature map (B, C, H, W) of a backbone, averaged over its positions."""
-    return as_tensor(value[-1]).flatten(2).mean(dim=2)
+    """Return the last feature map of a backbone, averaged over its positions."""
+    return read_hidden_state(value[-1], source)
 
 
 def read_queries(logits: Tensor, pred_boxes: Tensor, source: Source) -> Boxes:
@@ -166,9 +161,9 @@ FIELDS = (
     Field(("logits",), "segmentation", read_maps, on_request=True),
     Field(("logits",), "auto", read_tensor),
     Field(("out",), "segmentation", read_maps),
-    Field(("image_embeds",), "features", read_vector),
-    Field(("pooler_output",), "features", read_vector),
-    Field(("cls_token_value",), "features", read_vector),
+    Field(("image_embeds",), "features", read_tensor),
+    Field(("pooler_output",), "features", read_tensor),
+    Field(("cls_token_value",), "features", read_tensor),
     Field(("last_hidden_state",), "features", read_hidden_state),
     Field(("feature_maps",), "features", read_feature_maps),
 )
@@ -526,9 +521,9 @@ def infer_kind(
 
 
 def arrange(values: Tensor, kind: str) -> Tensor:
-    """Reshape the output of a classifier to (B, n), and return other outputs unchanged."""
-    is_pooled = kind == "features" and values.shape[2:].numel() == 1
-    return values.flatten(1) if kind in CLASSIFIERS or is_pooled else values
+    """Reshape the output of a classifier, or one feature vector per image, to (B, n)."""
+    is_vector = kind in CLASSIFIERS or (kind == "features" and _num_values(values) > 0)
+    return values.flatten(1) if is_vector else values
 
 
 def predict(values: Tensor, kind: str) -> Predictions:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -85,13 +84,15 @@ def horn2021(
             raise wrong_argument(
                 "images", f"none of {name} with margins of {HORN_MARGIN} columns", "at least one"
             )
-        options: Any = {
-            "output": settings.output,
-            "batch_size": settings.batch_size,
-            "device": settings.device,
-        }
         responses = measure_responses(
-            function, images[keep], shifts, Movement("lossless"), labels=labels[keep], **options
+            function,
+            images[keep],
+            shifts,
+            Movement("lossless"),
+            labels=labels[keep],
+            output=settings.output,
+            batch_size=settings.batch_size,
+            device=settings.device,
         )
         if responses.predictions is None:
             raise wrong_value(
@@ -129,17 +130,14 @@ def zhang2019(
         settings: Output, batch size, device, seed and settings of the intervals.
     """
     check_tensor("images", images, "images", "channels", ZHANG_CANVAS, ZHANG_CANVAS)
-    drawn: Any = {
-        "low": 0,
-        "high": ZHANG_CANVAS - ZHANG_CROP,
-        "passes": ZHANG_PASSES,
-        "settings": settings,
-    }
     agreement = pair_agreement(
         function,
         images,
         lambda batch, at: batch.narrow(2, at[0], ZHANG_CROP).narrow(3, at[1], ZHANG_CROP),
-        **drawn,
+        low=0,
+        high=ZHANG_CANVAS - ZHANG_CROP,
+        passes=ZHANG_PASSES,
+        settings=settings,
     )
     return ProtocolResult(
         "zhang2019",

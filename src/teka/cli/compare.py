@@ -70,8 +70,6 @@ def write_comparison(
     comparison: ModelComparison, results: ResultOptions, **content: object
 ) -> None:
     """Print a comparison and write the result files, with further content of the JSON file."""
-    reports = comparison.reports
-    texts = [audit_text(reports)]
-    texts += [comparison_text(mode_pairs, reports) for mode_pairs in comparison.pairs]
-    content = {**comparison.to_dict(), **content}
-    write_results(reports, content, results, "\n\n".join(texts), comparison.all_pairs)
+    reports, pairs = comparison.reports, comparison.pairs
+    text = f"{audit_text(reports)}\n\n{comparison_text(pairs, reports)}"
+    write_results(reports, {**comparison.to_dict(), **content}, results, text, pairs)

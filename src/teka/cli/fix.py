@@ -9,7 +9,6 @@ from cyclopts import Parameter
 from torch import nn
 
 from teka import convert
-from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
 from teka.audit.page.accuracy_cost import describe_accuracy_cost
@@ -90,7 +89,14 @@ def fix(
         content = {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)}
         write_results([before], content, results, audit_text([before]))
         return
-    fixed_case = _rename(case, fixed, num_layers)
+    name = f"{case.subject.name}, fixed"
+    facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}
+    fixed_case = replace(
+        case,
+        function=fixed,
+        subject=replace(case.subject, name=name),
+        known={**case.known, "model_facts": facts},
+    )
     # The state is kept per set of fixes, because the weights do not tell the sets apart.
     folder = None if state is None else make_directory("resume", state / "-".join(num_layers))
     after = audit_modes(fixed_case, command, folder, debug=results.debug)
@@ -98,7 +104,7 @@ def fix(
     comparison = compare_models([case, fixed_case], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict
-    cost = " ".join(excluded([before, after])) or describe_accuracy_cost(comparison.all_pairs)
+    cost = " ".join(excluded([before, after])) or describe_accuracy_cost(comparison.pairs)
     counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
     verdict = (f"{first} {cost}", f"Fixed without training: {listed(counts)}.", *rest)
     comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
@@ -113,11 +119,3 @@ def fix(
     path = next((name for name, module in modules if module is case.subject.module), "")
     write_bytes(Path(out), serialize_weights(fixed.get_submodule(path), "float32"))
     print(f"written: {printable(out)}")
-
-
-def _rename(case: AuditInputs, function: nn.Module, num_layers: dict[str, int]) -> AuditInputs:
-    name = f"{case.subject.name}, fixed"
-    facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}
-    known = {**case.known, "model_facts": facts}
-    subject = replace(case.subject, name=name)
-    return replace(case, function=function, subject=subject, known=known)

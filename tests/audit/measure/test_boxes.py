@@ -3,6 +3,7 @@ import torch
 
 from teka.audit import Movement, measure_responses
 from teka.audit.measure.boxes import box_overlap, intersection_over_union
+from tests.audit.measure.models import relative_error
 
 SIZE = (20, 30)
 
@@ -61,7 +62,7 @@ def test_a_detector_of_the_brightest_pixel_moves_along_and_one_that_stays_does_n
     )
     assert found.overlap is not None
     assert found.overlap.tolist() == [[1.0] * 3] * 3
-    assert found.relative_error().max() == 0
+    assert relative_error(found).max() == 0
     still = measure_responses(
         lambda batch: detect(images[: len(batch)]),
         images,

@@ -39,9 +39,8 @@ def test_a_measurement_that_was_stopped_goes_on(stopped, tmp_path):
         )
     model = Counting(linear)
     result = measure_responses(model, IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
-    # 125 entries in 13 calls, of which 5 were made before; one call holds that the model is the same.
+    # 125 entries take 13 calls, 5 of them before; one more call checks that the model is the same.
     assert len(model.sizes) == 1 + 8
-    assert result.calls == 5 + 1 + 8
     assert_same(result, measure_responses(linear, IMAGES, SHIFTS, ZERO, **SETTINGS))
 
 
@@ -73,7 +72,6 @@ def test_a_finished_measurement_takes_one_more_call(tmp_path):
     model = Counting(linear)
     second = measure_responses(model, IMAGES, SHIFTS, ZERO, checkpoint=path, **SETTINGS)
     assert len(model.sizes) == 1
-    assert second.seconds > first.seconds
     assert_same(first, second)
 
 
@@ -162,15 +160,14 @@ def test_what_is_written_is_read(tmp_path):
     keeper = Checkpoint(tmp_path / "state", {"images": "a"})
     assert keeper.read() is None
     tensors = {"one": torch.arange(3), "two": torch.rand(2, 5)}
-    keeper.write(tensors, {"seconds": 1.5})
-    read, numbers = present(Checkpoint(tmp_path / "state", {"images": "a"}).read())
-    assert numbers == {"seconds": 1.5}
+    keeper.write(tensors)
+    read = present(Checkpoint(tmp_path / "state", {"images": "a"}).read())
     assert read.keys() == tensors.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
     assert not keeper.due
 
 
 def test_the_state_names_what_it_is_of(tmp_path):
-    Checkpoint(tmp_path / "state", {"images": "a"}).write({}, {})
+    Checkpoint(tmp_path / "state", {"images": "a"}).write({})
     with safe_open(tmp_path / "state", framework="pt") as file:
         assert json.loads(file.metadata()["identity"])["images"] == "a"

@@ -21,7 +21,7 @@ from teka.codec import encode
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
-FORMAT = "2"
+FORMAT = "3"
 BUDGET = "a positive number of seconds, or None"
 # Minimum seconds between two writes, and minimum multiple of the duration of the last write.
 SECONDS_BETWEEN = 5.0
@@ -52,8 +52,8 @@ class Checkpoint:
         self._written = time.perf_counter()
         self._pause = SECONDS_BETWEEN
 
-    def read(self) -> tuple[dict[str, Tensor], dict[str, float | int]] | None:
-        """Return the stored tensors and numbers, or None if there is no file.
+    def read(self) -> dict[str, Tensor] | None:
+        """Return the stored tensors, or None if there is no file.
 
         Raises:
             ValueError: The file is damaged or belongs to a different measurement.
@@ -64,18 +64,13 @@ class Checkpoint:
             with self._library.safe_open(str(self.path), framework="pt") as file:
                 notes = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
-            numbers = json.loads(notes.get("numbers", ""))
             identity = json.loads(notes.get("identity", ""))
-            if not (isinstance(numbers, dict) and isinstance(identity, dict)):
-                raise ValueError("the metadata are not mappings")
+            if not isinstance(identity, dict):
+                raise ValueError("the metadata are not a mapping")
         except (self._library.SafetensorError, ValueError, RecursionError) as error:
             raise wrong_value(
                 "checkpoint", str(self.path), f"a whole file of a measurement ({error})"
             ) from error
-        if notes.get("sha256") != _content_hash(tensors, numbers):
-            raise wrong_value(
-                "checkpoint", str(self.path), "an unchanged file", "The file is damaged."
-            )
         parts = self._identity.keys() | identity.keys()
         different = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
         if different:
@@ -85,16 +80,17 @@ class Checkpoint:
                 "the state of this measurement",
                 f"It has another {', '.join(different)}: take another file.",
             )
-        return tensors, numbers
+        if notes.get("sha256") != _content_hash(tensors):
+            raise wrong_value(
+                "checkpoint", str(self.path), "an unchanged file", "The file is damaged."
+            )
+        return tensors
 
-    def write(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> None:
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
         """Write the state to the file atomically."""
         start = time.perf_counter()
-        notes = {"identity": json.dumps(self._identity), "numbers": json.dumps(dict(numbers))}
-        notes["sha256"] = _content_hash(tensors, numbers)
-        content = self._library.torch.save(
-            {name: tensor.cpu() for name, tensor in tensors.items()}, metadata=notes
-        )
+        notes = {"identity": json.dumps(self._identity), "sha256": _content_hash(tensors)}
+        content = self._library.torch.save(dict(tensors), metadata=notes)
         write_bytes(self.path, content)
         self._written = time.perf_counter()
         self._pause = max(SECONDS_BETWEEN, TIMES_BETWEEN * (self._written - start))
@@ -108,11 +104,9 @@ class Checkpoint:
         return time.perf_counter() - self._written >= self._pause
 
 
-def _content_hash(tensors: Mapping[str, Tensor], numbers: Mapping[str, float | int]) -> str:
-    digest = hashlib.sha256(json.dumps(dict(numbers), sort_keys=True).encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensor_hash(tensors[name])}\n".encode())
-    return digest.hexdigest()
+def _content_hash(tensors: Mapping[str, Tensor]) -> str:
+    hashes = [f"{name} {tensor_hash(tensors[name])}\n" for name in sorted(tensors)]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 class Deadline:
@@ -238,6 +232,7 @@ def measure_responses(
         function, images, shifts, movement, labels, output, stride, device, batch_size
     )
     keeper = None
+    start = 0
     if checkpoint is not None:
         identity = {
             "weights": weights_hash(function),
@@ -248,14 +243,7 @@ def measure_responses(
             "output": json.dumps([output, stride]),
         }
         keeper = Checkpoint(checkpoint, identity)
-    return _ask(measurement, deadline, batch_size, keeper)
-
-
-def _ask(
-    measurement: Measurement, deadline: Deadline, batch_size: int, keeper: Checkpoint | None
-) -> Responses:
-    """Evaluate in batches and save the state of the measurement."""
-    start = 0 if keeper is None else _restore(measurement, keeper, batch_size)
+        start = _restore(measurement, keeper, batch_size)
     done, total = start, len(measurement.moved)
     try:
         while done < total and (done == start or deadline.left):
@@ -264,31 +252,22 @@ def _ask(
             done += len(entries)
             deadline.report(done - start, done, total)
             if keeper is not None and keeper.due:
-                _keep(measurement, keeper, deadline)
-        return measurement.responses(deadline.seconds)
+                keeper.write(measurement.tensors())
     except ModelError as error:
         if measurement.num_evaluated:
-            error.responses = measurement.responses(deadline.seconds)
+            error.responses = measurement.responses()
         raise
     finally:
         if keeper is not None and done > start:
-            _keep(measurement, keeper, deadline)
-
-
-def _keep(measurement: Measurement, keeper: Checkpoint, deadline: Deadline) -> None:
-    numbers = {
-        "calls": measurement.calls,
-        "seconds": measurement.seconds_before + deadline.seconds,
-        "forward_seconds": measurement.forward_seconds,
-    }
-    keeper.write(measurement.tensors(), numbers)
+            keeper.write(measurement.tensors())
+    return measurement.responses()
 
 
 def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> int:
-    stored = keeper.read()
-    if stored is None:
+    """Restore the state of a measurement, and return the number of evaluated entries."""
+    tensors = keeper.read()
+    if tensors is None:
         return 0
-    tensors, numbers = stored
     difference = measurement.restore(tensors, batch_size)
     if not difference <= SAME_MODEL:
         raise wrong_value(
@@ -297,7 +276,4 @@ def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> i
             "the state of this model",
             f"Its answers to the unshifted images differ by {difference:.2g} of their norm.",
         )
-    measurement.calls += int(numbers["calls"])
-    measurement.seconds_before = numbers["seconds"]
-    measurement.forward_seconds += numbers["forward_seconds"]
     return measurement.num_evaluated

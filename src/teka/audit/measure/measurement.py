@@ -1,7 +1,6 @@
 """Measurement in progress: the model, the shifted images, and the outputs so far."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -148,9 +147,6 @@ class Measurement:
         self._output = output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))
-        self.calls = 0
-        self.seconds_before = 0.0
-        self.forward_seconds = 0.0
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
         self._references = torch.empty(0)
         self._tables = {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
@@ -211,12 +207,8 @@ class Measurement:
         now, then = output[:known].float().cpu(), self._references[:known].float()
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
-    def responses(self, seconds: float) -> Responses:
-        """Return the results so far.
-
-        Args:
-            seconds: Duration of this run. The time of earlier runs is added.
-        """
+    def responses(self) -> Responses:
+        """Return the results so far."""
         order = torch.tensor(self.moved.order).argsort()
         tables = {
             name: values.reshape(len(order), -1)[order] for name, values in self._tables.items()
@@ -227,9 +219,6 @@ class Measurement:
             self._output,
             labels=self._labels,
             num_values=self._references.shape[1] if self._output in CLASSIFIERS else None,
-            calls=self.calls,
-            seconds=self.seconds_before + seconds,
-            forward_seconds=self.forward_seconds,
             epsilon=self._epsilon,
             **tables,
         )
@@ -237,12 +226,7 @@ class Measurement:
     def _call(self, entries: range) -> Tensor:
         segments = self.moved.segments(entries)
         batch = self.moved.batch(segments)
-        start = time.perf_counter()
         output, kind = call_model(self._function, batch, lambda: self.moved.where(segments))
-        if output.device.type == "cuda":
-            torch.cuda.synchronize(output.device)
-        self.forward_seconds += time.perf_counter() - start
-        self.calls += 1
         if len(self._tables) == 1:
             self._begin(output, kind, batch.shape[2:])
         output = arrange(output, self._output)

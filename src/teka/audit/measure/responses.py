@@ -61,9 +61,6 @@ class Responses:
         cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
         rank: Rank of f(x) among all images by cosine to f(T_s x), 1 for the nearest, for features.
         num_values: Number of outputs of a classifier per image, if known.
-        calls: Number of calls of the model.
-        seconds: Wall time of the measurement.
-        forward_seconds: Wall time within the model.
         epsilon: Machine epsilon of the outputs, or of the images if it is larger.
 
     >>> import torch
@@ -91,9 +88,6 @@ class Responses:
     cosine_distance: Float[Tensor, "shifts images"] | None = None
     rank: Int[Tensor, "shifts images"] | None = None
     num_values: int | None = None
-    calls: int = 0
-    seconds: float = 0.0
-    forward_seconds: float = 0.0
     epsilon: float = SINGLE_PRECISION
 
     def __post_init__(self) -> None:
@@ -210,10 +204,6 @@ class Responses:
             name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None
         }
         return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
-
-    def relative_error(self) -> Float[Tensor, "shifts images"]:
-        """Return ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖ of each image, 0 where both are 0."""
-        return (self.error_squared / self.norm_squared).where(self.error_squared != 0, 0.0).sqrt()
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:

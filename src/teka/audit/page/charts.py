@@ -87,10 +87,12 @@ def _curve_chart(
     for name, model, steps, rows, curve in lines:
         color = plots.line_color(model)
         ends = (curve.band_lower, curve.band_upper, curve.lower, curve.upper)
-        values, *bounds = (factor * np.array(row)[rows] for row in (curve.values, *ends))
+        values, band_low, band_high, low, high = (
+            factor * np.array(row)[rows] for row in (curve.values, *ends)
+        )
         if len(lines) <= MOST_BANDS and has_interval(curve.method):
-            axes.fill_between(steps, *bounds[:2], color=color, alpha=0.12, linewidth=0)
-            axes.fill_between(steps, *bounds[2:], color=color, alpha=0.18, linewidth=0)
+            axes.fill_between(steps, band_low, band_high, color=color, alpha=0.12, linewidth=0)
+            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
         size = max(2.0, min(5.0, 60 / len(steps)))
         marker = plots.line_marker(model)
         axes.plot(steps, values, color=color, marker=marker, markersize=size, label=name)

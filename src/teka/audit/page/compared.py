@@ -9,7 +9,7 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison, Difference
 from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.ranking import Lead, Pair, find_leads
+from teka.audit.statistics.ranking import Lead, Pair, find_leads, pairs_by_mode
 from teka.reporting.formatting import listed, write_p_value
 
 MOST_NAMED = 2  # number of models whose names are in the headline
@@ -142,8 +142,7 @@ def comparison_sections(
     """
     names = [report.name for report in reports]
     sections = []
-    for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
-        mode_pairs = [pair for pair in pairs if pair.comparison.movement.mode == mode]
+    for mode, mode_pairs in pairs_by_mode(pairs).items():
         headline, evidence = best_model(mode_pairs, reports)
         valid = valid_pairs(mode_pairs, reports)
         numbers = [
@@ -156,11 +155,11 @@ def comparison_sections(
             (pair.first, pair.second, _cells(pair, numbers), differing(pair.comparison))
             for pair in valid
         ]
-        with_base = [pair for pair in valid if pair.first == base]
-        lines = {}
-        for pair in with_base:
-            comparison = pair.comparison
-            lines[pair.second] = (comparison.shifts, comparison.curves.get("accuracy"))
+        lines = {
+            pair.second: (pair.comparison.shifts, pair.comparison.curves.get("accuracy"))
+            for pair in valid
+            if pair.first == base
+        }
         label = f"accuracy minus that of {names[base]} (points)"
         figure = curve_figure(names, lines, label, is_percent=True, difference=True)
         methods = [

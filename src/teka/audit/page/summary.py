@@ -9,7 +9,7 @@ from teka.audit.page.metric_formatting import MISSING, write_interval
 from teka.audit.page.pages import caveat_models
 from teka.audit.page.text import results_table
 from teka.audit.report import AuditReport
-from teka.audit.statistics.ranking import Pair
+from teka.audit.statistics.ranking import Pair, pairs_by_mode
 from teka.errors import printable
 from teka.reporting.formatting import write_share
 from teka.reporting.tables import markdown_text
@@ -23,10 +23,8 @@ UNKNOWN_COLOR = "#4a5565"
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
     """Return verdicts, main metrics and caveats as Markdown, and the best of several models."""
     parts = []
-    for mode in dict.fromkeys(pair.comparison.movement.mode for pair in pairs):
-        headline, evidence = best_model(
-            [pair for pair in pairs if pair.comparison.movement.mode == mode], reports
-        )
+    for mode_pairs in pairs_by_mode(pairs).values():
+        headline, evidence = best_model(mode_pairs, reports)
         parts += [
             f"**{markdown_text(headline)}**",
             "\n".join(f"- {markdown_text(words)}" for _, words in evidence),

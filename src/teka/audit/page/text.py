@@ -11,7 +11,7 @@ from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sort
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
 from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.ranking import Pair
+from teka.audit.statistics.ranking import Pair, pairs_by_mode
 from teka.errors import one_line, wrong_value
 from teka.reporting.formatting import write_p_value
 from teka.reporting.tables import LONGEST_TEXT, Table
@@ -105,21 +105,22 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Return the best model with its evidence, and the first valid model minus each other one."""
-    headline, evidence = best_model(pairs, reports)
-    texts = [
-        "\n".join([*_wrap(headline), *(line for _, one in evidence for line in _wrap(one, "  "))])
-    ]
-    pairs = valid_pairs(pairs, reports)
-    for pair in pairs:
-        if pair.first == reference_of(pairs):
-            names = reports[pair.first].name, reports[pair.second].name
-            texts.append(_differences(pair.comparison, *names))
-    if missing := missing_intervals(
-        one.method for pair in pairs for one in pair.comparison.numbers.values()
-    ):
-        texts.append(missing)
-    return "\n\n".join(texts)
+    """Return the best model of each mode, and the first valid model minus each other one."""
+    texts = []
+    for mode_pairs in pairs_by_mode(pairs).values():
+        headline, evidence = best_model(mode_pairs, reports)
+        lines = _wrap(headline)
+        for _, sentence in evidence:
+            lines += _wrap(sentence, "  ")
+        texts.append("\n".join(lines))
+        valid = valid_pairs(mode_pairs, reports)
+        for pair in valid:
+            if pair.first == reference_of(valid):
+                names = reports[pair.first].name, reports[pair.second].name
+                texts.append(_differences(pair.comparison, *names))
+        numbers = [number for pair in valid for number in pair.comparison.numbers.values()]
+        texts.append(missing_intervals(number.method for number in numbers))
+    return "\n\n".join(filter(None, texts))
 
 
 def _differences(comparison: Comparison, first: str, second: str) -> str:

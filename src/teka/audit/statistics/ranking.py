@@ -87,6 +87,14 @@ def compare_every_two(
     )
 
 
+def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Return the comparisons of each mode, by the name of the mode."""
+    by_mode: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_mode.setdefault(pair.comparison.movement.mode, []).append(pair)
+    return by_mode
+
+
 def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
     """Find the best model for each metric, in the order of `NUMBERS`.
 
