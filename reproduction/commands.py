@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from reproduction.horn2021.report import write_reproduction
 from reproduction.horn2021.scales import read_scale, target_levels
 from reproduction.study import Study, read_study, run_study, write_study
-from reproduction.study.run_cell import repeat_cell
 from reproduction.study.step_seconds import measure_step_seconds
 from teka.cli.app import CommandLine
 
@@ -46,7 +45,6 @@ def study(
     *,
     out: Path | None = None,
     grid: Grid = NO_OPTIONS,
-    repeat: str | None = None,
     step_seconds: bool = False,
     command: CommandLine = "",
 ) -> None:
@@ -58,19 +56,12 @@ def study(
         file: YAML file of the study.
         out: Folder of the results, by default next to the file and with its name.
         grid: Options of the grid.
-        repeat: Name of a finished cell, to train it again elsewhere and compare the results.
         step_seconds: Train nothing, and time a training step of every model.
         command: The command line.
     """
     plan = read_study(file)
     folder = file.with_suffix("") if out is None else out
-    if repeat is not None:
-        values = repeat_cell(plan, folder, repeat, data_dir=grid.data_dir)
-        print(values.to_string())
-        if not values.saved.equals(values.repeated):
-            reason = "Other hardware, versions or threads can round differently."
-            raise ValueError(f"The results of {repeat} differ. {reason}")
-    elif step_seconds:
+    if step_seconds:
         path = measure_step_seconds(
             plan, folder, data_dir=grid.data_dir, processes=grid.processes, command=command
         )

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reproduction.benchmarks.measurement import run_script, save_results
-from reproduction.study.measure import predict
+from reproduction.benchmarks.measurement import run_script
+from reproduction.study.measure import accuracy
 from reproduction.training import fit
 from teka.data import Normalize, load
 from teka.files import write_json
@@ -110,7 +110,6 @@ def main(*, out: Path = Path("runs/audited"), epochs: int = 20) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     dataset = load("digits", image_size=SIDE, validation_size=0)
-    accuracies = {}
     for name in (*CONFIGS, "invariant"):
         torch.manual_seed(0)
         # The mean over all positions of a small digit is small, and learns slowly.
@@ -125,10 +124,7 @@ def main(*, out: Path = Path("runs/audited"), epochs: int = 20) -> None:
             save_file(classifier.model.state_dict(), out / "invariant.safetensors")
         else:
             save_transformers_model(classifier, out / name)
-        is_correct = predict(classifier, dataset.test.images).argmax(dim=1) == dataset.test.labels
-        accuracies[name] = is_correct.double().mean().item()
-        print(f"{name}: {accuracies[name]:.1%}", flush=True)
-    save_results(out / "models.json", epochs=epochs, accuracies=accuracies)
+        print(f"{name}: accuracy {accuracy(classifier, dataset.test):.1%}", flush=True)
 
 
 if __name__ == "__main__":

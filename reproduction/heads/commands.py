@@ -6,7 +6,7 @@ from typing import Any
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads import figures
 from reproduction.heads.measure import attention_maps
-from reproduction.heads.prune import CONDITION_NUMBER, LARGEST_PRECISION
+from reproduction.heads.prune import CONDITION_NUMBER
 from reproduction.heads.prune import prune as prune_run
 from reproduction.heads.record import HEADS_FILE, load_head_record
 from teka.cli.app import CommandLine
@@ -24,37 +24,24 @@ def prune(
     /,
     *,
     out: Path,
-    largest_precision: float = LARGEST_PRECISION,
     condition_number: float = CONDITION_NUMBER,
-    epochs: int | None = None,
-    learning_rate: float | None = None,
     data_dir: str | None = None,
     command: CommandLine = "",
 ) -> None:
-    """Remove the heads of a self_attention run whose Gaussians have degenerated, and train on.
+    """Remove the degenerate heads of a self_attention run, and train the remaining network.
 
-    The result is the folder of a finished run.
+    The training takes a third of the epochs of the run. The result is the folder of a finished run.
 
     Args:
         run: Folder of a finished run with position quadratic or generalized_quadratic.
         out: Folder to write, new or empty.
-        largest_precision: Prune heads whose largest eigenvalue of the inverse covariance is
-            smaller: they attend to everything.
         condition_number: Prune heads whose largest eigenvalue is more than this multiple of the
             smallest: they attend to a thin stripe.
-        epochs: Epochs after pruning, by default a third of those of the run.
-        learning_rate: Peak learning rate after pruning, by default a tenth of that of the run.
         data_dir: Folder with the files of the data set.
         command: The command line.
     """
     heads, models = prune_run(
-        restore(run, data_dir=data_dir),
-        out,
-        largest_precision=largest_precision,
-        condition_number=condition_number,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        command=command,
+        restore(run, data_dir=data_dir), out, condition_number=condition_number, command=command
     )
     degenerate: Any = heads[["everywhere", "thin", "pruned"]]
     counts = degenerate.groupby("layer").sum()

@@ -12,8 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.study.measure import flops_per_image
-from teka.checks import check_number
+from reproduction.study.measure import accuracy, flops_per_image
 from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
@@ -22,7 +21,6 @@ from teka.nn.relative import RelativeModule
 from teka.provenance import provenance
 from teka.training import TrainedRun, evaluate, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
-from teka.training.trained_run import confusion_matrix
 
 PRUNING_FILE = "pruning.json"
 LARGEST_PRECISION = 1e-5
@@ -33,29 +31,23 @@ def prune(
     trained: TrainedRun,
     out: str | Path,
     *,
-    largest_precision: float = LARGEST_PRECISION,
     condition_number: float = CONDITION_NUMBER,
-    epochs: int | None = None,
-    learning_rate: float | None = None,
     command: str = "",
     progress_bar: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Prune the degenerate heads of a finished run and train the rest on, by the recipe of the run.
+    """Remove the degenerate heads of a finished run, and train the remaining network.
 
-    `out` becomes the folder of a finished run, atomically. It also has the results in
-    `pruning.json`.
+    The training has the recipe of the run, with a third of its epochs and a tenth of its learning
+    rate, as in the code of the source. The folder `out` is written atomically. It is a finished run
+    with an additional file, `pruning.json`.
 
-    Source: Cordonnier et al. 2020, A.1. The default epochs and learning rate follow their code: 300
-    epochs at 0.1, then 100 epochs of the pruned network at 0.01.
+    Source: Cordonnier et al. 2020, A.1.
 
     Args:
         trained: A run of "self_attention" with position "quadratic" or "generalized_quadratic",
             without content.
         out: Folder to write, new or empty.
-        largest_precision: Threshold of `find_degenerate_heads`.
         condition_number: Threshold of `find_degenerate_heads`.
-        epochs: Epochs after pruning. By default a third of those of the run.
-        learning_rate: Peak learning rate after pruning. By default a tenth of that of the run.
         command: Command line that the results record.
         progress_bar: Show the progress of the training.
 
@@ -72,9 +64,7 @@ def prune(
         raise wrong_value("out", str(out), "a folder that is empty or does not exist")
     if not isinstance(model, SelfAttentionNetwork):
         raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")
-    heads = find_degenerate_heads(
-        model, largest_precision=largest_precision, condition_number=condition_number
-    )
+    heads = find_degenerate_heads(model, condition_number)
     if not heads.pruned.any():
         largest = f"The largest condition_number is {heads.condition_number.max():.3g}."
         raise wrong_value("run", str(trained.folder), "one with degenerate heads", largest)
@@ -83,8 +73,8 @@ def prune(
     )
     run = trained.run.replace(
         heads=pruned.heads,
-        epochs=-(-trained.run.epochs // 3) if epochs is None else epochs,
-        learning_rate=trained.run.learning_rate / 10 if learning_rate is None else learning_rate,
+        epochs=math.ceil(trained.run.epochs / 3),
+        learning_rate=trained.run.learning_rate / 10,
     )
     models = {"before": _measure(model, dataset), "pruned": _measure(pruned, dataset)}
     with atomic_directory("out", folder) as new:
@@ -97,7 +87,7 @@ def prune(
         content = {
             **provenance(command),
             "run": str(trained.folder),
-            "largest_precision": largest_precision,
+            "largest_precision": LARGEST_PRECISION,
             "condition_number": condition_number,
             "heads": heads.reset_index().to_dict("records"),
             **models,
@@ -109,20 +99,17 @@ def prune(
 
 
 def find_degenerate_heads(
-    model: SelfAttentionNetwork,
-    *,
-    largest_precision: float = LARGEST_PRECISION,
-    condition_number: float = CONDITION_NUMBER,
+    model: SelfAttentionNetwork, condition_number: float = CONDITION_NUMBER
 ) -> pd.DataFrame:
     """Find the heads whose Gaussians exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) have degenerated.
 
-        λ_max(Σ⁻¹) < `largest_precision`        the head attends to everything alike
+        λ_max(Σ⁻¹) < 10⁻⁵                       the head attends to everything alike
         λ_max / λ_min > `condition_number`      the head attends to a thin stripe
 
     With position "quadratic" all eigenvalues are 2α, so that only the first rule can hold.
 
-    Source: Cordonnier et al. 2020, A.1, with thresholds 10⁻⁵ (in length⁻²) and 10⁵. Their code has
-    1,000 for the second one.
+    Source: Cordonnier et al. 2020, A.1, with 10⁻⁵ per squared token and a condition number of 10⁵.
+    Their code has a condition number of 1,000.
 
     Returns:
         A table with one row per head, indexed by layer and head. Its columns are
@@ -130,10 +117,8 @@ def find_degenerate_heads(
         a layer have degenerated, the roundest is not pruned, because a layer needs a head.
 
     Raises:
-        ValueError: An invalid threshold, or a model whose heads are not Gaussians of position
-            alone.
+        ValueError: The threshold is invalid, or the heads are not Gaussians of position alone.
     """
-    check_number("largest_precision", largest_precision, "a number of at least 0", low=0)
     if not condition_number >= 1:
         raise wrong_value("condition_number", condition_number, "a number of at least 1")
     layers = []
@@ -145,7 +130,7 @@ def find_degenerate_heads(
         largest = eigenvalues.amax(dim=1)
         condition = (largest / eigenvalues.amin(dim=1)).nan_to_num(nan=1.0, posinf=math.inf)
         heads = pd.DataFrame({"largest_precision": largest, "condition_number": condition})
-        heads["everywhere"] = heads.largest_precision < largest_precision
+        heads["everywhere"] = heads.largest_precision < LARGEST_PRECISION
         heads["thin"] = heads.condition_number > condition_number
         heads["pruned"] = heads.everywhere | heads.thin
         if heads.pruned.all():
@@ -178,5 +163,5 @@ def _measure(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops": flops_per_image(model, dataset)[0],
-        "accuracy": int(confusion_matrix(model, dataset).diagonal().sum()) / len(dataset.test),
+        "accuracy": accuracy(model, dataset.test),
     }

@@ -9,6 +9,7 @@ choose the default. The evaluation seeds were not used for any choice; they comp
 the previous one and with softmax.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 import cyclopts
 from torch import nn
 
-from reproduction.studies.small_models import accuracy, best_rates, build, fit, train_missing
+from reproduction.studies.small_models import best_rates, build, fit, train_missing
+from reproduction.study.measure import accuracy
 from teka.data import load
 from teka.nn import Attention, RelativeKernel
 
@@ -39,7 +41,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "lengths": ("1", {}, {"normalizer": "lengths", "length_share": 1.0}),
     "non-negative": ("1", {}, {"normalizer": "nonnegative", "length_share": 1.0}),
 }
-EVALUATED = ("mixed, λ = 0.3", "features (before)", "softmax")
+DEFAULT = "mixed, λ = 0.3"
+EVALUATED = (DEFAULT, "features (before)", "softmax")
 RATES = (0.001, 0.002, 0.004, 0.008)
 LARGEST_RATE = 0.016  # only if 0.008 is the best of the others
 TUNING_SEEDS = {"digits": (100, 101), "MNIST": (100,), "Fashion-MNIST": (100,)}
@@ -82,16 +85,20 @@ def train(
 
 def main(*, data_dir: str | None = None, processes: int = 1) -> None:
     """Train the models that are missing: first those that tune the learning rates."""
-    run = partial(train_missing, RESULTS, partial(train, data_dir), processes=processes)
-    pairs = list(product(DATA, CANDIDATES))
-    tuning = product(pairs, RATES)
-    results = run([(*pair, rate, s) for pair, rate in tuning for s in TUNING_SEEDS[pair[0]]])
-    at_limit = [cell[:2] for cell in best_rates(results, pairs) if cell[2] >= RATES[-1]]
-    results = run([(*pair, LARGEST_RATE, s) for pair in at_limit for s in TUNING_SEEDS[pair[0]]])
-    cells = best_rates(results, pairs)
-    evaluated = [cell for cell in cells if cell[1] in EVALUATED]
-    seeds = [*product(cells, SELECTION_SEEDS), *product(evaluated, EVALUATION_SEEDS)]
-    run([(*cell, seed) for cell, seed in seeds])
+    train_missing_cells = partial(train_missing, RESULTS, partial(train, data_dir), processes)
+
+    def tune(cells: Iterable[tuple[str, str, float]]) -> list[tuple[str, str, float]]:
+        """Train the cells with the tuning seeds, and return the best rates."""
+        return best_rates(
+            train_missing_cells((*cell, seed) for cell in cells for seed in TUNING_SEEDS[cell[0]])
+        )
+
+    best = tune(product(DATA, CANDIDATES, RATES))
+    at_limit = [cell[:2] for cell in best if cell[2] >= RATES[-1]]
+    best = tune((*cell, LARGEST_RATE) for cell in at_limit)
+    for data, candidate, rate in best:
+        seeds = [*SELECTION_SEEDS, *(EVALUATION_SEEDS if candidate in EVALUATED else ())]
+        train_missing_cells((data, candidate, rate, seed) for seed in seeds)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from joblib import Memory
 from torch import nn
 
-from reproduction.studies.small_models import accuracy
+from reproduction.study.measure import accuracy
 from reproduction.study.report import format_mean
 from reproduction.training import fit
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses

@@ -24,7 +24,8 @@ from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from reproduction.benchmarks.measurement import interleaved_medians
-from reproduction.studies.small_models import accuracy, best_rates, build, fit, train_missing
+from reproduction.studies.small_models import best_rates, build, fit, train_missing
+from reproduction.study.measure import accuracy
 from teka import Grid
 from teka.data import load
 from teka.files import write_json
@@ -247,10 +248,9 @@ def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False
     if times:
         write_json(TIMES, measure_times())
         return
-    run = partial(train_missing, RESULTS, partial(train, data_dir), processes=processes)
-    pairs = list(product(DATA, CANDIDATES))
-    results = run([(*pair, rate, TUNING_SEED) for pair in pairs for rate in RATES])
-    run([(*cell, seed) for cell in best_rates(results, pairs) for seed in SEEDS])
+    train_missing_cells = partial(train_missing, RESULTS, partial(train, data_dir), processes)
+    results = train_missing_cells(product(DATA, CANDIDATES, RATES, [TUNING_SEED]))
+    train_missing_cells((*cell, seed) for cell, seed in product(best_rates(results), SEEDS))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from reproduction.study.measure import predict
-from teka.data import Dataset, Split
+from teka.data import Dataset
 from teka.models import Performer
 
 BATCH_SIZE = 32
@@ -79,12 +79,6 @@ def fit(
     }
 
 
-def accuracy(model: nn.Module, split: Split) -> float:
-    """Return the share of the images of a split that are classified correctly."""
-    correct = predict(model, split.images).argmax(dim=1) == split.labels
-    return correct.double().mean().item()
-
-
 def read_results(path: Path) -> pd.DataFrame:
     """Read the results of trained cells, with nested keys joined by "."."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -92,15 +86,15 @@ def read_results(path: Path) -> pd.DataFrame:
 
 
 def train_missing(
-    path: Path, train: Callable[..., dict[str, Any]], cells: Iterable[Cell], processes: int
+    path: Path, train: Callable[..., dict[str, Any]], processes: int, cells: Iterable[Cell]
 ) -> pd.DataFrame:
     """Train the cells that a file lacks, append each result to the file, and return all results.
 
     Args:
         path: Compressed file with one JSON object per line.
         train: Function that trains one cell (data, candidate, rate, seed) and returns its result.
-        cells: Cells to train.
         processes: Number of cells that are trained at the same time.
+        cells: Cells to train.
     """
 
     def train_cell(cell: Cell) -> dict[str, Any]:
@@ -117,10 +111,12 @@ def train_missing(
     return read_results(path)
 
 
-def best_rates(
-    results: pd.DataFrame, pairs: Iterable[tuple[str, str]]
-) -> list[tuple[str, str, float]]:
-    """Return the learning rate of each pair with the smallest mean loss on the tuning seeds."""
+def best_rates(results: pd.DataFrame) -> list[tuple[str, str, float]]:
+    """Return the data, the candidate and its learning rate with the smallest loss on tuning seeds.
+
+    Args:
+        results: Results of `train_missing`. Those of the tuning seeds have no accuracy.
+    """
     tuning: Any = results[results.accuracy.isna()]
-    losses = tuning.groupby(FACTORS[:-1]).validation_loss.mean()
-    return [(data, candidate, losses[data, candidate].idxmin()) for data, candidate in pairs]
+    losses = tuning.groupby(FACTORS[:-1], sort=False).validation_loss.mean()
+    return losses.groupby(FACTORS[:2], sort=False).idxmin().tolist()

@@ -6,7 +6,7 @@ A table follows a line `<!-- table: TITLE -->` of a page.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from reproduction.studies import bounded_rotary, interval_coverage, linear_posit
 from reproduction.studies.small_models import read_results
 from reproduction.study import read_study
 from reproduction.study.cells import read_cells
-from reproduction.study.report import add_differences, format_mean, to_markdown
+from reproduction.study.report import add_differences, format_table, to_markdown
 from teka.files import read_json, write_bytes
 
 STUDIES = Path(__file__).parent
@@ -30,95 +30,75 @@ DATA = {
 }
 COVERAGE_POPULATIONS = ["usual", "heavy tails"]
 COVERAGE_IMAGES = 100
+ACCURACY = {"accuracy": "accuracy"}
+DIFFERENCE = {"at_equal_steps": "difference"}
 
 
 @cache
-def load(study: str) -> Any:
-    """Return the cells of a study, or the evaluated cells of a script."""
-    if study in ("bounded_rotary", "linear_positions"):
-        results = read_results(STUDIES / f"{study}.jsonl.gz").dropna(subset="accuracy")
-        return results.set_index(["data", "candidate", "seed"])
-    return read_cells(read_study(STUDIES / f"{study}.yaml"), STUDIES / study)
+def read_grid(name: str) -> Any:
+    """Return the cells of a study with a YAML file, with the differences from its reference."""
+    study = read_study(STUDIES / f"{name}.yaml")
+    return add_differences(read_cells(study, STUDIES / name), study.reference)
 
 
-def compare(accuracy: Any, factor: str, reference: str | None = None) -> pd.DataFrame:
-    """Return a table of accuracies, and of the differences between each level and a reference.
+def read_script(path: Path, reference: str, seeds: Iterable[int]) -> Any:
+    """Return the evaluated models of a script, with the differences from a candidate."""
+    results = read_results(path).dropna(subset="accuracy")
+    results = results[results.seed.isin(seeds)].set_index(["data", "candidate", "seed"])
+    accuracy = results.accuracy.unstack("candidate")
+    differences = accuracy.sub(accuracy[reference], axis=0).drop(columns=reference).stack()
+    levels = results.index.names
+    return results.assign(at_equal_steps=differences.reorder_levels(levels))
+
+
+def by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+    """Return means over seeds, with columns for each data set.
 
     Args:
-        accuracy: Accuracies, indexed by "data", the factor and "seed".
-        factor: Factor whose levels are the rows.
-        reference: Level that is subtracted with the same seed. By default, the best on each data
-            set.
+        cells: Table with one row per cell.
+        headings: Headings of the columns, by name.
     """
-    wide = accuracy.unstack(factor, sort=False)
-    columns = {}
-    for data, group in wide.groupby("data", sort=False):
-        name = DATA.get(data, data)
-        base = reference or group.mean().idxmax()
-        differences = group.sub(group[base], axis=0)
-        columns[name] = group.apply(format_mean)
-        columns[f"{name}, difference"] = differences.apply(format_mean, signed=True)
-        columns[f"{name}, difference"][base] = "" if reference else "best"
-    return pd.DataFrame(columns).rename_axis(factor)
+    table = format_table(cells, headings).drop(columns="seeds").unstack("data", sort=False)
+    table.columns = [f"{DATA.get(data, data)}: {heading}" for heading, data in table]
+    return table
 
 
-def bounded(seeds: Iterable[int], reference: str | None) -> pd.DataFrame:
-    """Compare the denominators of rotary attention on some seeds."""
-    accuracy = load("bounded_rotary").accuracy
-    accuracy = accuracy[accuracy.index.isin(seeds, level="seed")]
-    table = compare(accuracy, "candidate", reference)
-    bounds = {name: bound for name, (bound, *_) in bounded_rotary.CANDIDATES.items()}
-    order = [name for name in bounds if name in table.index]
-    return table.assign(bound=pd.Series(bounds)).loc[order]
+def grid_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
+    """Compare the levels of a study with its reference."""
+    return by_data(read_grid(name), headings)
 
 
-def with_rotary() -> pd.DataFrame:
+def rotary_kernels() -> pd.DataFrame:
     """Compare kernels with softmax, both with rotary, at equal steps and at equal time."""
-    cells = add_differences(load("kernels"), {"kernel": "softmax"}).xs("rotary", level="position")
-    groups = cells.groupby(["kernel", "data"], sort=False)
-    names = {"at_equal_steps": "steps", "at_equal_time": "time"}
-    table = groups[list(names)].agg(format_mean, signed=True).rename(columns=names).unstack("data")
-    table.columns = [f"{DATA[data]}: {name}" for name, data in table.columns]
+    cells = read_grid("kernels").xs("rotary", level="position")
+    table = by_data(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
-def rotation_start() -> pd.DataFrame:
-    """Compare initial weights of the rotation kernel on MNIST."""
-    squared = pd.concat({"squared relu": load("rotation_start").accuracy}, names=["kernel"])
-    others = load("rotation_start_kernels").accuracy.reorder_levels(squared.index.names)
-    accuracy = pd.concat([squared, others]).xs("mnist", level="data").unstack("variant", sort=False)
-    accuracy["difference"] = accuracy["σ = 8"] - accuracy["σ = 1"]
-    groups = accuracy[["σ = 1", "σ = 8", "difference"]].groupby("kernel", sort=False)
-    table = groups.agg(format_mean)
-    return table.assign(difference=groups.difference.agg(format_mean, signed=True))
-
-
-def position_differences() -> pd.DataFrame:
-    """Compare the positions of other papers with rotary, for two kernels."""
-    wide = load("positions").accuracy.unstack("position", sort=False)
-    differences = wide.sub(wide["rotary"], axis=0).drop(columns="rotary")
-    groups = differences.groupby(["kernel", "data"], sort=False)
-    table = groups.agg(format_mean, signed=True).T
-    table.columns = [f"{kernel}: {DATA[data]}" for kernel, data in table]
-    return table
+def bounded(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
+    """Compare the denominators of rotary attention on some seeds."""
+    cells = read_script(bounded_rotary.RESULTS, bounded_rotary.DEFAULT, seeds)
+    bounds = {name: bound for name, (bound, *_) in bounded_rotary.CANDIDATES.items()}
+    table = by_data(cells, headings).assign(bound=pd.Series(bounds))
+    return table.reindex([name for name in bounds if name in table.index])
 
 
 def denominators() -> pd.DataFrame:
     """Compare accuracies, outputs and gradients of the denominators of rotary attention."""
-    accuracy = bounded(bounded_rotary.SELECTION_SEEDS, None)
-    accuracy = accuracy.drop(columns=accuracy.filter(like="difference"))
+    results = read_results(bounded_rotary.RESULTS).dropna(subset="accuracy")
     columns = {"largest_output": "largest output", "gradient_norm.largest": "largest gradient"}
-    largest = load("bounded_rotary").groupby("candidate")[list(columns)].max()
-    return accuracy.join(largest.map("{:,.3g}".format).rename(columns=columns))
+    largest = results.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
+    table = bounded(bounded_rotary.SELECTION_SEEDS, ACCURACY)
+    return table.join(largest.rename(columns=columns))
 
 
 def linear_table() -> pd.DataFrame:
     """Compare published linear attentions with ours."""
-    cells = load("linear_positions")
-    table = compare(cells.accuracy, "candidate", next(iter(linear_positions.CANDIDATES)))
+    ours = next(iter(linear_positions.CANDIDATES))
+    cells = read_script(linear_positions.RESULTS, ours, linear_positions.SEEDS)
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
-    table = table.assign(**{"change of the logits": errors})
+    table = by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
     return table.join(times.rename(columns="ms, {} tokens".format))
 
 
@@ -135,22 +115,20 @@ def coverage() -> pd.DataFrame:
     return cells.unstack("kind", sort=False).rename_axis("metric")
 
 
-def variants(study: str, reference: str) -> pd.DataFrame:
-    """Compare the variants of a study with one of them."""
-    return compare(load(study).accuracy, "variant", reference)
-
-
 TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
     "reproduction/studies/README.md": {
         "denominators": denominators,
         "denominators, evaluation": partial(
-            bounded, bounded_rotary.EVALUATION_SEEDS, "mixed, λ = 0.3"
+            bounded, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
         ),
-        "kernels": with_rotary,
-        "positions": position_differences,
-        "full size": partial(variants, "large", "softmax × rotary"),
-        "start of softmax": partial(variants, "softmax_start", "softmax"),
-        "start of rotation": rotation_start,
+        "kernels": rotary_kernels,
+        "positions": partial(grid_table, "positions", DIFFERENCE),
+        "full size": partial(grid_table, "large", ACCURACY | DIFFERENCE),
+        "start of softmax": partial(grid_table, "softmax_start", ACCURACY | DIFFERENCE),
+        "start of rotation": partial(grid_table, "rotation_start", ACCURACY | DIFFERENCE),
+        "start of rotation, other kernels": partial(
+            grid_table, "rotation_start_kernels", ACCURACY | DIFFERENCE
+        ),
         "linear attention": linear_table,
     },
     "reproduction/studies/interval_coverage.md": {"coverage": coverage},

@@ -31,14 +31,13 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
     forward_flops, training_flops = flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     test = _sample(dataset.test, measure.images)
-    is_correct = predict(model, test.images).argmax(dim=1) == test.labels
     backends = getattr(model, "chosen_backends", lambda batch_size: ["torch"])(BATCH_SIZE)
     return {
         "backend": ", ".join(backends),
         "forward_flops": forward_flops,
         "training_flops": training_flops,
         "test_images": len(test),
-        "accuracy": _mean(is_correct),
+        "accuracy": accuracy(model, test),
         **_measure_shifts(model, _select_shifted(test, measure), measure),
         "stability": {
             mode: measure_stability(model, test, mode, settings)
@@ -55,6 +54,11 @@ def predict(
     device = next(model.parameters()).device
     with torch.inference_mode():
         return torch.cat([model(batch.to(device)).cpu() for batch in images.split(BATCH_SIZE)])
+
+
+def accuracy(model: nn.Module, split: Split) -> float:
+    """Return the share of the images of a split that a model classifies correctly."""
+    return _mean(predict(model, split.images).argmax(dim=1) == split.labels)
 
 
 def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:

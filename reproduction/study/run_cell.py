@@ -2,24 +2,21 @@
 
 import functools
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch.nn.functional import cross_entropy
 
 from reproduction.heads.record import HEADS_FILE
-from reproduction.study.cells import CELLS, TRAINING, load_cells
+from reproduction.study.cells import TRAINING
 from reproduction.study.measure import measure_model, predict
-from reproduction.study.study import Cell, Measure, Study
-from teka.checks import check_name
+from reproduction.study.study import Cell, Measure
 from teka.codec import encode
 from teka.data import Dataset, Split
 from teka.errors import wrong_value
@@ -32,15 +29,6 @@ from teka.training.train import load_data
 from teka.training.trained_run import TrainedRun, evaluate, export
 
 WEIGHT_FILES = {"last": LAST, "best": BEST}
-# Values that do not depend on the speed of the machine.
-REPRODUCIBLE = [
-    "accuracy",
-    "minimum_accuracy",
-    "worst_shift_accuracy",
-    "steps",
-    "parameters",
-    "forward_flops",
-]
 
 
 class LearningCurve(Callback):
@@ -156,25 +144,6 @@ def run_cell(
 def load_dataset(images: DataOptions) -> Dataset:
     """Load a data set. The last one is cached, because most cells of a study share it."""
     return load_data(Run(images=images))
-
-
-def repeat_cell(
-    study: Study, folder: Path, name: str, *, data_dir: str | None = None
-) -> pd.DataFrame:
-    """Train a finished cell again in a temporary folder, with the same number of threads.
-
-    Another processor or another version of PyTorch can round differently.
-
-    Returns:
-        Values that do not depend on the speed of the machine, in the columns "saved" and
-        "repeated".
-    """
-    cells = load_cells(folder / CELLS)
-    check_name("repeat", name, cells)
-    cell = Cell(cells[name]["labels"], Run.from_dict(cells[name]["run"]))
-    with use_threads(cells[name]["threads"]), tempfile.TemporaryDirectory() as temporary:
-        repeated = run_cell(cell, study.measure, Path(temporary), data_dir=data_dir)
-    return pd.DataFrame({"saved": cells[name], "repeated": repeated}, index=REPRODUCIBLE)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ import yaml
 
 from reproduction.__main__ import run as main
 from reproduction.commands import parse_only
-from reproduction.study.cells import add_cell, load_cells
+from reproduction.study.cells import load_cells
 from tests.reproduction.study.conftest import TINY
 
 CELL = "squared-relu--seed-0"
@@ -43,15 +43,6 @@ def test_only_trains_a_part(study, tmp_path):
     assert load_cells(tmp_path / "cells.jsonl.gz").keys() == {"softmax--seed-0"}
 
 
-def test_repeat_compares_the_results(study, tmp_path, capsys, fails):
-    assert main(["study", str(study), "--repeat", CELL]) == 0
-    assert "accuracy" in capsys.readouterr().out
-    content = load_cells(study.with_suffix("") / "cells.jsonl.gz")[CELL]
-    add_cell(tmp_path / "cells.jsonl.gz", CELL, {**content, "accuracy": 0.1234})
-    error = fails("study", study, "--out", tmp_path, "--repeat", CELL)
-    assert f"The results of {CELL} differ" in error
-
-
 def test_step_seconds_writes_a_file(study, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("reproduction.study.step_seconds.SECONDS", 0.0)
     assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
@@ -65,7 +56,6 @@ def test_step_seconds_writes_a_file(study, tmp_path, capsys, monkeypatch):
         (["--only", "kernel=elu"], "got 'elu'"),
         (["--processes", "0"], "processes must be at least 1"),
         (["--processes", "two"], "got 'two'"),
-        (["--repeat", "none"], "got 'none'"),
         (["--colour", "red"], "--colour"),
     ],
 )

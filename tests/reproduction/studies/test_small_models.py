@@ -32,7 +32,7 @@ def test_nested_results_are_columns(results: Path):
 
 def test_the_best_rate_has_the_smallest_loss_on_the_tuning_seeds(results: Path):
     table = small_models.read_results(results)
-    assert small_models.best_rates(table, [("digits", "ε = 0.1")]) == [("digits", "ε = 0.1", 0.02)]
+    assert small_models.best_rates(table) == [("digits", "ε = 0.1", 0.02)]
 
 
 def test_only_missing_cells_are_trained(results: Path):
@@ -43,7 +43,7 @@ def test_only_missing_cells_are_trained(results: Path):
         return make_result(*cell)
 
     cells = [("digits", "ε = 0.1", 0.01, seed) for seed in (100, 0, 1)]
-    table = small_models.train_missing(results, train, cells, processes=1)
+    table = small_models.train_missing(results, train, 1, cells)
     assert trained == [("digits", "ε = 0.1", 0.01, 1)]
     assert len(table) == 5
     assert table.accuracy.tolist()[-1] == 0.9

@@ -2,14 +2,12 @@ import pytest
 import torch
 
 from reproduction.study import read_study
-from reproduction.study.cells import add_cell, load_cells
+from reproduction.study.cells import load_cells
 from reproduction.study.measure import flops_per_image
-from reproduction.study.run_cell import repeat_cell, run_cell, use_threads
+from reproduction.study.run_cell import run_cell, use_threads
 from teka.codec import encode
 from teka.models import read_config
 from teka.training.train import load_data
-
-NAME = "squared-relu--none--seed-3"
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +100,6 @@ def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_field
     (cell, _) = study.cells()
     run_cell(cell, study.measure, tmp_path)
     assert (tmp_path / "heads" / f"{cell.name}.npz").is_file()
-
-
-def test_a_repeated_cell_has_the_same_results(finished, tiny_study, cells):
-    results = repeat_cell(read_study(tiny_study), finished, NAME)
-    assert results.saved.equals(results.repeated)
-    assert results.saved["accuracy"] == cells[NAME]["accuracy"]
-
-
-def test_a_changed_result_differs_from_the_repeated_cell(finished, tiny_study, cells, tmp_path):
-    add_cell(tmp_path / "cells.jsonl.gz", NAME, {**cells[NAME], "accuracy": 0.123})
-    results = repeat_cell(read_study(tiny_study), tmp_path, NAME)
-    assert not results.saved.equals(results.repeated)
-
-
-def test_an_unknown_cell_to_repeat_is_an_error(finished, tiny_study):
-    with pytest.raises(ValueError, match=f"Did you mean '{NAME}'"):
-        repeat_cell(read_study(tiny_study), finished, "squared-relu--none--seed-4")
 
 
 def test_use_threads_restores_the_number_of_threads_after_an_error():
