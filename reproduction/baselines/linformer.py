@@ -74,8 +74,10 @@ class LinformerAttention(nn.Module):
     def _project(
         self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Tokens
     ) -> Values:
-        """Return the heads of E X W."""
-        return project_heads(linear, projection @ tokens, self.dim_head)
+        """Return the heads of E X W. The product that leaves fewer rows comes first."""
+        if projection.shape[0] < projection.shape[1]:
+            return project_heads(linear, projection @ tokens, self.dim_head)
+        return projection @ project_heads(linear, tokens, self.dim_head)
 
 
 class Linformer(ImageClassifier):
