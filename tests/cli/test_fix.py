@@ -68,7 +68,7 @@ def test_the_report_has_the_audit_before_and_after_the_fixes_and_their_cost(here
     )
     written = json.loads((here / "out.json").read_text())
     before, after = written["reports"]
-    assert (before["name"], after["name"]) == ("models:strided", "models:strided, fixed")
+    assert (before["name"], after["name"]) == ("models:strided", "models:strided (fixed)")
     assert written["fix"]["fixed"] == {"circular": ["model.0"], "polyphase": ["model.0"]}
     assert after["model"]["fixed"] == {"circular": 1, "polyphase": 1}
     errors = [one["metrics"][0]["numbers"]["maximum_error"]["value"] for one in (before, after)]
@@ -78,7 +78,7 @@ def test_the_report_has_the_audit_before_and_after_the_fixes_and_their_cost(here
     out = " ".join(capsys.readouterr().out.split())
     assert "circular: model.0 polyphase: model.0" in out
     # Without training the model predicts one class, so that what its accuracy becomes says nothing.
-    assert "models:strided, fixed is not compared, because its results are invalid" in out
+    assert "models:strided (fixed) is not compared, because its results are invalid" in out
     assert "accuracy on unshifted" not in out
     assert "teka fix --fix circular" in out
     page = (here / "out.html").read_text()

@@ -7,7 +7,6 @@ from teka.audit.page.metric_formatting import (
     write_number,
 )
 from teka.reporting.formatting import (
-    averaged,
     listed,
     percent,
     significant,
@@ -73,14 +72,6 @@ def test_shifts_are_written_with_true_signs():
 )
 def test_values_are_listed_in_words(values, text):
     assert listed(values) == text
-
-
-@pytest.mark.parametrize(
-    ("counts", "text"),
-    [([1, 1], "one seed"), ([3, 3], "mean of 3 seeds"), ([2, 1, 5], "means of 1 to 5 seeds")],
-)
-def test_averages_say_what_they_are_over(counts, text):
-    assert averaged(counts) == text
 
 
 def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_width_zero():

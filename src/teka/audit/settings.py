@@ -13,7 +13,7 @@ from teka.audit.images import check_background
 from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
-from teka.audit.shifts import read_steps, square_shifts
+from teka.audit.shifts import complete_steps, read_steps, square_shifts
 from teka.audit.statistics.estimate import BootstrapSettings
 from teka.checks import (
     check_device,
@@ -132,13 +132,7 @@ class AuditSettings:
         """Return the shifts for images of a size, with the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
-        zeros = (0,) * (len(sizes) - 1)
-        rows = [
-            row if isinstance(row, list) else [*zeros, row]
-            for row in read_steps("shifts", self.shifts)
-        ]
-        whole = [tuple(int(step) if step == int(step) else step for step in row) for row in rows]
-        return tuple(dict.fromkeys([(0, *zeros), *whole]))
+        return tuple(complete_steps([0.0, *read_steps("shifts", self.shifts)], len(sizes)))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """Convert the settings for images of a size to JSON data."""

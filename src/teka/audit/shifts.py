@@ -191,6 +191,15 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
     return checked
 
 
+def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
+    """Return shifts with one step for each axis, without duplicates. Whole steps are ints."""
+    rows = [
+        shift if isinstance(shift, list) else [0.0] * (num_axes - 1) + [shift] for shift in shifts
+    ]
+    steps = [tuple(int(step) if step.is_integer() else step for step in row) for row in rows]
+    return list(dict.fromkeys(steps))
+
+
 def check_shifts(
     sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
 ) -> CheckedShifts:
@@ -207,17 +216,14 @@ def check_shifts(
     Raises:
         ValueError: There are no shifts, or a shift has a wrong length or is larger than the canvas.
     """
-    checked: dict[CheckedShift, None] = {}
-    for shift in read_steps(argument, shifts):
-        values = shift if isinstance(shift, list) else [0.0] * (len(sizes) - 1) + [shift]
-        steps = tuple(int(value) if value.is_integer() else value for value in values)
-        if len(values) != len(sizes):
+    checked = complete_steps(read_steps(argument, shifts), len(sizes))
+    for steps in checked:
+        if len(steps) != len(sizes):
             raise wrong_value(argument, steps, f"a finite number for each of the {len(sizes)} axes")
-        if any(abs(value) > side for value, side in zip(values, sizes, strict=True)):
+        if any(abs(step) > side for step, side in zip(steps, sizes, strict=True)):
             raise wrong_value(
                 argument, steps, f"at most the size of the canvas along each axis, {tuple(sizes)}"
             )
-        checked[steps] = None
     if not checked:
         raise wrong_argument(argument, "empty", "at least one shift")
     return tuple(checked)

@@ -89,7 +89,7 @@ def fix(
         content = {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)}
         write_results([before], content, results, audit_text([before]))
         return
-    name = f"{case.subject.name}, fixed"
+    name = f"{case.subject.name} (fixed)"
     facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}
     fixed_case = replace(
         case,

@@ -59,16 +59,3 @@ def listed(values: Sequence[object]) -> str:
     """Join values as a list in a sentence: "0, 1 and 2". No values give an empty text."""
     words = [str(value) for value in values]
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
-
-
-def averaged(counts: Sequence[int]) -> str:
-    """Describe an average over seeds: "one seed", "mean of 3 seeds".
-
-    Args:
-        counts: Number of seeds of each model.
-    """
-    if max(counts) == 1:
-        return "one seed"
-    if min(counts) == max(counts):
-        return f"mean of {counts[0]} seeds"
-    return f"means of {min(counts)} to {max(counts)} seeds"
