@@ -146,6 +146,13 @@ def test_first_layers_that_break_are_named_with_their_cause():
         "Breaks equivariance first: patches (at shifts that are not a multiple of its stride), "
         "stem.0 (zero padding); absolute positions are added in vit.embeddings."
     )
+
+    def invariant(images):
+        return images.mean((2, 3))
+
+    assert verdict_of(metrics(invariant), layers=findings(broken))[-1].startswith(
+        "Not equivariant alone, but without effect on the output: patches"
+    )
     assert verdict_of(layers=findings({}))[-1] == (
         "No layer breaks equivariance: every error is at most 1.0e−4 of its output."
     )

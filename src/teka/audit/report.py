@@ -217,6 +217,11 @@ class AuditReport:
         """Names of the caveats that invalidate the results."""
         return [caveat.name for caveat in self.caveats if caveat.severity == "invalidates"]
 
+    @property
+    def is_exact(self) -> bool:
+        """True if no shift of any mode changes the output beyond rounding."""
+        return bool(self.metrics) and all(metrics.is_exact for metrics in self.metrics)
+
     def number(self, metric: str) -> float:
         """Return the lowest value of a metric over the modes.
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.layers.localize import LayerFindings
 from teka.audit.model_output import STILL
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
@@ -27,10 +26,10 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
     if report.invalid:
         headline = f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}."
         modes = [_mode_sentence(metrics, report) for metrics in undecided]
-        return headline, *modes, *_layer_sentences(report.layers)
+        return headline, *modes, *_layer_sentences(report)
     sentences = [_headline(report, undecided)]
     sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
-    sentences += _layer_sentences(report.layers)
+    sentences += _layer_sentences(report)
     for protocol in report.protocols:
         numbers = "; ".join(
             f"{name} {_interval(number)}" for name, number in protocol.numbers.items()
@@ -179,7 +178,8 @@ def _write_tuple(shift: Sequence[int | float]) -> str:
     return f"({', '.join(map(write_step, shift))})"
 
 
-def _layer_sentences(layers: LayerFindings | None) -> list[str]:
+def _layer_sentences(report: AuditReport) -> list[str]:
+    layers = report.layers
     if layers is None:
         return []
     sentences = []
@@ -192,7 +192,11 @@ def _layer_sentences(layers: LayerFindings | None) -> list[str]:
             name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
         ]
         added = f"; absolute positions are added in {' and '.join(owners)}" if owners else ""
-        sentences.append(f"Breaks equivariance first: {', '.join(broken)}{added}.")
+        # A grid that moves with the image, as in adaptive sampling, may compensate for a layer.
+        role = "Breaks equivariance first"
+        if report.is_exact:
+            role = "Not equivariant alone, but without effect on the output"
+        sentences.append(f"{role}: {', '.join(broken)}{added}.")
     if layers.undecided:
         noise = max(layer.noise for layer in layers.undecided)
         sentences.append(

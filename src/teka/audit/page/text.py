@@ -56,7 +56,7 @@ def _findings(report: AuditReport) -> list[str]:
     for caveat in sorted_caveats(report.caveats):
         words = f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}"
         findings.append(_wrap(words, "  ! "))
-    for role, name, words in explaining_layers(report.layers):
+    for role, name, words in [] if report.is_exact else explaining_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
     for failure in report.failures:
         findings.append(_wrap(f"{failure.part} failed: {failure.message}", "  x "))
