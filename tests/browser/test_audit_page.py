@@ -213,7 +213,7 @@ def test_models_are_shown_side_by_side(open_page):
     ]
     assert answer_shown(page, 1) == ["✓ 3", "90.0 %"]
     page.get_by_role("button", name="Image 1, class 1").click()
-    assert answer_shown(page, 1) == ["not among this model’s examples"]
+    assert answer_shown(page, 1) == ["not among the examples of this model"]
 
 
 def test_names_of_classes_and_models_are_text(open_page):
