@@ -12,7 +12,7 @@ import pandas as pd
 
 from reproduction.benchmarks.measurement import run_script
 from reproduction.study import Stability
-from reproduction.study.measure import measure_stability, predict
+from reproduction.study.measure import accuracy, measure_stability
 from teka.audit import wilson_interval
 from teka.data import load
 from teka.models import load as load_model
@@ -36,9 +36,9 @@ def measure(name: str, data_dir: str, subpixels: int) -> pd.DataFrame:
     if subpixels > 1:
         model.align = SubpixelAlignment(subpixels)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
-    num_correct = int((predict(model, test.images).argmax(dim=1) == test.labels).sum())
-    interval = wilson_interval(num_correct, len(test))
-    print(f"\n{name}: accuracy {num_correct / len(test)} of {len(test)}, interval {interval}")
+    share = accuracy(model, test)
+    interval = wilson_interval(round(share * len(test)), len(test))
+    print(f"\n{name}: accuracy {share} of {len(test)}, interval {interval}")
     crop_size = 3 * min(model.image_size) // 16 * 4  # whole patches
     crops = Stability(NEIGHBORS, 1000, crop_size)
     kinds = {**KINDS, f"crops of {crop_size} × {crop_size}": ("crop", crops)}

@@ -51,7 +51,7 @@ def read_script(path: Path, reference: str, seeds: Iterable[int]) -> Any:
     return results.assign(at_equal_steps=differences.reorder_levels(levels))
 
 
-def by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+def table_by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
     """Return means over seeds, with columns for each data set.
 
     Args:
@@ -65,30 +65,30 @@ def by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
 
 def grid_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
     """Compare the levels of a study with its reference."""
-    return by_data(read_grid(name), headings)
+    return table_by_data(read_grid(name), headings)
 
 
-def rotary_kernels() -> pd.DataFrame:
+def rotary_table() -> pd.DataFrame:
     """Compare kernels with softmax, both with rotary, at equal steps and at equal time."""
     cells = read_grid("kernels").xs("rotary", level="position")
-    table = by_data(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
+    table = table_by_data(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
-def bounded(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
+def compare_denominators(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
     """Compare the denominators of rotary attention on some seeds."""
     cells = read_script(bounded_rotary.RESULTS, bounded_rotary.DEFAULT, seeds)
     bounds = {name: bound for name, (bound, *_) in bounded_rotary.CANDIDATES.items()}
-    table = by_data(cells, headings).assign(bound=pd.Series(bounds))
+    table = table_by_data(cells, headings).assign(bound=pd.Series(bounds))
     return table.reindex([name for name in bounds if name in table.index])
 
 
-def denominators() -> pd.DataFrame:
+def denominator_table() -> pd.DataFrame:
     """Compare accuracies, outputs and gradients of the denominators of rotary attention."""
     results = read_results(bounded_rotary.RESULTS).dropna(subset="accuracy")
     columns = {"largest_output": "largest output", "gradient_norm.largest": "largest gradient"}
     largest = results.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
-    table = bounded(bounded_rotary.SELECTION_SEEDS, ACCURACY)
+    table = compare_denominators(bounded_rotary.SELECTION_SEEDS, ACCURACY)
     return table.join(largest.rename(columns=columns))
 
 
@@ -98,11 +98,11 @@ def linear_table() -> pd.DataFrame:
     cells = read_script(linear_positions.RESULTS, ours, linear_positions.SEEDS)
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
-    table = by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
+    table = table_by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
     return table.join(times.rename(columns="ms, {} tokens".format))
 
 
-def coverage() -> pd.DataFrame:
+def coverage_table() -> pd.DataFrame:
     """Return the coverage of intervals in percent, bold if significantly below 95 %."""
     rows = pd.read_csv(interval_coverage.RESULTS)
     rows = rows[rows.images == COVERAGE_IMAGES]
@@ -117,11 +117,11 @@ def coverage() -> pd.DataFrame:
 
 TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
     "reproduction/studies/README.md": {
-        "denominators": denominators,
+        "denominators": denominator_table,
         "denominators, evaluation": partial(
-            bounded, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
+            compare_denominators, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
         ),
-        "kernels": rotary_kernels,
+        "kernels": rotary_table,
         "positions": partial(grid_table, "positions", DIFFERENCE),
         "full size": partial(grid_table, "large", ACCURACY | DIFFERENCE),
         "start of softmax": partial(grid_table, "softmax_start", ACCURACY | DIFFERENCE),
@@ -131,7 +131,7 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
         ),
         "linear attention": linear_table,
     },
-    "reproduction/studies/interval_coverage.md": {"coverage": coverage},
+    "reproduction/studies/interval_coverage.md": {"coverage": coverage_table},
 }
 
 
