@@ -9,7 +9,7 @@ from teka.data import Dataset
 from teka.training import Execution, Run
 from teka.training.batches import BatchSource
 from teka.training.classifier import Classifier
-from teka.training.train import LIGHTNING_PRECISIONS
+from teka.training.trainer import LIGHTNING_PRECISIONS
 
 
 def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:

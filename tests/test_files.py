@@ -185,12 +185,6 @@ def test_invalid_yaml_is_an_error(text: str, message: str, tmp_path: Path):
         read_yaml("study", tmp_path / "file.yaml")
 
 
-def test_trusted_yaml_may_have_aliases(tmp_path: Path):
-    (tmp_path / "file.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}", encoding="utf-8")
-    content = read_yaml("study", tmp_path / "file.yaml", allow_aliases=True)
-    assert content == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
-
-
 def test_atomic_directory(tmp_path: Path):
     place = tmp_path / "run"
     for content in ("old", "new"):

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from reproduction.flops import flop_counter
 from reproduction.study.study import Measure, Stability
 from teka.audit import Movement, measure_responses
 from teka.data import Dataset, Split, lossless_selection
-from teka.flops import flop_counter
 from teka.models import Performer
 from teka.testing import equivariance_error
 

@@ -23,10 +23,10 @@ from teka.errors import wrong_value
 from teka.files import make_directory
 from teka.provenance import provenance
 from teka.training import Run, train
-from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, callback_state, load_weights
+from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, load_weights, read_checkpoint
 from teka.training.run import DataOptions
-from teka.training.train import load_data
 from teka.training.trained_run import TrainedRun, evaluate, export
+from teka.training.trainer import load_data
 
 WEIGHT_FILES = {"last": LAST, "best": BEST}
 
@@ -117,7 +117,7 @@ def run_cell(
     except FloatingPointError as error:
         return encode({**result, "failed": str(error)})
     # If the training was complete before, the callback has no points but the checkpoint has them.
-    curve = callback_state(training / CHECKPOINTS / LAST, "LearningCurve")
+    curve = read_checkpoint(training / CHECKPOINTS / LAST)["callbacks"].get("LearningCurve", {})
     points = curve["points"]
     model = run.make_model(**dataset.sizes)
     load_weights(model, training / CHECKPOINTS / WEIGHT_FILES[measure.weights])

@@ -24,7 +24,7 @@ from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.training import Run
-from teka.training.execution import without_launcher
+from teka.training.processes import process_rank
 
 CONNECT_SECONDS = 10
 
@@ -96,10 +96,26 @@ def _train(cell: Cell, num_threads: int, **options: Any) -> tuple[str, dict[str,
     """Train a cell, and return its name and content."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
-        with without_launcher(), use_threads(num_threads):
+        with _without_launcher(), use_threads(num_threads):
             return cell.name, run_cell(cell, **options)
     except ValueError as error:
         raise ValueError(f"cell {cell.name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _without_launcher() -> Iterator[None]:
+    """Train alone within this context, even if torchrun or srun started the process."""
+    variables = dict(os.environ)
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    for name in variables:
+        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
+            del os.environ[name]
+    rank = process_rank(0)
+    try:
+        yield
+    finally:
+        os.environ |= variables
+        process_rank(rank)
 
 
 def is_finished(saved: dict[str, dict[str, Any]], cell: Cell, folder: Path) -> bool:

@@ -185,12 +185,10 @@ class Study:
 def read_study(path: str | Path) -> Study:
     """Read a study from a YAML file. Its keys are the arguments of `Study`.
 
-    Aliases are allowed, because models often share most of their options.
-
     Raises:
         ValueError: The file is missing, or a key or a value is invalid.
     """
-    return decode(Study, read_yaml("study", path, allow_aliases=True), "study")
+    return decode(Study, read_yaml("study", path), "study")
 
 
 def _matches(labels: Mapping[str, str], chosen: Levels) -> bool:

@@ -120,13 +120,12 @@ def resolve_path(argument: str, path: str | Path) -> Path:
         raise wrong_value(argument, str(path), "a path without a loop of symbolic links") from error
 
 
-def read_yaml(argument: str, path: str | Path, *, allow_aliases: bool = False) -> object:
-    """Read a YAML file of plain values.
+def read_yaml(argument: str, path: str | Path) -> object:
+    """Read a YAML file of plain values. Aliases are not accepted.
 
     Args:
         argument: Name of the argument, for the error message.
         path: The file.
-        allow_aliases: Accept aliases. Use it only for trusted files.
 
     Raises:
         ValueError: The file is missing or invalid.
@@ -139,8 +138,7 @@ def read_yaml(argument: str, path: str | Path, *, allow_aliases: bool = False) -
     try:
         text = file.read_text(encoding="utf-8")
         # A short file with nested aliases may stand for more values than memory can hold.
-        has_aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
-        if has_aliases and not allow_aliases:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise yaml.YAMLError("aliases are not supported")
         return yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

@@ -268,7 +268,6 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "fail_under" in fails(*good, "--fail-under", "95")
     assert 'Did you mean "noise"' in fails(*good, "--skip", "noises")
     assert "protocol" in fails(*good, "--protocol", "horn2022")
-    assert "Did you mean 'horn2021'" in fails(*good, "--preset", "horn2022")  # former name
     assert "a directory" in fails(*good, "--html", here / "taken")
     assert "got -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")

@@ -29,6 +29,18 @@ def test_the_help_imports_neither_torch_nor_lightning():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_no_help_imports_a_slow_package():
+    script = """import sys
+from teka.cli import COMMANDS, main
+for command in COMMANDS:
+    assert main([command, "--help"]) == 0
+slow = "lightning", "matplotlib", "torchvision", "torchmetrics", "transformers", "timm"
+sys.exit(" ".join(name for name in slow if name in sys.modules))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_an_unknown_command_is_an_error_with_the_closest_name(fails):
     line = fails("trian")
     assert line.startswith("teka: error: ")

@@ -12,7 +12,7 @@ import yaml
 from teka.cli import main
 from teka.models import load
 from teka.training import Run, restore
-from teka.training.execution import process_rank
+from teka.training.processes import process_rank
 
 OPTIONS = (
     "--image-size=8",

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from reproduction.flops import flop_counter
 from teka import Grid, functional
-from teka.flops import flop_counter
 from teka.functional import KERNELS, RELATIVES, Quadratic
 from teka.nn import Attention, EmbeddedTable, LearnedFeatures, RelativeKernel, prune_heads
 from teka.nn.relative import RelativeModule

@@ -15,7 +15,7 @@ from teka import Grid
 from teka.nn import TransformerBlock
 from teka.training import Execution, execution, train
 from teka.training.checkpoint import read_weights
-from teka.training.execution import Processes
+from teka.training.processes import Processes
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import yaml
 
 from teka.codec import encode
 from teka.training import Recipe, Run, read_recipe
-from teka.training.recipe import default_recipe, recipe_names
+from teka.training.recipe import recipe_names
 
 
 def test_the_papers_two_recipes_differ_in_the_learning_rate_alone():
@@ -47,7 +47,6 @@ def test_recipe_of_a_data_set_names_its_data_and_a_model_invariant_to_circular_s
     model = run.make_model(image_size=(28, 28), in_channels=1, num_classes=10).eval()
     image = torch.rand(1, 1, 28, 28)
     torch.testing.assert_close(model(image.roll((3, 5), (2, 3))), model(image))
-    assert (default_recipe("mnist"), default_recipe("digits")) == ("mnist", None)
 
 
 def test_every_recipe_of_the_package_is_one_of_a_run():

@@ -21,7 +21,6 @@ from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
 from teka.errors import first_line, is_out_of_memory, one_line
 
 MAX_ERROR_LENGTH = 2000
-FORMER_OPTIONS = {"--preset": "--protocol"}  # accepted for one release
 ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of a model
 
 
@@ -49,7 +48,6 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
 def run(words: list[str], app: App | None = None) -> int:
     """Run a command in this process and return its exit code."""
     app = app or make_app()
-    words = [FORMER_OPTIONS.get(word, word) for word in words]
     command = words[0] if words and words[0] in app else ""
     program = f"{app.name[0]} {command}".rstrip()
     for name in ("stdout", "stderr"):
@@ -85,13 +83,11 @@ def _call(words: list[str], app: App, command: str, program: str) -> int:
     warnings.formatwarning = lambda message, *_: (
         f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
     )
+    logging.disable(logging.INFO)  # messages of Lightning are not for users of the command
     try:
         if command:
             app[command].help = None  # its help shows the docstring instead of the summary
         function, bound, unparsed = app.parse_args(words, print_error=False, exit_on_error=False)
-        # Lightning is imported by now, and its messages are not for users of the command.
-        for package in ("pytorch", "fabric"):
-            logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
         record = {}
         if "command" in unparsed:
             record = {"command": f"{app.name[0]} {shlex.join(words)}"}
@@ -101,6 +97,7 @@ def _call(words: list[str], app: App, command: str, program: str) -> int:
     except BaseException as error:
         return print_error(program, _describe(error, program))
     finally:
+        logging.disable(logging.NOTSET)
         warnings.formatwarning = format_warning
 
 

@@ -14,11 +14,9 @@ from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
-from teka.training import Execution, Run, restore
-from teka.training.execution import is_first_process
-from teka.training.recipe import Recipe, default_recipe, read_recipe
-from teka.training.run import DataOptions
-from teka.training.trained_run import EVALUATION_FILE
+from teka.training import Execution, Run
+from teka.training.recipe import Recipe, read_recipe, recipe_names
+from teka.training.run import EVALUATION_FILE, DataOptions
 
 ModelOptions: Any = model_options_class()
 
@@ -36,11 +34,12 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         set_options(read_yaml("config", token.value), token.value)
     recipes = [token.value for token in arguments["--recipe"].tokens]
     data = [token.value for token in arguments["--data"].tokens]
-    if data and not recipes:
-        recipes = [default_recipe(data[-1])]
-    for recipe in filter(None, recipes[-1:]):
-        fields = read_recipe(recipe)
-        set_options({k: v for k, v in fields.items() if v is not None}, recipe)
+    if not recipes and data and data[-1] in recipe_names():
+        recipes = [data[-1]]  # a data set may have a recipe of its own
+    if recipes:
+        fields = read_recipe(recipes[-1])
+        known = {name: value for name, value in fields.items() if value is not None}
+        set_options(known, recipes[-1])
 
 
 train_app = App(name="train", config=read_option_files)
@@ -91,6 +90,8 @@ def train(
         loggers: Services that record the run in addition to CSV and TensorBoard: wandb, mlflow.
         seed: Seed of the weights, the order of the images, dropout and random projections.
     """
+    from teka.training.processes import is_first_process  # needs Lightning
+
     fields = {**vars(images), **given_options(network), **vars(training_recipe), "seed": seed}
     run = Run.from_dict(fields)
     if resume is not None:
@@ -142,7 +143,7 @@ def evaluate(
         data_dir: Folder with the files of the data set, if it has moved.
         batch_size: Number of images per batch.
     """
-    trained = restore(run, data_dir=data_dir)
+    trained = training.restore(run, data_dir=data_dir)
     print(f"evaluating {trained.name} on the test images of {trained.dataset.name}")
     with show_progress() as show:
         evaluation = training.evaluate(
@@ -178,6 +179,6 @@ def export(run: str, /, *, out: str, dtype: str = "float32", data_dir: str | Non
         dtype: Type of the stored weights: float32, or float16, which rounds them.
         data_dir: Folder with the files of the data set, if it has moved.
     """
-    folder = training.export(restore(run, data_dir=data_dir), out, dtype=dtype)
+    folder = training.export(training.restore(run, data_dir=data_dir), out, dtype=dtype)
     size = (folder / WEIGHTS_FILE).stat().st_size
     print(f"written: {folder}, the weights in {size / 1e6:.2f} MB of {dtype}")

@@ -1,20 +1,21 @@
 """Commands `shift` and `demo`: accuracy of trained runs at every shift."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from teka import training
 from teka.audit import AuditSettings, axis_shifts
 from teka.audit.movement import TRANSLATION_MODES
 from teka.cli.app import CommandLine
 from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
-from teka.training import Run, TrainedRun, restore, train
-from teka.training.shift import compare_shifts
-from teka.training.trained_run import model_name
+from teka.training import Run
+
+if TYPE_CHECKING:
+    from teka.training import TrainedRun
 
 # The edges of images meet, so that the exact models are equivariant to rolls. The data set is too
 # small to hold out images for validation.
@@ -69,13 +70,15 @@ def shift(
         raise wrong_value("runs", runs, "each folder once")
     shifts = axis_shifts(max_shift)
     settings = AuditSettings(shifts=shifts, modes=(mode,), parts=(), batch_size=batch_size)
-    trained = [restore(run, data_dir=data_dir) for run in runs]
+    trained = [training.restore(run, data_dir=data_dir) for run in runs]
     _compare(trained, settings, make_directory("out", out), command)
 
 
 def _compare(
-    trained: Sequence[TrainedRun], settings: AuditSettings, folder: Path, command: str
+    trained: "list[TrainedRun]", settings: AuditSettings, folder: Path, command: str
 ) -> None:
+    from teka.training.shift import compare_shifts  # needs Lightning
+
     names = ", ".join(dict.fromkeys(run.name for run in trained))
     print(f"measuring {names} at {len(settings.shifts or ())} shifts", flush=True)
     with show_progress() as show:
@@ -114,10 +117,10 @@ def demo(
     print(f"training {len(runs)} models in {folder}")
     trained = []
     for number, run in enumerate(runs, start=1):
-        name = model_name(run)
+        name = run.model_name
         print(f"[{number}/{len(runs)}] {name}, seed {run.seed}", flush=True)
         run_folder = folder / f"{name.replace(', ', '-')}-{run.seed}"
-        train(run, run_folder, resume=True, command=command)
-        trained.append(restore(run_folder))
+        training.train(run, run_folder, resume=True, command=command)
+        trained.append(training.restore(run_folder))
     settings = AuditSettings(shifts=axis_shifts(4), modes=("lossless",), parts=())
     _compare(trained, settings, folder, command)

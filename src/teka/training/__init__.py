@@ -1,20 +1,15 @@
-"""Training runs: train, resume, restore, evaluate and export them.
+"""Training runs: train, resume, restore, evaluate and export them."""
 
-A wrong option raises a ValueError that names it.
-"""
-
-try:
-    import lightning.pytorch  # noqa: F401, for the hint below
-except ModuleNotFoundError as error:
-    raise ImportError(
-        f"training needs {error.name}, which is missing: pip install 'teka[train]'"
-    ) from error
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from teka.training.execution import Execution
 from teka.training.recipe import Recipe, read_recipe
 from teka.training.run import Run
-from teka.training.train import train
-from teka.training.trained_run import TrainedRun, evaluate, export, restore
+
+if TYPE_CHECKING:
+    from teka.training.trained_run import TrainedRun, evaluate, export, restore
+    from teka.training.trainer import train
 
 __all__ = [
     "Execution",
@@ -27,3 +22,17 @@ __all__ = [
     "restore",
     "train",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the functions that need Lightning at their first use, because this takes seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'teka.training' has no attribute {name!r}")
+    try:
+        module = import_module(f"teka.training.{'trainer' if name == 'train' else 'trained_run'}")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"training needs {error.name}, which is missing: pip install 'teka[train]'"
+        ) from error
+    globals()[name] = getattr(module, name)
+    return globals()[name]

@@ -140,7 +140,7 @@ def check_run(path: Path, run: Run) -> dict[str, Any]:
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
     """
-    content = _read(path)
+    content = read_checkpoint(path)
     if missing := [part for part in PARTS if part not in content]:
         expected = f"a complete checkpoint; it lacks {', '.join(missing)}"
         raise wrong_value("checkpoint", str(path), expected)
@@ -155,7 +155,12 @@ def check_run(path: Path, run: Run) -> dict[str, Any]:
     return state
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint. Unpickle only tensors and plain containers.
+
+    Raises:
+        BrokenCheckpointError: The file is missing, damaged or not a checkpoint of `teka train`.
+    """
     if not path.is_file():
         raise BrokenCheckpointError(path, "a file; train the run first")
     try:
@@ -177,7 +182,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the state_dict of the model in a checkpoint."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
-        for name, tensor in _read(path)["state_dict"].items()
+        for name, tensor in read_checkpoint(path)["state_dict"].items()
         if name.startswith(MODEL_PREFIX)
     }
 
@@ -196,13 +201,3 @@ def load_weights(model: nn.Module, path: Path) -> None:
             expected = f"a checkpoint of this architecture; {difference}"
             raise wrong_value("checkpoint", str(path), expected)
     model.load_state_dict(saved)
-
-
-def callback_state(path: Path, callback: str) -> dict[str, Any]:
-    """Return the state of a callback in a checkpoint, or an empty dictionary.
-
-    Args:
-        path: Path of the checkpoint.
-        callback: Name of the class of the callback.
-    """
-    return _read(path).get("callbacks", {}).get(callback, {})

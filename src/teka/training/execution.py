@@ -1,21 +1,14 @@
-"""Execution of a training run: devices, processes, compilation and precision."""
+"""Options for the speed and memory of a training run: devices, compilation, precision."""
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -136,84 +129,3 @@ def _has_compiler(uses_cuda: bool) -> bool:
 def _has_fast_bfloat16() -> bool:
     """Return True if the CPU multiplies matrices of bfloat16 in hardware."""
     return torch.cpu._is_avx512_bf16_supported()  # AMX has these instructions too
-
-
-class Processes(NamedTuple):
-    """Processes of a training run.
-
-    Attributes:
-        devices: Number of processes on each machine.
-        num_nodes: Number of machines.
-        launcher: Program that started the processes: "torchrun", "srun" or "".
-    """
-
-    devices: int
-    num_nodes: int
-    launcher: str
-
-    @classmethod
-    def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
-        """Return the processes that a launcher started, or the given numbers without a launcher.
-
-        Raises:
-            ValueError: The numbers differ from those of the launcher.
-        """
-        if TorchElasticEnvironment.detect():
-            total, each = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-            started = cls(each, total // each, "torchrun")
-        elif "SLURM_STEP_ID" in os.environ and SLURMEnvironment.detect():
-            total, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", "1"))
-            started = cls(total // nodes, nodes, "srun")
-        else:
-            return cls(devices or 1, num_nodes or 1, "")
-        if started.devices * started.num_nodes != total:
-            expected = f"the same number on each machine, as {started.launcher} must start them"
-            raise wrong_value("processes", total, expected)
-        for argument, value in (("devices", devices), ("num_nodes", num_nodes)):
-            number = getattr(started, argument)
-            if value not in (None, number):
-                expected = f"{number}, as {started.launcher} started them, or left out"
-                raise wrong_value(argument, value, expected)
-        return started
-
-    def environments(self) -> list[ClusterEnvironment]:
-        """Return the environment for Lightning where Lightning would detect the wrong one."""
-        if self.launcher == "srun":
-            # Requeueing would save a checkpoint within an epoch.
-            return [SLURMEnvironment(auto_requeue=False)]
-        if not self.launcher and "SLURM_JOB_ID" in os.environ:
-            # The script of a job is one process, however many tasks the job has.
-            return [LightningEnvironment()]
-        return []
-
-
-def process_rank(new: int | None = None) -> int:
-    """Return the rank of this process among those that Lightning started. Set it if `new` is given.
-
-    A single process has rank 0.
-    """
-    rank = getattr(rank_zero_only, "rank", 0)
-    if new is not None:
-        setattr(rank_zero_only, "rank", new)  # noqa: B010, Lightning does not declare it
-    return rank
-
-
-def is_first_process() -> bool:
-    """Return True in the process that writes files and prints."""
-    return process_rank() == 0
-
-
-@contextlib.contextmanager
-def without_launcher() -> Iterator[None]:
-    """Train alone within this context, even if torchrun or srun started the process."""
-    variables = dict(os.environ)
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    for name in variables:
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
-            del os.environ[name]
-    rank = process_rank(0)
-    try:
-        yield
-    finally:
-        os.environ |= variables
-        process_rank(rank)

@@ -137,8 +137,3 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise wrong_value("recipe", str(name), "a YAML file of fields of a run and their values")
     return content
-
-
-def default_recipe(data: str) -> str | None:
-    """Return the recipe of `teka train` for a data set: the one with its name, or None."""
-    return data if data in recipe_names() else None

@@ -17,6 +17,8 @@ from teka.models.model_config import MODELS, model_class, options_class
 from teka.training.recipe import Recipe, read_recipe
 
 RUN_FILE = "run.json"
+RESULT_FILE = "result.json"
+EVALUATION_FILE = "evaluation.json"
 # Sizes of a run's model that are not given, for all models that have these options.
 DEFAULT_SIZES = {"dim": 64, "depth": 2, "heads": 4, "patch_size": 1}
 # Options of the baselines with their defaults. Earlier versions saved them in runs of all models.
@@ -126,6 +128,17 @@ class Run:
         if name not in fields:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return fields[name]
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model in tables, such as "rotary, squared_relu, polyphase"."""
+        options = self.network.options
+        if self.network.model != "performer":
+            return self.network.model
+        names = [options["position"], options["kernel"]]
+        if options["patch_size"] > 1:
+            names.append(options["stem"] or "patch")
+        return ", ".join(names)
 
     @classmethod
     def of(cls, **fields: object) -> Run:

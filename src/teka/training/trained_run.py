@@ -23,10 +23,9 @@ from teka.prediction.pictures import settings_for
 from teka.provenance import provenance
 from teka.training.batches import batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, check_run, load_weights
-from teka.training.run import Run
-from teka.training.train import RESULT_FILE, load_data, read_result
+from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
+from teka.training.trainer import load_data, read_result
 
-EVALUATION_FILE = "evaluation.json"
 # Fields of `result.json` and `evaluation.json` that an exported model file holds.
 TRAINING_FACTS = (
     "teka",
@@ -73,16 +72,7 @@ class TrainedRun:
     @property
     def name(self) -> str:
         """Name of the model in tables."""
-        return model_name(self.run)
-
-
-def model_name(run: Run) -> str:
-    """Return a name for the model of a run, such as "rotary, squared_relu, polyphase"."""
-    options = run.network.options
-    if run.network.model != "performer":
-        return run.network.model
-    stem = (options["stem"] or "patch",) if options["patch_size"] > 1 else ()
-    return ", ".join((options["position"], options["kernel"], *stem))
+        return self.run.model_name
 
 
 def restore(

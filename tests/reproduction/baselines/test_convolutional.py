@@ -8,7 +8,7 @@ from torch import nn
 
 from reproduction.baselines import VGG16, AlexNet, ResNet18
 from reproduction.baselines.convolutional import ResidualBlock
-from teka.flops import flop_counter
+from reproduction.flops import flop_counter
 from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import reproduction.baselines
-from teka.flops import flop_counter
+from reproduction.flops import flop_counter
 from teka.models.model_config import MODELS, model_class
 
 PAGE = Path(reproduction.baselines.__file__).with_name("README.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from reproduction.baselines import Linformer
 from reproduction.baselines.linformer import LinformerAttention
-from teka.flops import flop_counter
+from reproduction.flops import flop_counter
 from tests.contracts.cases import relative_error
 
 FEWER, MORE = (

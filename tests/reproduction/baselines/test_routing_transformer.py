@@ -6,7 +6,7 @@ from torch import Tensor
 
 from reproduction.baselines import RoutingTransformer
 from reproduction.baselines.routing_transformer import RoutingAttention, routed_attention
-from teka.flops import flop_counter
+from reproduction.flops import flop_counter
 from tests.contracts.cases import relative_error
 
 

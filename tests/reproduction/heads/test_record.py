@@ -5,7 +5,7 @@ import torch
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads.record import HEADS_FILE, HeadRecorder, load_head_record
 from teka.training import Run, train
-from teka.training.checkpoint import CHECKPOINTS, LAST, callback_state, read_weights
+from teka.training.checkpoint import CHECKPOINTS, LAST, read_checkpoint, read_weights
 from tests.reproduction.heads.head_records import head_arrays
 from tests.training.interrupt import InterruptAt
 
@@ -100,7 +100,9 @@ def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_chec
 
 
 def test_a_checkpoint_holds_the_moments(recorded):
-    moments = callback_state(recorded / CHECKPOINTS / LAST, HeadRecorder.__name__)["moments"]
+    moments = read_checkpoint(recorded / CHECKPOINTS / LAST)["callbacks"][HeadRecorder.__name__][
+        "moments"
+    ]
     assert isinstance(moments, list)
     means = np.stack([moment["mean"].numpy() for moment in moments])
     np.testing.assert_array_equal(means, arrays(recorded)["mean"])

@@ -7,7 +7,7 @@ from reproduction.study.measure import flops_per_image
 from reproduction.study.run_cell import run_cell, use_threads
 from teka.codec import encode
 from teka.models import read_config
-from teka.training.train import load_data
+from teka.training.trainer import load_data
 
 
 @pytest.fixture(scope="module")

@@ -29,12 +29,12 @@ from teka.training.checkpoint import (
     find_checkpoint,
 )
 from teka.training.classifier import Classifier
-from teka.training.execution import Execution, Processes, is_first_process
+from teka.training.execution import Execution
 from teka.training.loggers import check_loggers, open_loggers
+from teka.training.processes import Processes, is_first_process
 from teka.training.progress import Progress
-from teka.training.run import RUN_FILE, Run
+from teka.training.run import RESULT_FILE, RUN_FILE, Run
 
-RESULT_FILE = "result.json"
 LOCK_FILE = ".lock"
 LIGHTNING_PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 IGNORED_WARNINGS = (

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from teka.flops import flop_counter
+from reproduction.flops import flop_counter
 from teka.functional.backends import triton as triton_backend
 
 MATRICES = (torch.randn(3, 5), torch.randn(5, 7), torch.randn(3, 7))
