@@ -100,9 +100,8 @@ def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_chec
 
 
 def test_a_checkpoint_holds_the_moments(recorded):
-    moments = read_checkpoint(recorded / CHECKPOINTS / LAST)["callbacks"][HeadRecorder.__name__][
-        "moments"
-    ]
+    callbacks = read_checkpoint(recorded / CHECKPOINTS / LAST)["callbacks"]
+    moments = callbacks[HeadRecorder.__name__]["moments"]
     assert isinstance(moments, list)
     means = np.stack([moment["mean"].numpy() for moment in moments])
     np.testing.assert_array_equal(means, arrays(recorded)["mean"])
