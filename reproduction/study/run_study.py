@@ -122,7 +122,7 @@ def is_finished(saved: dict[str, dict[str, Any]], cell: Cell, folder: Path) -> b
     """Return True if a cell is saved. Raise a ValueError if the saved cell has a different run."""
     if cell.name not in saved:
         return False
-    if fields := cell.run.differs_from(Run.from_dict(saved[cell.name]["run"])):
+    if fields := cell.run.differing_fields(Run.from_dict(saved[cell.name]["run"])):
         expected = f"the folder of this study; {cell.name} differs in {', '.join(fields)}"
         raise wrong_value("out", str(folder), expected)
     return True

@@ -60,7 +60,7 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 
 def decode_value(kind: Any, content: object, where: str) -> Any:
-    """Convert JSON data to any type that a field can have, as `decode` does."""
+    """Convert JSON data to a type: a dataclass, union, sequence, mapping or basic type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _decode_fields(kind, content, where)
@@ -136,9 +136,9 @@ def _decode_fields(kind: Any, content: object, where: str) -> Any:
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
-    """Decode by the first type that fits, and int before float.
+    """Decode a union by its first type that fits. Try int before float.
 
-    If only one type is not None, its error is raised.
+    If no type fits and only one type is not None, raise the error of this type.
     """
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):

@@ -28,13 +28,13 @@ except ImportError:  # on Windows, temporary files of killed processes are not r
 def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | None = None) -> None:
     """Write a file atomically.
 
-    If the process is killed, the disk is full or the power fails, the old file stays. A device or a
-    pipe is written to directly. A symbolic link stays, and its target is replaced.
+    The old file stays intact if the process is killed, the disk is full or the power fails. If the
+    path is a symbolic link, its target is replaced. Devices and pipes are written to directly.
 
     Args:
         path: File to write.
         content: Content of the file.
-        previous: New name of the old file; None deletes it.
+        previous: New path of the old file. If None, the old file is deleted.
 
     Raises:
         OSError: The file cannot be written. The error names the path.
@@ -147,9 +147,9 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Check the size that a zip archive has after unpacking, before anything is unpacked.
+    """Check the unpacked size of a zip archive before unpacking it.
 
-    The sizes in the archive can be trusted, because zipfile never reads more than them.
+    The declared sizes can be trusted, because zipfile never reads more bytes than declared.
     """
     files = archive.infolist()
     size = sum(file.file_size for file in files)
@@ -161,7 +161,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, before the computation of its content."""
+    """Check that a file can be written, before a long computation of its content."""
     file = Path(path)
     try:
         if file.is_dir() or not file.name:
@@ -178,10 +178,10 @@ def check_output_file(argument: str, path: str | Path) -> Path:
 
 
 def make_directory(argument: str, path: str | Path) -> Path:
-    """Make a folder and its parents if they are missing, and check that files can be written to it.
+    """Create a folder and its parents if necessary, and check that it is writable.
 
     Raises:
-        ValueError: The folder cannot be made or written to.
+        ValueError: The folder cannot be created or is not writable.
     """
     folder = Path(path)
     expected = "a folder that can be written to, or a place where one can be made"
@@ -197,11 +197,11 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `path` if the context ends without an error.
+    """Yield a temporary folder, and rename it to `path` if the context ends without an error.
 
     Args:
         argument: Name of the argument, for the error message.
-        path: Folder to make.
+        path: Folder to create.
         replace: Replace an existing folder even if it is not empty.
     """
     parent = make_directory(argument, path.parent)

@@ -11,7 +11,7 @@ import teka
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Return the command, the versions of teka and PyTorch, the hardware and the date."""
+    """Return the command, the versions of teka and PyTorch, the hardware and the date in UTC."""
     return {
         "command": command,
         "teka": teka.__version__,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from teka.training import Run, restore, train
-from teka.training.checkpoint import PARTS, find_checkpoint, load_weights, read_weights
+from teka.training.checkpoint import REQUIRED_KEYS, find_checkpoint, load_weights, read_weights
 
 
 def model(**options):
@@ -80,7 +80,7 @@ def unfinished(trained, tmp_path):
 def test_a_checkpoint_without_a_part_is_an_error_that_names_the_file(unfinished, tiny):
     path = unfinished / "checkpoints" / "last.ckpt"
     whole = torch.load(path, weights_only=True)
-    for part in PARTS:
+    for part in REQUIRED_KEYS:
         torch.save({name: value for name, value in whole.items() if name != part}, path)
         with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
             find_checkpoint(unfinished, tiny)

@@ -1,4 +1,4 @@
-"""The parser of the `teka` command: its commands, and how it reads their options."""
+"""Parser of the `teka` command: list of commands, and conversion of option values."""
 
 import json
 from collections.abc import Sequence
@@ -54,18 +54,17 @@ COMMANDS = {
         "Make a model less sensitive to shifts without training, and audit it before and after.",
     ),
 }
-# Options that are not named after the field that they set.
+# Names of options that differ from the name of the field that they set.
 OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budget"}
 
 
 def make_app(name: str = "teka") -> App:
-    """Return the parser with every command of teka. Other packages can add commands to it.
+    """Return the parser with all commands of teka, to which other packages can add commands.
 
-    A command is imported when it is used, so that `teka --help` is fast.
+    A command is imported when it is first used, so that `teka --help` is fast.
 
     Args:
-        name: Words before the command, for error messages and for the command line that results
-            record.
+        name: Name of the program in error messages and in saved command lines.
     """
     app = App(
         name=name,
@@ -90,14 +89,14 @@ def make_app(name: str = "teka") -> App:
 
 
 class _Console(Console):
-    """A console that does not hide that the reader of the output is gone."""
+    """Console that raises BrokenPipeError if the output is closed, for example by `head`."""
 
     def on_broken_pipe(self) -> None:
-        raise  # the BrokenPipeError, instead of SystemExit(1)
+        raise  # rich would raise SystemExit(1) instead
 
 
 def _count_words(kind: Any, **options: Any) -> tuple[int, bool]:
-    """Return 1 for a union such as `int | tuple[int, int]`, which cyclopts 4 cannot count."""
+    """Return the number of words of a type. cyclopts 4 fails for `int | tuple[int, int]`."""
     try:
         return _convert.token_count(kind, **options)
     except ValueError:
@@ -109,9 +108,10 @@ if cyclopts.__version__.startswith("4."):  # on Python 3.10
 
 
 def convert(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert the words of an option to its type. A word is JSON or a string.
+    """Convert the values of an option to the type of the option.
 
-    The conversion is strict: no number is rounded, and an empty word is an error.
+    A value is read as JSON if possible, and as a string otherwise. The conversion is strict: it
+    rounds no number, and an empty value is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
     words = [{"True": "true", "False": "false"}.get(t.value, t.value) for t in tokens]  # of YAML
@@ -140,11 +140,11 @@ def _read_json(word: str) -> object:
 
 
 def describe_error(error: CycloptsError, program: str) -> str:
-    """Return what is wrong with a command line: the argument, its value and what was expected.
+    """Return an error message that names the wrong argument, its value and the expected value.
 
     Args:
         error: Error of the parser.
-        program: Program and command.
+        program: Name of the program and the command, such as "teka train".
     """
     if isinstance(error, CoercionError) and isinstance(error.msg, str):
         return error.msg

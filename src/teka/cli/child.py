@@ -1,8 +1,8 @@
-"""A child process for commands that run a model's code.
+"""Child process for commands that run the code of a model.
 
-The code cannot end the command unnoticed, because the parent reports success only if the child
-sends an exit code through a pipe. A child that ends without one, whether by `os._exit`, a signal
-or a crash, is an error.
+The child sends its exit code through a pipe. If it ends without an exit code, for example by
+`os._exit`, a signal or a crash, the parent prints an error. The code of a model can therefore
+not end a command without an error.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ from typing import Any
 USAGE_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
-# For a call that began within the budget, for an interrupted child, and for the cleanup of a child.
+# Time that the parent waits longer than the budget of a call, and for a child that is ending.
 GRACE_SECONDS = 10.0
-# The parent polls, because a process that the child has left behind can keep the pipes open.
+# The parent polls, because a grandchild may keep the pipe open after the end of the child.
 _POLL_SECONDS = 1.0
-# A terminal and the parent both send an interrupt. Within this time they count as one.
+# The terminal and the parent may both send an interrupt. Within this time, they count as one.
 _INTERRUPT_SECONDS = 1.0
 _IDLE, _CALL, _DONE = b"idle", b"call", b"done"
 
-_connection: Connection | None = None  # to the parent, in the child
+_connection: Connection | None = None  # in the child, the pipe to the parent
 _was_interrupted = False
 
 
@@ -39,22 +39,22 @@ def in_child() -> bool:
 
 
 def was_interrupted() -> bool:
-    """Return True in a child that received an interrupt.
+    """Return True if the child received an interrupt signal.
 
-    In contrast, the code of a model may raise `KeyboardInterrupt` by itself.
+    Otherwise, a `KeyboardInterrupt` was raised by the code of the model.
     """
     return _was_interrupted
 
 
 def run_in_child(
-    run: Callable[[list[str]], int], words: list[str], say: Callable[[str], int]
+    run: Callable[[list[str]], int], words: list[str], print_error: Callable[[str], int]
 ) -> int:
-    """Run a command in a child process.
+    """Run a command in a child process, and return its exit code.
 
     Args:
-        run: A function of a module, from the words of a command to its exit code.
-        words: The words of the command.
-        say: Prints an error in one line and returns its exit code.
+        run: Module-level function that runs the command and returns the exit code.
+        words: The command and its options.
+        print_error: Function that prints an error message and returns the exit code.
     """
     _occupy_standard_streams()
     context = get_context("spawn")
@@ -75,16 +75,17 @@ def run_in_child(
         return code
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K\x1b[?25h")  # show the cursor, which a progress bar hides
-    return say(code or _describe_end(process.exitcode))
+    return print_error(code or _describe_end(process.exitcode))
 
 
 def _await_code(
     process: BaseProcess, receiver: Connection, seconds: float | None = None
 ) -> int | str | None:
-    """Wait for the exit code of the child.
+    """Wait for the exit code of the child, at most for a number of seconds.
 
     Returns:
-        The exit code, None if the child ended without one, or the reason to kill it if time is up.
+        The exit code, None if the child ended without one, or an error message if the child must
+        be killed because it takes too long.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     reason = ""
@@ -116,9 +117,9 @@ def _await_code(
 
 
 def _interrupt(process: BaseProcess, receiver: Connection) -> int:
-    """Send an interrupt to the child and wait for its end.
+    """Interrupt the child and wait until it ends.
 
-    The signal is needed because only a terminal sends an interrupt to both processes.
+    A terminal interrupts both processes, but `kill` interrupts only the parent.
     """
     code = None
     with contextlib.suppress(KeyboardInterrupt, ProcessLookupError):
@@ -142,7 +143,7 @@ def _describe_end(exit_code: int | None) -> str:
 
 
 def _occupy_standard_streams() -> None:
-    """Open closed standard streams, because a pipe must not take the number of one of them."""
+    """Open closed standard streams, so that a pipe does not get one of their file numbers."""
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -153,12 +154,12 @@ def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Co
     global _connection
     _connection = connection
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # A shell ignores interrupts of its background jobs.
+    # A shell starts background jobs with interrupts ignored. Keep it that way.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _raise_interrupt())
     code = run(words)
     connection.send_bytes(b"%s %d" % (_DONE, code))
-    # The report is complete. Do not print what the model's exit handlers write.
+    # The result is complete. Hide the output of exit handlers of the model.
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
@@ -186,10 +187,14 @@ def _raise_interrupt() -> Callable[[int, Any], None]:
 
 
 def report_calls(budget: float | None) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a context manager for calls of a model's code.
+    """Return a factory of context managers for calls of the code of a model.
 
-    It tells the parent when a call begins and ends, so that the parent can end a call that takes
-    too long. It also restores the standard streams, which the code may replace.
+    The context manager tells the parent when a call begins and ends. The parent kills the child if
+    a call takes too long. Afterwards, the context manager restores standard output and error, which
+    the code may have replaced.
+
+    Args:
+        budget: Time limit of a call in seconds, or None for no limit.
     """
 
     @contextlib.contextmanager

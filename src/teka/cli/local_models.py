@@ -1,4 +1,4 @@
-"""Load models of this library for an audit: finished runs and model files."""
+"""Loading of finished runs and model files for an audit."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
     Args:
         path: Folder of the run.
-        load_options: Options for the model. `data_dir` is the folder of the data set if it has
-            moved.
+        load_options: Options for the model, such as `data_dir` if the data set has moved.
     """
     from teka.training import restore  # needs Lightning
 
@@ -44,7 +43,7 @@ def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a model file from its folder, or a packaged model by its name."""
+    """Load a model file from a folder, or a model that comes with teka by its name."""
     config = models.read_config(path)
     name = Path(path).name
     load_options = _keep_size(name, config.image_size, load_options)
@@ -60,7 +59,7 @@ def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def _keep_size(name: str, size: tuple[int, ...], load_options: LoadOptions) -> LoadOptions:
-    """Return the options with the image size of a model, which cannot be changed."""
+    """Return the options with the image size of the model. Other sizes are an error."""
     if len(size) != 2:
         raise wrong_value("model", name, f"a model of images, not of {len(size)} axes")
     wanted = load_options.input_size
@@ -77,7 +76,7 @@ def _is_model_file(spec: str) -> bool:
 _MODEL_FILE = (
     f"the folder of a model file, or a model that comes with teka ({', '.join(PRETRAINED)})"
 )
-# Names of packaged models go before folders of the same name.
+# The name of a packaged model takes precedence over a folder of the same name.
 LOCAL_LOADERS = (
     Loader(_MODEL_FILE, _is_model_file, load_model_file),
     Loader(

@@ -27,17 +27,19 @@ ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of 
 def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
     """Run a command and return its exit code.
 
-    Without arguments, commands that run a model's code do so in a child process, so that the code
-    cannot end the command without an error. With arguments, everything runs in this process.
+    Commands that run the code of a model use a child process, so that the code cannot end the
+    command without an error. If `arguments` are passed, everything runs in this process.
 
     Args:
-        arguments: Words after the name of the program, by default those of this process.
-        app: Parser with the commands, by default `make_app()`.
+        arguments: Command and options. The default is `sys.argv[1:]`.
+        app: Parser with the commands. The default is `make_app()`.
 
     Returns:
-        0 if the command succeeded, 1 if an audit stayed below its threshold, 130 if interrupted,
-        141 if nobody reads the output any more, and 2 for any other error, with one line on
-        standard error.
+        - 0: success
+        - 1: an audit stayed below its threshold
+        - 2: any other error, with one line on standard error
+        - 130: interrupted by Ctrl-C
+        - 141: the output was closed, for example by `head`
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and app is None and words and words[0] in ISOLATED_COMMANDS:
@@ -78,7 +80,7 @@ def run(words: list[str], app: App | None = None) -> int:
 
 
 def _call(words: list[str], app: App, command: str, program: str) -> int:
-    """Parse and call a command. Print errors as one line, except interrupts and OSErrors."""
+    """Parse and call a command. Print an error as one line, but raise interrupts and OSErrors."""
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
         f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
@@ -102,7 +104,7 @@ def _call(words: list[str], app: App, command: str, program: str) -> int:
 
 
 def _describe(error: BaseException, program: str) -> str:
-    """Return the message of an error. Print the traceback of an internal error."""
+    """Return the message of an error. For an internal error, also print the traceback."""
     match error:
         case CycloptsError():
             return describe_error(error, program)
@@ -129,7 +131,7 @@ def print_error(program: str, message: object) -> int:
 
 
 def _discard_output() -> None:
-    """Keep Python from writing at exit what cannot be written."""
+    """Redirect closed standard streams, so that Python raises no error when it flushes them."""
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:
             stream.flush()

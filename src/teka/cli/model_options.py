@@ -1,4 +1,4 @@
-"""Options of all models as one class, for the command line."""
+"""Command-line options of all models, combined in one dataclass."""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ Args:
 
 
 def model_options_class() -> type[Any]:
-    """Return a dataclass with the name of a model and the options of all registered models.
+    """Return a dataclass whose fields are the options of all registered models.
 
-    Options are None by default, which stands for the default of the model. Their descriptions are
-    those of the first model that has them.
+    The default of each option is None, which selects the default of the model. If several models
+    have an option, its description is that of the first model.
     """
     kinds: dict[str, Any] = {}
     texts: dict[str, str] = {}
@@ -46,12 +46,12 @@ def model_options_class() -> type[Any]:
 
 
 def given_options(options: object) -> Mapping[str, Any]:
-    """Return the options of an object of this class that are not left at their defaults."""
+    """Return the options that are set, as a dictionary."""
     return {name: value for name, value in vars(options).items() if value is not None}
 
 
 def _json_type(kind: Any) -> Any:
-    """Return the part of a type that JSON data can have, or None in addition."""
+    """Return the union of None and those members of a type that JSON can represent."""
     is_union = get_origin(kind) in (Union, types.UnionType)
     kept = [
         member

@@ -19,7 +19,7 @@ from teka.reporting.tables import WIDEST, Table
 def download(names: list[str], /, *, data_dir: str = "data") -> None:
     """Download published data sets and check them.
 
-    The other commands find them with `--data-dir`. Complete files are not downloaded again.
+    Pass the folder to other commands with `--data-dir`. Complete files are not downloaded again.
 
     For example:
 
@@ -28,7 +28,7 @@ def download(names: list[str], /, *, data_dir: str = "data") -> None:
 
     Args:
         names: Data sets: mnist, fashion-mnist, cifar10.
-        data_dir: Folder for the files. It is made if it is missing.
+        data_dir: Folder for the files. A missing folder is created.
     """
     for name in names:
         check_downloadable(name)  # raise an error for a wrong name before the first download
@@ -49,8 +49,8 @@ def predict(
 ) -> None:
     """Classify picture files with a trained model.
 
-    By default each picture is a handwritten digit of any size, dark on light or light on dark.
-    The model may also be named before the pictures.
+    The default model reads handwritten digits of any size, dark on light or light on dark. You can
+    also name the model before the pictures.
 
     For example:
 
@@ -60,10 +60,9 @@ def predict(
 
     Args:
         pictures: Picture files.
-        model: Model to use: mnist, fashion-mnist, cifar10, digits, or a folder that `teka export`
-            has written.
-        top: Number of classes to show for each picture, the most probable first.
-        ground: Background of a drawing: dark, light, or auto to look at the border.
+        model: mnist, fashion-mnist, cifar10, digits, or a folder written by `teka export`.
+        top: Number of most probable classes to show for each picture.
+        ground: Background of a drawing: dark, light, or auto, which examines the border.
         batch_size: Number of pictures per batch.
         json_output: Print JSON instead of a table.
     """
@@ -96,7 +95,7 @@ def predict(
 
 
 def _split_model(words: list[str], model: str) -> tuple[list[str], str]:
-    """Return the pictures and the model, which is the first word if it is not a picture."""
+    """Return the pictures and the model. The first word is the model if it is not a picture."""
     first = words[0]
     path = expand_user(first)
     is_picture = path.is_file() or path.suffix.lower() in SUFFIXES

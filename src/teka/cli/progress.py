@@ -16,7 +16,7 @@ SECONDS_PER_LINE = 5.0
 
 
 class ShowProgress(Protocol):
-    """Show that `done` of `total` steps of a stage are finished."""
+    """Function that shows that `done` of `total` steps of a stage are finished."""
 
     def __call__(self, stage: str, done: int, total: int | None, note: str = "") -> None: ...
 
@@ -25,8 +25,8 @@ class ShowProgress(Protocol):
 def show_progress() -> Iterator[ShowProgress]:
     """Yield a function that shows progress and the time left on standard error.
 
-    A terminal shows a bar. Elsewhere, such as in a log file, at most one line is written every five
-    seconds, so that a short command writes none.
+    On a terminal, the function shows a progress bar. Otherwise, such as in a log file, it prints at
+    most one line every five seconds. A shorter command prints none.
     """
     console = Console(stderr=True, markup=False, highlight=False)
     bar = progress.Progress(

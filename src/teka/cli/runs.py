@@ -22,7 +22,7 @@ ModelOptions: Any = model_options_class()
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Set the options that the command line leaves out, from --config and then from --recipe."""
+    """Set missing options from the files of --config, and then from the recipe."""
 
     def set_options(content: object, file: str) -> None:
         if not isinstance(content, dict) or any(isinstance(v, dict) for v in content.values()):
@@ -30,7 +30,7 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         options = {str(name): value for name, value in content.items()}
         Dict(options, source=file, use_commands_as_keys=False)(app, commands, arguments)
 
-    for token in reversed(arguments["--config"].tokens):  # an option of the last file counts
+    for token in reversed(arguments["--config"].tokens):  # the last file takes precedence
         set_options(read_yaml("config", token.value), token.value)
     recipes = [token.value for token in arguments["--recipe"].tokens]
     data = [token.value for token in arguments["--data"].tokens]
@@ -65,8 +65,8 @@ def train(
 ) -> None:
     """Train a model on a data set.
 
-    Ctrl-C stops the run. The same run continues with `--resume`. The defaults of `--data mnist`
-    reach 99 % in minutes on two cores.
+    Ctrl-C stops the run, and `--resume` continues it. With `--data mnist`, the default options
+    reach 99 % accuracy in minutes on two cores.
 
     For example:
 
@@ -78,17 +78,16 @@ def train(
         torchrun --standalone --nproc-per-node 4 --no-python teka train --batch-size 256
 
     Args:
-        out: Folder of the run. By default it is named after the data, the model and the seed, in
-            the folder runs.
-        resume: Folder of a run to continue with its own options. Only options of devices can be
-            given too.
-        recipe: Defaults of the options of the model and of training: cordonnier2020, horn2021,
-            horn2021-text, mnist, teka, or a YAML file. By default the recipe with the name of the
-            data set, if there is one. Options on the command line or in --config go first.
-        config: YAML or JSON file with values for any of these options. Options on the command line
-            go first.
-        loggers: Services that record the run in addition to CSV and TensorBoard: wandb, mlflow.
-        seed: Seed of the weights, the order of the images, dropout and random projections.
+        out: Folder of the run. The default is runs/DATA-MODEL-SEED.
+        resume: Folder of a run to continue. Its options are kept; only device options and loggers
+            can be changed.
+        recipe: Default values for the model and training options: cordonnier2020, horn2021,
+            horn2021-text, mnist, teka, or a YAML file. If --recipe is missing, the recipe with the
+            name of the data set is used, if it exists.
+        config: YAML or JSON file with values for any of these options. The command line overrides
+            the file, and the file overrides the recipe.
+        loggers: Additional loggers besides CSV and TensorBoard: wandb, mlflow.
+        seed: Seed of the initial weights, the order of the images, dropout and random projections.
     """
     from teka.training.processes import is_first_process  # needs Lightning
 
@@ -165,8 +164,8 @@ def evaluate(
 def export(run: str, /, *, out: str, dtype: str = "float32", data_dir: str | None = None) -> None:
     """Write the best weights of a finished run as a model file.
 
-    A model file is a folder with config.json and model.safetensors. `teka predict --model` and
-    `teka.models.load` read it.
+    A model file is a folder with config.json and model.safetensors. Load it with
+    `teka predict --model` or `teka.models.load`.
 
     For example:
 
@@ -175,8 +174,8 @@ def export(run: str, /, *, out: str, dtype: str = "float32", data_dir: str | Non
 
     Args:
         run: Folder of a finished run.
-        out: Folder to write. A model file that exists there is replaced.
-        dtype: Type of the stored weights: float32, or float16, which rounds them.
+        out: Folder of the model file. An existing model file is replaced.
+        dtype: Data type of the stored weights: float32, or float16, which rounds the weights.
         data_dir: Folder with the files of the data set, if it has moved.
     """
     folder = training.export(training.restore(run, data_dir=data_dir), out, dtype=dtype)

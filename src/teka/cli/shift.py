@@ -59,9 +59,10 @@ def shift(
     Args:
         runs: Folders of finished runs on the same data.
         max_shift: Largest shift in pixels, along each axis in both directions.
-        mode: Treatment of the edges. With "zero", pixels that leave the image are lost, and
-            background enters. "lossless" refuses to lose a pixel that is not background. "canvas"
-            places the image on a larger canvas. With "circular", pixels enter on the other side.
+        mode: Treatment of the image edges. "zero": pixels that leave the image are lost, and
+            background enters. "lossless": like zero, but losing a pixel that is not background is
+            an error. "canvas": the image is shifted on a larger canvas. "circular": pixels that
+            leave the image enter on the opposite side.
         batch_size: Number of images per batch.
         data_dir: Folder with the files of the data set, if it has moved.
         out: Folder for the report.
@@ -96,9 +97,9 @@ def demo(
 ) -> None:
     """Train four small models on digits and compare them on shifted images.
 
-    Two models have absolute and relative positions. Two more have relative positions and a quarter
-    of the tokens, one by polyphase sampling and one by an ordinary stride. After an interrupt the
-    same command continues.
+    The first model has absolute positions, and the second has relative positions. The other two
+    have relative positions and a quarter of the tokens, by polyphase sampling or by an ordinary
+    stride. If the command is interrupted, run it again to continue.
 
     For example:
 
@@ -107,7 +108,7 @@ def demo(
 
     Args:
         out: Folder for the runs and the report.
-        seeds: Seeds; every model is trained with each of them.
+        seeds: Each model is trained once with each of these seeds.
         epochs: Number of passes over the training images.
     """
     if len(set(seeds)) < len(seeds):

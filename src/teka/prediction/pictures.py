@@ -1,4 +1,4 @@
-"""Conversion of pictures to the images that a model was trained on."""
+"""Conversion of picture files to input images of a model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ OVERSAMPLING = 4
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """Settings that convert pictures to the images of a model; saved with a model as `pictures`.
+    """Settings for the conversion of pictures to input images. A model file stores them.
 
-    - "whole" resizes the picture to the images of the model, without keeping its aspect ratio.
-    - "ink" cuts out the drawing, scales it to fit a box with its aspect ratio kept, and centers it
-      on a dark canvas. The canvas is then resized to the images of the model. MNIST's images were
-      made in this way.
+    - "whole" resizes the whole picture to the input size, without keeping the aspect ratio.
+    - "ink" crops the drawing, scales it to fit a box while keeping the aspect ratio, and centers it
+      on a dark canvas. The canvas is then resized to the input size. The images of MNIST were made
+      in this way.
 
     >>> from dataclasses import asdict
     >>> from PIL import Image
@@ -59,7 +59,7 @@ class PictureSettings:
         stroke: Smallest width of strokes in pixels of the canvas. Thinner strokes are thickened.
 
     Raises:
-        ValueError: An unknown fit, a missing or wrong size, or a negative stroke.
+        ValueError: `fit` is unknown, a size is missing or wrong, or `stroke` is negative.
     """
 
     fit: str = "whole"
@@ -82,10 +82,10 @@ class PictureSettings:
 
 
 def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
-    """Return the settings for a model of a data set.
+    """Return the settings for a model that was trained on a data set.
 
-    The ink of MNIST fits 20×20 pixels on a canvas of 28×28, that of Fashion-MNIST fills the canvas,
-    and digits are 8×8.
+    In MNIST, the ink fits a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, it
+    fills the canvas. In digits, it fits a box of 8×8 pixels.
     """
     if data == "digits":
         return PictureSettings("ink", image_size, (8, 8))
@@ -104,14 +104,14 @@ def read_images(
     in_channels: int,
     ground: str = "auto",
 ) -> Float[Tensor, "pictures channels height width"]:
-    """Read pictures as images of a model, with intensities from 0 to 1.
+    """Read pictures and convert them to input images of a model, with intensities from 0 to 1.
 
     Args:
-        pictures: Paths of files, or pictures of Pillow.
-        settings: Fields of `PictureSettings`. None stands for the default settings.
+        pictures: Paths of files, or Pillow images.
+        settings: Fields of `PictureSettings`. None selects the default settings.
         image_size: (height, width) of the images.
         in_channels: 1 for gray, 3 for RGB.
-        ground: Color that is drawn on, see `teka.prediction.predict`.
+        ground: Background of a drawing, see `teka.prediction.predict`.
     """
     decoded = decode(PictureSettings, settings or {}, "pictures")
     images = []
@@ -131,17 +131,18 @@ def read_images(
 def fit_ink(
     levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str = "auto"
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
-    """Draw the ink of a gray picture on a canvas, bright on a ground of 0.
+    """Crop the drawing in a gray picture, and center it on a canvas as bright ink on black.
 
-    1. Ink is the difference from the ground, see `_find_ink`.
-    2. It is scaled, with its aspect ratio kept, so that ink above a third of the strongest fits the
-       box, and shifted so that its center of mass is at the center of the canvas. The box is moved
-       by whole pixels and stays on the canvas.
-    3. Strokes that are thinner than `settings.stroke` are thickened.
-    4. The strongest ink becomes 255.
+    1. Compute the ink, which is the difference from the background.
+    2. Scale the ink to fit the box, with its aspect ratio kept. Ink weaker than a third of the
+       maximum may lie outside the box.
+    3. Shift the ink by whole pixels, so that its center of mass is at the center of the canvas.
+       The box stays on the canvas.
+    4. Thicken strokes that are thinner than `settings.stroke`.
+    5. Scale the intensities, so that the maximum is 255.
 
     Raises:
-        ValueError: The picture has no ink.
+        ValueError: The picture has no ink, because it is uniform.
 
     Source: LeCun et al., Gradient-based learning applied to document recognition, 1998, III.A.
     """
@@ -185,7 +186,8 @@ def fit_ink(
 def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
     """Return the mean width of strokes in pixels, or 0 without ink.
 
-    The width is twice the area over the length of the outline, which is π/4 of its pixel edges.
+    The width is twice the area divided by the length of the outline. The length of the outline is
+    the number of its pixel edges times π/4.
     """
     padded = np.pad(ink.numpy(), 1)
     edges = (padded[1:] != padded[:-1]).sum() + (padded[:, 1:] != padded[:, :-1]).sum()
@@ -195,11 +197,10 @@ def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
 def _find_ink(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return how much each pixel differs from the ground, or 0 within the noise of the border.
+    """Return the difference of each pixel from the background. Set it to 0 if it is only noise.
 
-    The ground is light if the mean of the border is above the middle between the darkest and the
-    lightest level. The level of the ground is the median of the border, and its noise is the median
-    deviation from it.
+    The background is light if the mean of the border is closer to the lightest level than to the
+    darkest. Its level is the median of the border, and its noise is the median absolute deviation.
     """
     band = max(1, round(0.02 * min(levels.shape)))
     is_border = np.ones(levels.shape, dtype=bool)
@@ -220,7 +221,7 @@ def _resample(
     scale: float,
     size: tuple[int, int],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
-    """Scale the part of a picture that begins at `start` to bytes. Outside pixels are 0."""
+    """Crop and scale a part of a picture that begins at `start`. Pixels outside are 0."""
     from PIL import Image
 
     end = start + np.array(size) / scale

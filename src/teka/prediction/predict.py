@@ -16,7 +16,7 @@ DEFAULT_MODEL = "mnist"
 
 @dataclass(frozen=True)
 class Prediction:
-    """Classes of a picture, the most probable first, and their softmax probabilities.
+    """Predicted classes of a picture with their softmax probabilities, the most probable first.
 
     >>> from teka.prediction import Prediction
     >>> prediction = Prediction("photo.png", ("cat", "dog"), (0.9, 0.1))
@@ -26,7 +26,7 @@ class Prediction:
     Args:
         picture: Path of the picture.
         class_names: Names of the classes, the most probable first.
-        probabilities: Their probabilities, which sum to 1.
+        probabilities: Probabilities of the classes in the same order. They sum to 1.
     """
 
     picture: str
@@ -56,17 +56,18 @@ def predict(
 
     Args:
         pictures: Files of any size, in a format that teka reads.
-        model: "mnist", "fashion-mnist", "cifar10" or "digits", which come with the library, or a
-            folder that `teka export` has written.
-        ground: Color that is drawn on: "dark", "light", or "auto" to choose it by the border. For
-            photographs it is only the color behind transparent pixels.
-        batch_size: Number of pictures at a time.
-        progress: Called after each batch with the number of classified pictures and of all.
+        model: Name of a model that comes with the library: "mnist", "fashion-mnist", "cifar10" or
+            "digits". Or a folder written by `teka export`.
+        ground: Background of a drawing: "dark", "light", or "auto", which examines the border. In
+            photographs, only transparent pixels get this color.
+        batch_size: Number of pictures per batch.
+        progress: Function that is called after each batch with the number of classified pictures
+            and the number of all pictures.
 
     Raises:
         ImportError: Pillow or safetensors is not installed.
-        ValueError: A file is not a picture, a picture has no ink, or the model cannot be read or
-            does not classify whole pictures.
+        ValueError: A file is not a picture, a picture has no ink, the model cannot be read, or the
+            model is not an image classifier.
     """
     check_sizes({"batch_size": batch_size})
     if isinstance(pictures, str) or not isinstance(pictures, Sequence) or not pictures:

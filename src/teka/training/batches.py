@@ -18,13 +18,13 @@ from teka.training.run import Run
 MAX_NUM_WORKERS = 8
 
 
-class Part(NamedTuple):
-    """Some images of one step.
+class MicroBatch(NamedTuple):
+    """Part of the images of an optimizer step.
 
     Attributes:
         indices: Indices of the images.
-        weight: Weight of the mean loss of these images. With it, the mean over all parts of a step
-            is the mean over its images.
+        weight: Factor of the mean loss over these images. It makes the mean over the micro-batches
+            equal to the mean over all images of the step.
     """
 
     indices: list[int]
@@ -32,19 +32,26 @@ class Part(NamedTuple):
 
 
 class TrainBatch(NamedTuple):
-    """Images (B, C, H, W) of a part, their classes (B,), and the weight of the part."""
+    """Images (B, C, H, W) of a micro-batch, their classes (B,), and the weight of the loss."""
 
     images: Tensor
     labels: Tensor
     weight: float
 
 
-class Parts(Sampler[Part]):
-    """Sampler of the images of every step, in a random order that depends on seed and epoch.
+class MicroBatchSampler(Sampler[MicroBatch]):
+    """Sampler of micro-batches, in a random order that depends only on the seed and the epoch.
 
-    The images of a step are divided into parts: each process has `accumulate` parts. Part p of P
-    has every P-th image of the step, starting with image p. The last step of an epoch may be
-    smaller.
+    Each step has `accumulate` micro-batches per process. Micro-batch m of M contains every M-th
+    image of the step, starting with image m. The last step of an epoch may be smaller.
+
+    Args:
+        num_images: Number of images of an epoch.
+        batch_size: Number of images of a step, in all processes together.
+        seed: Seed of the order.
+        accumulate: Number of micro-batches per step in each process.
+        rank: Rank of this process.
+        world_size: Number of processes.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class Parts(Sampler[Part]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.num_parts = accumulate * world_size
+        self.num_micro_batches = accumulate * world_size
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.accumulate, self.rank, self.world_size = accumulate, rank, world_size
         self.epoch = 0
@@ -66,48 +73,57 @@ class Parts(Sampler[Part]):
         """Set the epoch. Lightning calls this method."""
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         generator = Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.num_images, generator=generator).tolist()
         for start in range(0, self.num_images, self.batch_size):
             step = order[start : start + self.batch_size]
-            for turn in range(self.accumulate):
-                indices = step[turn * self.world_size + self.rank :: self.num_parts]
-                # All processes need the same number of steps. A part without images gets the first
-                # image of the step with weight 0.
-                yield Part(indices or step[:1], len(indices) * self.num_parts / len(step))
+            for index in range(self.accumulate):
+                indices = step[index * self.world_size + self.rank :: self.num_micro_batches]
+                weight = len(indices) * self.num_micro_batches / len(step)
+                # All processes need the same number of micro-batches. An empty one contains the
+                # first image of the step with weight 0.
+                yield MicroBatch(indices or step[:1], weight)
 
     def __len__(self) -> int:
         return self.accumulate * -(-self.num_images // self.batch_size)
 
 
 @dataclass
-class _TrainingParts(TorchDataset[TrainBatch]):
-    """The images of a part, read together."""
+class _MicroBatchDataset(TorchDataset[TrainBatch]):
+    """Data set that is indexed by micro-batches."""
 
     split: Split
 
-    def __getitem__(self, part: Part) -> TrainBatch:
-        images, labels = self.split[part.indices]
-        return TrainBatch(images, labels, part.weight)
+    def __getitem__(self, micro_batch: MicroBatch) -> TrainBatch:
+        images, labels = self.split[micro_batch.indices]
+        return TrainBatch(images, labels, micro_batch.weight)
 
 
 def train_batches(split: Split, **options: int) -> DataLoader:
-    """Return shuffled batches of all images of a split, with the options of `Parts`."""
-    sampler = Parts(len(split), **options)
-    dataset = _TrainingParts(split)
+    """Return a loader of shuffled micro-batches of a split.
+
+    Args:
+        split: The training images.
+        options: Arguments of `MicroBatchSampler`.
+    """
+    sampler = MicroBatchSampler(len(split), **options)
+    dataset = _MicroBatchDataset(split)
     return DataLoader(dataset, batch_size=None, sampler=sampler, **_workers(split))
 
 
 def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Return batches of all images of a split, in order. Each process gets its share."""
+    """Return a loader of the images of a split in their order, without shuffling.
+
+    If there are several processes, process `rank` reads every `world_size`-th image.
+    """
     indices = range(rank, len(split), world_size)
     sampler = BatchSampler(indices, batch_size, drop_last=False)
     return DataLoader(split, batch_size=None, sampler=sampler, **_workers(split))
 
 
 def _workers(split: Split) -> dict[str, Any]:
-    """Return options with which picture files are read by other processes."""
+    """Return options of `DataLoader` that read picture files in worker processes."""
     if isinstance(split.images, Tensor):
         return {}
     return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}
@@ -121,11 +137,9 @@ class BatchSource(LightningDataModule):
         self.dataset, self.run, self.execution = dataset, run, execution
 
     def _ranks(self) -> dict[str, int]:
-        return (
-            {}
-            if self.trainer is None
-            else {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
-        )
+        if self.trainer is None:
+            return {}
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
 
     def train_dataloader(self) -> DataLoader:
         options = {"seed": self.run.seed, "accumulate": self.execution.accumulate, **self._ranks()}

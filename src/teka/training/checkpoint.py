@@ -25,7 +25,7 @@ LAST = "last.ckpt"
 # The checkpoint before `LAST`, which is used if `LAST` is damaged.
 PREVIOUS = "previous.ckpt"
 MODEL_PREFIX = "model."
-PARTS = (
+REQUIRED_KEYS = (
     "state_dict",
     "epoch",
     "global_step",
@@ -37,16 +37,15 @@ PARTS = (
 
 
 class Checkpoints(Checkpoint):
-    """Callback that saves the state of the training after every epoch.
+    """Callback that saves a checkpoint after each epoch.
 
-    The state after the best epoch is saved as `best.ckpt`, that after the last epoch as
-    `last.ckpt`. The best epoch is that with the highest validation accuracy, or the last one if
-    there are no validation images.
+    `last.ckpt` holds the state after the last epoch. `best.ckpt` holds the state after the epoch
+    with the highest validation accuracy, or after the last epoch if there are no validation images.
 
     Args:
         folder: Folder of the run.
-        run: The run, which is saved in every checkpoint.
-        start: Checkpoint from which the run is resumed, or None.
+        run: Configuration, which is saved in each checkpoint.
+        start: Checkpoint to resume from, or None for a new run.
     """
 
     def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
@@ -57,7 +56,7 @@ class Checkpoints(Checkpoint):
         self.best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End a resumed training whose patience is exhausted."""
+        """Stop at once if early stopping had already ended the training before it was resumed."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -87,7 +86,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a checkpoint. An older file `last.ckpt` is kept as `previous.ckpt`."""
+        """Write a checkpoint. Keep the old `last.ckpt` as `previous.ckpt`."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
         path = Path(path)
@@ -104,26 +103,26 @@ class BrokenCheckpointError(ValueError):
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """Return the checkpoint from which a run is resumed, or None if there is none.
+    """Return the checkpoint to resume a run from, or None if the folder has none.
 
     Args:
         folder: Folder of the run.
-        run: The run, which must be that of the checkpoint.
+        run: Configuration that the checkpoint must have.
 
     Raises:
-        ValueError: The checkpoint belongs to another run, or no undamaged one is left.
+        ValueError: The checkpoint belongs to another run, or all checkpoints are damaged.
     """
     last, previous = (folder / CHECKPOINTS / name for name in (LAST, PREVIOUS))
     if not last.is_file() and not previous.is_file():
         return None
     path = last
     try:
-        state = check_run(path, run)
+        state = check_checkpoint(path, run)
     except BrokenCheckpointError as error:
         if not previous.is_file():
             raise
         path = previous
-        state = check_run(path, run)
+        state = check_checkpoint(path, run)
         warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
     if not state:
         expected = "a checkpoint with the best accuracy so far; this one is from an older version"
@@ -131,23 +130,23 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
     return path
 
 
-def check_run(path: Path, run: Run) -> dict[str, Any]:
-    """Check that a checkpoint belongs to a run. The folder of the data may differ.
+def check_checkpoint(path: Path, run: Run) -> dict[str, Any]:
+    """Check that a checkpoint belongs to a run. Only `data_dir` may differ.
 
     Returns:
-        The state of `Checkpoints`, which is empty in checkpoints of old versions.
+        The saved state of `Checkpoints`. Checkpoints of old versions have none.
 
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
     """
     content = read_checkpoint(path)
-    if missing := [part for part in PARTS if part not in content]:
+    if missing := [key for key in REQUIRED_KEYS if key not in content]:
         expected = f"a complete checkpoint; it lacks {', '.join(missing)}"
         raise wrong_value("checkpoint", str(path), expected)
     state = content["callbacks"].get(Checkpoints.__name__, {})
     if state:
         saved = Run.from_dict(state["run"])
-        if names := run.differs_from(saved):
+        if names := run.differing_fields(saved):
             values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
             difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
             expected = f"a checkpoint of this run; {difference}"
@@ -179,7 +178,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the state_dict of the model in a checkpoint."""
+    """Read the `state_dict` of the model from a checkpoint."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in read_checkpoint(path)["state_dict"].items()

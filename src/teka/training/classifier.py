@@ -20,16 +20,16 @@ from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
-# Difference between the seeds of two parts of a step. No run has so many steps.
-PART_SEED = 1_000_000_007
+# Difference between the seeds of two micro-batches. No run has so many steps.
+MICRO_BATCH_SEED = 1_000_000_007
 
 
 class Classifier(LightningModule):
     """Lightning module that trains a classifier with cross entropy.
 
-    Every step seeds PyTorch with the seed of the run and the number of the step, so that a resumed
-    run draws the same random numbers. Random projections are redrawn before every step whose
-    number is a multiple of `redraw_every`.
+    The seed of the run and the number of the step seed PyTorch before each step. A resumed run
+    therefore draws the same random numbers as an uninterrupted one. Random projections are redrawn
+    every `redraw_every` steps.
 
     Args:
         model: Model from images to logits.
@@ -50,7 +50,7 @@ class Classifier(LightningModule):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch classes"]:
-        if self.training and len(images) * self._num_parts >= self.run.recipe.batch_size:
+        if self.training and len(images) * self._num_micro_batches >= self.run.recipe.batch_size:
             return self.model(images)
         # A compiled model would be compiled again for the batch sizes of validation images and of
         # the last step of an epoch.
@@ -58,20 +58,20 @@ class Classifier(LightningModule):
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
         """Seed dropout for this step, and redraw random projections on schedule."""
-        part = self._part(batch_idx)
+        micro_batch = self._micro_batch_index(batch_idx)
         torch.manual_seed(self._step_seed)
         redraw_every, step = self.run.recipe.redraw_every, self.global_step
-        is_first_part = part // self.trainer.world_size == 0
-        if redraw_every and step and step % redraw_every == 0 and is_first_part:
+        is_first = micro_batch // self.trainer.world_size == 0
+        if redraw_every and step and step % redraw_every == 0 and is_first:
             redraw_projections(self.model)
-        # All processes have the same projections, but every part has its own dropout.
-        if part:
-            torch.manual_seed(self._step_seed + part * PART_SEED)
+        # All processes have the same projections, but each micro-batch has its own dropout.
+        if micro_batch:
+            torch.manual_seed(self._step_seed + micro_batch * MICRO_BATCH_SEED)
 
     def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:
         images, labels, weight = batch
-        # Neither the model nor the device influences the random augmentations.
-        seed = self._step_seed + (self._part(batch_idx) + 1) * PART_SEED
+        # The augmentations have their own generator, so that they do not depend on the model.
+        seed = self._step_seed + (self._micro_batch_index(batch_idx) + 1) * MICRO_BATCH_SEED
         generator = Generator().manual_seed(seed)
         for augmentation in self.augmentations:
             images = augmentation(images, generator)
@@ -92,13 +92,13 @@ class Classifier(LightningModule):
         return self.run.seed * 1_000_003 + self.global_step
 
     @property
-    def _num_parts(self) -> int:
+    def _num_micro_batches(self) -> int:
         return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
-    def _part(self, batch_idx: int) -> int:
-        """Return the index of a batch among the parts of its step."""
-        turn = batch_idx % self.trainer.accumulate_grad_batches
-        return turn * self.trainer.world_size + self.global_rank
+    def _micro_batch_index(self, batch_idx: int) -> int:
+        """Return the index of a micro-batch within its step, over all processes."""
+        index = batch_idx % self.trainer.accumulate_grad_batches
+        return index * self.trainer.world_size + self.global_rank
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         images, labels = batch
@@ -137,7 +137,7 @@ class Classifier(LightningModule):
 
 
 def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
-    """Return the random changes of training images, in their order."""
+    """Return the random augmentations of training images, in the order in which they apply."""
     recipe = run.recipe
     augmentations: list[RandomShift | HorizontalFlip] = []
     if recipe.random_shift:
@@ -150,9 +150,10 @@ def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
 
 
 def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
-    """Return the learning rate of a step, divided by the highest learning rate.
+    """Return the learning rate of a step as a fraction of the highest learning rate.
 
-    It rises linearly in the warm-up. Then it is constant or falls like half a cosine to 0.
+    The learning rate rises linearly during the warm-up. After it, the learning rate is constant or
+    decays to 0 along a half cosine.
     """
     warmup_steps = round(run.recipe.warmup * num_steps)
     if step < warmup_steps:
@@ -172,7 +173,7 @@ def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> 
     Args:
         model: Model.
         run: Run.
-        fused: Update all parameters in one pass over the memory, as in `torch.optim`.
+        fused: Use the fused implementation of the optimizer, as in `torch.optim`.
     """
     recipe, parameters = run.recipe, list(model.parameters())
     options: dict[str, Any] = {"lr": recipe.learning_rate, "fused": fused}

@@ -24,10 +24,10 @@ MIN_STEPS_TO_COMPILE = 5000
 
 @dataclass(frozen=True)
 class Execution:
-    """Devices of a training run and options for speed and memory.
+    """Devices of a training run, and options for its speed and memory.
 
-    These options change results only by rounding and by the random draws of dropout. A run can be
-    resumed with other options.
+    These options change the result only by rounding and by the random numbers of dropout. A resumed
+    run may use different options.
 
     >>> import torch, teka
     >>> from teka.training import Execution
@@ -39,18 +39,18 @@ class Execution:
 
     Args:
         accelerator: "auto" (a GPU if there is one), "cpu", "gpu" or "mps".
-        devices: Number of processes on each machine, each with its own device. By default the
-            number that torchrun or srun started, or 1.
-        num_nodes: Number of machines. On each of them, torchrun or srun starts the same command.
-        accumulate: Number of parts into which each process divides its images of a step. More parts
-            need less memory.
-        activation_checkpointing: Compute the activations of blocks again in the backward pass. This
-            needs less memory and more time.
-        compile: Compile the model with torch.compile: "on", "off", or "auto" for runs of at least
-            5,000 steps on machines with a compiler.
+        devices: Number of processes per machine, each with its own device. The default is the
+            number that torchrun or srun started, or else 1.
+        num_nodes: Number of machines. Start the same command with torchrun or srun on each machine.
+        accumulate: Number of micro-batches per step in each process, whose gradients are
+            accumulated. More micro-batches need less memory.
+        activation_checkpointing: Recompute the activations of transformer blocks in the backward
+            pass. This needs less memory and more time.
+        compile: Use of torch.compile: "on", "off", or "auto", which compiles runs of at least 5,000
+            steps if the machine has a compiler.
 
     Raises:
-        ValueError: An argument is out of range, or an option does not fit the machine or the model.
+        ValueError: An argument is unknown or out of range.
     """
 
     accelerator: str = "auto"
@@ -72,14 +72,14 @@ class Execution:
         return self.accelerator in ("auto", "gpu") and torch.cuda.is_available()
 
     def prepare(self, model: nn.Module, num_steps: int) -> None:
-        """Compile a model in place and turn on activation checkpointing.
+        """Apply activation checkpointing and torch.compile to a model, in place.
 
         Args:
             model: Model.
-            num_steps: Number of steps of the run.
+            num_steps: Number of optimizer steps of the run.
 
         Raises:
-            ValueError: `activation_checkpointing` for a model without transformer blocks.
+            ValueError: `activation_checkpointing` is on, but the model has no transformer blocks.
         """
         if self.activation_checkpointing:
             blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
@@ -94,10 +94,10 @@ class Execution:
             model.compile(dynamic=False)
 
     def resolve_precision(self, precision: str) -> str:
-        """Return the precision of matrix products: "auto" is replaced by the best of the device.
+        """Return the precision of matrix products. Replace "auto" by the best one for the device.
 
         Raises:
-            ValueError: "float16" without a GPU.
+            ValueError: `precision` is "float16", but the run does not use a GPU.
         """
         if precision == "float16" and not self.uses_cuda:
             raise wrong_value("precision", precision, "'float32', 'bfloat16' or 'auto' on a CPU")
@@ -111,7 +111,8 @@ class Execution:
 
 
 def _checkpointed_forward(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
-    """Compute a block without keeping its activations. A copy of the block uses its own weights."""
+    """Compute a transformer block without storing its activations."""
+    # Take the method of the class, so that a copy of the block uses its own weights.
     forward = partial(type(block).forward, block)
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
@@ -119,7 +120,7 @@ def _checkpointed_forward(block: TransformerBlock, *arguments: Any, **named: Any
 
 
 def _has_compiler(uses_cuda: bool) -> bool:
-    """Return True if torch.compile has what it needs on this machine."""
+    """Return True if the machine has the compiler that torch.compile needs."""
     if uses_cuda:
         return find_spec("triton") is not None
     compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")

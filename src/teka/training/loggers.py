@@ -1,4 +1,4 @@
-"""Loggers of a training run: files in its folder, and optional services."""
+"""Loggers of a training run: CSV, TensorBoard, Weights & Biases and MLflow."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ PROJECT = "teka"
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Check that services are known and their packages installed, without sending anything."""
+    """Check that the loggers are known and that their packages are installed."""
     for name in names:
         check_name("loggers", name, SERVICES)
         module = find_spec(name)
@@ -43,20 +43,22 @@ def check_loggers(names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[Logger]]:
-    """Open the loggers of a training run: a CSV table, events for TensorBoard, and services.
+    """Open the loggers of a training run: CSV, TensorBoard, and optional services.
 
-    Each start has its own folder for the table and the events. At a service, a resumed run
-    continues. "wandb" logs into the project $WANDB_PROJECT. "mlflow" logs to
-    $MLFLOW_TRACKING_URI, by default the folder of the run, into the experiment
-    $MLFLOW_EXPERIMENT_NAME. Project and experiment are "teka" by default.
+    CSV and TensorBoard start a new folder whenever a run is started or resumed. Services continue
+    the record of a resumed run.
+
+    - "wandb" logs to the project `$WANDB_PROJECT`, by default "teka".
+    - "mlflow" logs to the server `$MLFLOW_TRACKING_URI`, by default the folder of the run. The
+      experiment is `$MLFLOW_EXPERIMENT_NAME`, by default "teka".
 
     Args:
-        names: Services: "wandb" and "mlflow".
+        names: Services: "wandb", "mlflow" or both.
         folder: Folder of the run.
-        run: The run, whose fields are logged.
+        run: Configuration, which is logged as hyperparameters.
 
     Raises:
-        ValueError: A service refuses the run.
+        ValueError: A service cannot be opened.
     """
     table = CSVLogger(folder, name=LOGS)
     events = TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False)
@@ -83,7 +85,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 
 
 def _open_service(name: str, folder: Path) -> Logger:
-    """Open the logger of a service, and save its identifier of the run for a resumed run."""
+    """Open the logger of a service. Save its identifier, so that a resumed run can continue."""
     file = folder / LOGS / SERVICES_FILE
     identities: dict[str, Any] = read_json(file) if file.is_file() else {}
     identity = identities.get(name)

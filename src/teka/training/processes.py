@@ -27,10 +27,10 @@ class Processes(NamedTuple):
 
     @classmethod
     def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
-        """Return the processes that a launcher started, or the given numbers without a launcher.
+        """Detect the processes that torchrun or srun started. Otherwise, use the arguments.
 
         Raises:
-            ValueError: The numbers differ from those of the launcher.
+            ValueError: An argument contradicts the number of started processes.
         """
         if TorchElasticEnvironment.detect():
             total, each = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -51,7 +51,7 @@ class Processes(NamedTuple):
         return started
 
     def environments(self) -> list[ClusterEnvironment]:
-        """Return the environment for Lightning where Lightning would detect the wrong one."""
+        """Return plugins for Lightning in cases that Lightning itself detects incorrectly."""
         if self.launcher == "srun":
             # Requeueing would save a checkpoint within an epoch.
             return [SLURMEnvironment(auto_requeue=False)]
@@ -62,9 +62,9 @@ class Processes(NamedTuple):
 
 
 def process_rank(new: int | None = None) -> int:
-    """Return the rank of this process among those that Lightning started. Set it if `new` is given.
+    """Return the rank of this process. If `new` is given, change the rank to it.
 
-    A single process has rank 0.
+    A process that trains alone has rank 0.
     """
     rank = getattr(rank_zero_only, "rank", 0)
     if new is not None:
@@ -73,5 +73,5 @@ def process_rank(new: int | None = None) -> int:
 
 
 def is_first_process() -> bool:
-    """Return True in the process that writes files and prints."""
+    """Return True in the process of rank 0, which writes files and prints."""
     return process_rank() == 0

@@ -15,15 +15,15 @@ SECONDS_BETWEEN_REPORTS = 20
 
 
 class Progress(Callback):
-    """Callback that measures and prints the speed of the training and the remaining time.
+    """Callback that prints the training speed and the remaining time.
 
-    A line is printed after ten steps, then every 20 seconds and after every epoch. The speed
-    includes validation, but not the first two steps after a start. It is logged as
-    `images_per_second`.
+    The callback prints a line after ten steps, then every 20 seconds, and after each epoch. The
+    speed includes the time of validation, but not the first two steps, which are slow. The speed
+    is logged as `images_per_second`.
 
     Args:
         num_images: Number of training images.
-        batch_size: Number of images of a step.
+        batch_size: Number of images of an optimizer step.
         is_quiet: Print nothing.
     """
 
@@ -37,7 +37,7 @@ class Progress(Callback):
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean time of a step since the start, or None during the warm-up."""
+        """Mean duration of a step in seconds, or None during the first two steps."""
         num_measured = self.num_steps - WARMUP_STEPS
         if num_measured < 1:
             return None
@@ -45,7 +45,7 @@ class Progress(Callback):
 
     @property
     def images_per_second(self) -> float | None:
-        """Training images of all processes per second since the start, or None in the warm-up."""
+        """Number of training images per second in all processes, or None during the first steps."""
         seconds = self.seconds_per_step
         num_steps_per_epoch = -(-self.num_images // self.batch_size)
         return None if seconds is None else self.num_images / (num_steps_per_epoch * seconds)

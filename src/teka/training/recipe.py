@@ -29,33 +29,34 @@ class Recipe:
     0.1
 
     Args:
-        epochs: Number of passes over the training images, at most.
+        epochs: Largest number of passes over the training images.
         batch_size: Number of images of an optimizer step, on all devices together.
         optimizer: "adamw", "adam" or "sgd".
         learning_rate: Highest learning rate.
-        label_smoothing: Share of the target that is spread evenly over all classes. It does not
-            apply to validation images.
+        label_smoothing: Label smoothing of the training loss, from 0 (none) to below 1.
         random_shift: Largest random shift of training images along each axis, in pixels.
-        shift_mode: Filling of random shifts: "zero" (background) or "circular". By default
-            "circular" for periodic models and "zero" for others. An exactly shift-invariant model
-            learns nothing from circular shifts.
-        random_flip: Mirror training images left to right at random.
-        precision: "float32". Or "bfloat16" or "float16" for matrix products in this precision,
-            with weights in float32. Or "auto" for bfloat16 on processors that are fast with it.
+        shift_mode: Edges of randomly shifted images: "zero" (background enters) or "circular". The
+            default is "circular" for periodic models and "zero" for others. An exactly
+            shift-invariant model learns nothing from circular shifts.
+        random_flip: Randomly flip training images horizontally.
+        precision: Precision of matrix products: "float32", "bfloat16", "float16", or "auto", which
+            selects bfloat16 if the processor supports it in hardware. Weights are float32.
         betas: Decay rates of the moments of Adam.
         momentum: Momentum of SGD. It must be 0 for other optimizers.
         weight_decay: Weight decay. AdamW applies it to the weights of linear layers and
             convolutions. SGD applies it to all parameters except those of relative kernels. It must
             be 0 for Adam.
-        schedule: Learning rate after the warm-up: "cosine" (down to 0) or "constant".
-        warmup: Share of the steps in which the learning rate rises linearly from 0.
-        gradient_clip: Largest norm of the gradient. 0 turns clipping off.
-        patience: Number of epochs without a higher validation accuracy after which training stops.
-            None turns early stopping off.
-        redraw_every: Number of steps between two draws of random projections. 0 keeps the first.
+        schedule: Schedule of the learning rate after the warm-up: "cosine" (decays to 0) or
+            "constant".
+        warmup: Fraction of all steps in which the learning rate rises linearly from 0.
+        gradient_clip: Maximum norm of the gradient. 0 turns clipping off.
+        patience: Stop early after this number of epochs without a higher validation accuracy. None
+            turns early stopping off.
+        redraw_every: Number of steps after which random projections are redrawn. 0 keeps the
+            initial projections.
 
     Raises:
-        ValueError: An unknown name, a number out of range, or an option without effect.
+        ValueError: A name is unknown, a number is out of range, or an option has no effect.
     """
 
     epochs: int = 20
@@ -111,7 +112,7 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
-    """Return the fields of a run that a recipe sets. Fields that it leaves out have their defaults.
+    """Read a recipe, and return the fields of a run that it sets.
 
     >>> from teka.training import read_recipe
     >>> read_recipe("horn2021")["batch_size"]
@@ -122,7 +123,7 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
 
     Raises:
         ImportError: PyYAML is not installed.
-        ValueError: No such recipe or file, or the file does not hold a mapping.
+        ValueError: The recipe or file does not exist, or the file contains no mapping.
     """
     if Path(name).suffix in (SUFFIX, ".yml"):
         path = Path(name)

@@ -36,10 +36,10 @@ class DataOptions:
     """Data set of a run.
 
     Args:
-        data: Data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or the path of a folder
-            with one folder of pictures for each class, or of an .npz file of images and labels.
-        data_dir: Folder with the files of the data set. Digits need none. If `data` is a path, it
-            is looked for in this folder first.
+        data: Name of a data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or a path to a
+            folder with one subfolder of pictures per class, or to an .npz file.
+        data_dir: Folder with the files of the data set. "digits" needs none. A relative path in
+            `data` is first searched in this folder.
         image_size: Side of the images in pixels. Digits are placed on a canvas of this size, other
             images are resized.
         train_size: Number of training images, all by default.
@@ -66,8 +66,8 @@ class ModelOptions:
     Args:
         model: Name of a model class, such as "performer". See `teka.models.model_config.MODELS`.
         options: Options of the model class, such as the fields of `teka.models.PerformerConfig`.
-            Missing options have their defaults. For `dim`, `depth`, `heads` and `patch_size` these
-            are 64, 2, 4 and 1.
+            Missing options take their default values. The defaults of `dim`, `depth`, `heads` and
+            `patch_size` are 64, 2, 4 and 1.
 
     Raises:
         ValueError: An unknown model, an option that the model does not have, or a wrong type.
@@ -89,14 +89,15 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides the result of a training run.
+    """Configuration of a training run: data set, model, recipe and seed.
 
-    The fields of the parts are attributes of the run too, such as `run.learning_rate`.
+    The fields of the data set, model and recipe are also attributes of the run, such as
+    `run.learning_rate`.
 
     >>> from teka.training import Run
     >>> run = Run.of(position="fourier", dim=16, epochs=3)
     >>> other = run.replace(seed=1, epochs=5)
-    >>> run.dim, run.differs_from(other), Run.from_dict(run.to_dict()) == run
+    >>> run.dim, run.differing_fields(other), Run.from_dict(run.to_dict()) == run
     (16, ['epochs', 'seed'], True)
 
     Args:
@@ -142,12 +143,12 @@ class Run:
 
     @classmethod
     def of(cls, **fields: object) -> Run:
-        """Create a run from fields of its parts: `Run.of(position="clipped", epochs=3)`."""
+        """Create a run from keyword arguments, such as `Run.of(position="clipped", epochs=3)`."""
         return cls.from_dict(fields)
 
     @classmethod
     def from_recipe(cls, name: str | Path, **fields: object) -> Run:
-        """Create a run from a recipe. Given fields replace those of the recipe.
+        """Create a run from a recipe and from fields that replace those of the recipe.
 
         >>> from teka.training import Run
         >>> Run.from_recipe("mnist", data_dir="data", epochs=3).data
@@ -155,22 +156,22 @@ class Run:
 
         Args:
             name: Name or path, as in `read_recipe`.
-            fields: Fields of the parts of the run.
+            fields: Fields of the data set, model and recipe, and the seed.
         """
         return cls.from_dict({**read_recipe(name), **fields})
 
     def replace(self, **fields: object) -> Run:
-        """Return the same run with other values of these fields of its parts."""
+        """Return a copy of the run with changed fields, such as `run.replace(epochs=3)`."""
         return self.from_dict({**self.to_dict(), **fields})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of all parts as one dictionary, as `run.json` holds them."""
+        """Return all fields as one flat dictionary, which is the content of `run.json`."""
         network = {"model": self.network.model, **self.network.options}
         return {**vars(self.images), **network, **vars(self.recipe), "seed": self.seed}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> Run:
-        """Create a run from the dictionary of `to_dict`, also of earlier versions of teka.
+        """Create a run from the dictionary that `to_dict` returned, possibly in an older version.
 
         Raises:
             ValueError: An unknown key, or a value of a wrong type or out of range.
@@ -194,8 +195,8 @@ class Run:
                 raise unknown_name(f"run key with model={model!r}", name, keys)
         return cls(images, ModelOptions(model, options), recipe, seed)
 
-    def differs_from(self, other: Run) -> list[str]:
-        """Return the fields with another value in another run, except the folder of the data."""
+    def differing_fields(self, other: Run) -> list[str]:
+        """Return the names of the fields whose values differ in another run, except `data_dir`."""
         fields, other_fields = self.to_dict(), other.to_dict()
         names = dict.fromkeys([*fields, *other_fields])
         return [
@@ -218,13 +219,13 @@ class Run:
     def make_model(
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
-        """Create the model with random weights from the global generator of PyTorch."""
+        """Create the model. Draw its initial weights from the global generator of PyTorch."""
         make = MODELS[self.network.model]
         return make(image_size, in_channels, num_classes, **self.network.options)
 
 
 def _without_other_options(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options without those that only other models have, if they have their defaults.
+    """Drop options of other models that have their default values.
 
     Earlier versions of teka saved the options of all models, and None for two defaults.
     """

@@ -36,10 +36,11 @@ def audit_run(
         settings: Shifts and mode. In mode "canvas", the model must accept the size of the canvas.
         name: Name of the model in the report, by default that of the run.
         command: Command line to save in the report.
-        progress: As in `compare_shifts`.
+        progress: Function that is called with the name of the model, the number of finished steps
+            and the number of all steps.
 
     Raises:
-        ValueError: The settings do not fit the images or the model.
+        ValueError: The settings are not valid for the images or the model.
     """
     name = name or trained.name
     model, image_size = trained.model, trained.dataset.image_size
@@ -79,23 +80,23 @@ def compare_shifts(
     command: str = "",
     progress: Progress | None = None,
 ) -> Written:
-    """Audit runs on the same shifted test images and write a report.
+    """Audit runs on the same shifted test images, and write a report.
 
-    The folder then holds the audit page `report.html` and all results in `report.json`. The
-    accuracies in the table are means over the seeds of a model.
+    `report.html` is the audit page, and `report.json` contains all results. The returned table
+    lists the accuracy of each model, averaged over its seeds.
 
     Args:
-        runs: Runs on the same data set, with any number of seeds of each model.
+        runs: Runs on the same data set. A model may occur with several seeds.
         settings: Settings of the audits, with one mode.
         out: Folder for the report.
         command: Command line to save in the report.
-        progress: Called with the name of the model, the number of results so far and their total.
+        progress: As in `audit_run`.
 
     Returns:
         The paths of the files, and the table as text.
 
     Raises:
-        ValueError: The runs have different data, or two of them have the same model and seed.
+        ValueError: The runs have different data sets, or two runs have the same model and seed.
     """
     folder = make_directory("out", out)
     for run in runs:
@@ -124,7 +125,7 @@ def compare_shifts(
 
 
 def _make_table(metrics_by_model: Mapping[str, Sequence[Metrics]]) -> Table:
-    """Return the accuracies of each model along each axis, as means over its seeds."""
+    """Return a table of the accuracy of each model along each axis, averaged over its seeds."""
     heads: tuple[str, ...] = ()
     rows = []
     for name, seeds in metrics_by_model.items():

@@ -22,7 +22,7 @@ from teka.models import ModelConfig, save
 from teka.prediction.pictures import settings_for
 from teka.provenance import provenance
 from teka.training.batches import batches
-from teka.training.checkpoint import BEST, CHECKPOINTS, check_run, load_weights
+from teka.training.checkpoint import BEST, CHECKPOINTS, check_checkpoint, load_weights
 from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
 from teka.training.trainer import load_data, read_result
 
@@ -87,11 +87,11 @@ def restore(
     Args:
         folder: Folder of the run.
         data_dir: Folder with the files of the data set, if it has moved.
-        dataset: The data set that was passed to `train`, if any.
+        dataset: Data set that was passed to `train`, if it was not loaded by name.
 
     Raises:
-        ValueError: The folder does not hold a finished run, the checkpoint belongs to another
-            model, or the data set has another name.
+        ValueError: The folder contains no finished run, the checkpoint belongs to another run, or
+            the data set has a different name.
     """
     folder = Path(folder)
     run = Run.load(folder)
@@ -99,7 +99,7 @@ def restore(
         hint = "Resume it with teka train --resume."
         raise wrong_value("run", str(folder), "a finished run", hint)
     result = read_result(folder)
-    check_run(folder / CHECKPOINTS / BEST, run)
+    check_checkpoint(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)
     dataset = load_data(run) if dataset is None else dataset
     if dataset.name != (name := result.get("data", run.images.data)):
@@ -122,7 +122,8 @@ class Evaluation:
         accuracy: Accuracy on the test images.
         interval: 95 % Wilson interval of the accuracy.
         accuracy_by_class: Accuracy on the images of each class.
-        confusion: Number of images of each class (row) that are predicted as each class (column).
+        confusion: Confusion matrix. Row i, column j counts the images of class i that are predicted
+            as class j.
     """
 
     dataset: str
@@ -140,7 +141,7 @@ def evaluate(
     command: str = "",
     progress: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
-    """Measure a run on all test images, and write `evaluation.json` into its folder.
+    """Measure the accuracy of a run on all test images, and write it to `evaluation.json`.
 
     >>> from teka.training import evaluate, restore
     >>> evaluation = evaluate(restore("runs/digits"))  # doctest: +SKIP
@@ -150,10 +151,11 @@ def evaluate(
         trained: The run.
         batch_size: Number of images per batch.
         command: Command line to save in the file.
-        progress: Called with the number of images so far and their total after each batch.
+        progress: Function that is called after each batch with the number of evaluated images and
+            the number of all images.
 
     Raises:
-        ValueError: A batch size below 1, or the folder cannot be written to.
+        ValueError: `batch_size` is below 1, or the folder is not writable.
     """
     check_sizes({"batch_size": batch_size})
     path = check_output_file("run", trained.folder / EVALUATION_FILE)
@@ -178,7 +180,7 @@ def confusion_matrix(
     batch_size: int = 256,
     progress: Callable[[int, int], object] | None = None,
 ) -> Int[Tensor, "classes classes"]:
-    """Return the number of test images of each class (row) that are predicted as each class."""
+    """Return the number of test images of class i (row) that are predicted as class j (column)."""
     metric = MulticlassConfusionMatrix(dataset.num_classes)
     num_images = 0
     with torch.inference_mode():
@@ -191,10 +193,10 @@ def confusion_matrix(
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
-    """Write the best model of a run as a model file, with facts about its training.
+    """Write the best model of a run as a model file.
 
-    The facts are the configuration of the run, results of the training, and the accuracy on the
-    test images if `evaluate` has measured it.
+    The model file also records the configuration of the run, the result of the training, and the
+    test accuracy if `evaluate` has measured it.
 
     >>> import teka
     >>> from teka.training import export, restore
@@ -203,7 +205,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
 
     Args:
         trained: The run.
-        out: Folder to write. A model file that exists there is replaced.
+        out: Folder of the model file. An existing model file is replaced.
         dtype: Dtype of the stored weights: "float32", or "float16", which rounds them.
 
     Returns:
@@ -211,7 +213,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: The folder holds something else, or the dtype cannot represent the weights.
+        ValueError: The folder contains other files, or the weights overflow in this dtype.
     """
     run, dataset = trained.run, trained.dataset
     facts: dict[str, Any] = {"run": encode(run.to_dict())}

@@ -84,7 +84,7 @@ def train(
     - `checkpoints/` holds the state after the last epoch and after the best epoch, which is that
       with the highest validation accuracy, or the last one without validation images.
 
-    If several processes train together, each of them calls this function, and the first one writes
+    In distributed training, each process calls this function. Only the first process writes files
     and prints.
 
     >>> from teka.training import Run, train
@@ -93,24 +93,25 @@ def train(
     >>> accuracy = result["validation_accuracy"]  # doctest: +SKIP
 
     Args:
-        run: Data, model, recipe and seed. A method `training_callbacks(run, folder)` of the model
-            returns Lightning callbacks to add.
+        run: Data, model, recipe and seed. If the model has a method
+            `training_callbacks(run, folder)`, its Lightning callbacks are added.
         out: Folder of the run.
-        resume: Continue after the last complete epoch in the folder, or start if there is none. A
-            finished run is not changed.
+        resume: Continue after the last complete epoch in the folder, or start from scratch if there
+            is none. If the run is finished, only its result is returned.
         command: Command line to save in the result.
-        dataset: Data set that replaces the one that the run names. Pass it to `restore` too.
+        dataset: Data set to use instead of the one that the run names. Pass the same data set to
+            `restore` later.
         callbacks: Lightning callbacks to add. Their state is saved and resumed.
-        loggers: Services that record the run too: "wandb" and "mlflow".
-        progress_bar: Print the speed, the remaining time and the accuracy of every epoch.
+        loggers: Additional loggers: "wandb", "mlflow" or both.
+        progress_bar: Print the speed, the remaining time, and the accuracy after each epoch.
         execution: Devices and options for speed and memory.
 
     Returns:
         The content of `result.json`.
 
     Raises:
-        ValueError: The folder holds another run, or a run while `resume` is False, or another
-            training uses it; or options do not fit the images, the machine or the launcher.
+        ValueError: The folder contains another run, or any run if `resume` is False. Another
+            process trains in the folder. Or the options do not fit the images or the machine.
         KeyboardInterrupt: The training was interrupted by Ctrl-C or SIGTERM. It can be resumed.
         FloatingPointError: The loss or a weight became NaN or infinite.
         MemoryError: A step did not fit into memory.
@@ -195,10 +196,10 @@ def _make_model(
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of at least two classes")
     batch_size = run.recipe.batch_size
-    num_parts = execution.accumulate * processes.devices * processes.num_nodes
-    if num_parts > batch_size:
+    num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
+    if num_micro_batches > batch_size:
         expected = f"at most batch_size = {batch_size}"
-        raise wrong_value("accumulate × processes", num_parts, expected)
+        raise wrong_value("accumulate × processes", num_micro_batches, expected)
     if run.recipe.random_shift > min(dataset.image_size):
         expected = f"at most a side of the images, {dataset.image_size}"
         raise wrong_value("random_shift", run.recipe.random_shift, expected)
@@ -219,7 +220,7 @@ def _make_model(
 def _fit(
     trainer: Trainer, classifier: Classifier, batches: BatchSource, checkpoints: Checkpoints
 ) -> None:
-    """Train, and describe errors in the words of the options of a run."""
+    """Fit the model. Raise errors that name the option of the run to change."""
     start = checkpoints.start
     try:
         trainer.fit(classifier, datamodule=batches, ckpt_path=start, weights_only=True)
@@ -258,9 +259,9 @@ def _ignored_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exclusive_access(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run until the context or the process ends.
+    """Lock the folder of a run, so that no other training can use it at the same time.
 
-    The first process of a training holds the lock for all its processes.
+    In distributed training, the first process holds the lock for all processes.
     """
     if not is_first_process():
         yield
@@ -286,6 +287,6 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if not resume:
         hint = "Resume the run that it holds, or choose another folder."
         raise wrong_value("out", str(folder), "a folder without a run", hint)
-    if names := run.differs_from(Run.load(folder)):
+    if names := run.differing_fields(Run.load(folder)):
         hint = f"It differs in {', '.join(names)}."
         raise wrong_value("out", str(folder), "the folder of the same run", hint)
