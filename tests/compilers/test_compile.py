@@ -28,6 +28,11 @@ def test_the_default_compiler_computes_the_same(backend: str):
     assert run("tests.compilers.compile_everything", backend)["wrong"] == {}
 
 
+@pytest.mark.parametrize("backend", ["inductor"] if HAS_COMPILER else ["aot_eager"])
+def test_gradients_of_a_compiled_model_in_bfloat16_are_finite(backend: str):
+    assert run("tests.compilers.train_compiled", backend) == []
+
+
 def test_every_kernel_and_every_relative_kernel_exports_and_computes_the_same():
     found = run("tests.compilers.export_everything", "program")
     assert found["wrong"] == {}

@@ -179,4 +179,6 @@ class ConvPerformer(nn.Module):
         """
         check_tensor("images", images, "batch", self.whitening.in_channels, *self.image_size)
         cells = self.stages(nn.functional.gelu(self.whitening(images)))
-        return LOGIT_SCALE * self.head(cells.amax(dim=(2, 3)))
+        # The gradient of amax compares cells with their maximum. In a compiled model in bfloat16,
+        # the two may be rounded differently, and the gradient would be NaN.
+        return LOGIT_SCALE * self.head(cells.flatten(2).max(dim=2).values)

@@ -276,8 +276,8 @@ class ClippedFeatures(Clipped):
         query_exponent = kernel.query_exponent(query, scale=scale)
         embedding = self.distance_embedding.to(query)[None, None]
         ring_exponent = kernel.key_exponent(embedding, scale=scale)
-        query_peak = query_exponent.amax(dim=-1, keepdim=True)
-        ring_peak = ring_exponent.amax(dim=(-2, -1), keepdim=True)
+        query_peak = query_exponent.amax(dim=-1, keepdim=True).detach()
+        ring_peak = ring_exponent.amax(dim=(-2, -1), keepdim=True).detach()
         query_features = torch.exp((query_exponent - query_peak).clamp_min(LOWEST_EXPONENT))
         ring_features = torch.exp((ring_exponent - ring_peak).clamp_min(LOWEST_EXPONENT))
         mean = query_features @ ring_features.mT / self.projection.shape[0]
