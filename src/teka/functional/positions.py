@@ -340,7 +340,7 @@ def phases(
     float32 its error is 0.06 at x = 10⁶.
     """
     places = to_widest_dtype(positions)
-    turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).transpose(-2, -1)
+    turns = places[..., None, :, :] @ (frequency.to(places) / (2 * math.pi)).mT
     return turns.frac().to(dtype) * (2 * math.pi)
 
 

@@ -184,7 +184,7 @@ class WeightedSums:
         log_pairs = log_weight_rows(rows)[None].masked_fill(~is_kept, -torch.inf)
         peak = log_pairs.detach().amax(dim=-1)
         peak = peak.masked_fill(peak == -torch.inf, 0.0)
-        products = tokens.query_features[:, :, rows] @ tokens.key_features.transpose(-2, -1)
+        products = tokens.query_features[:, :, rows] @ tokens.key_features.mT
         sums = (products * torch.exp(log_pairs - peak[..., None])) @ append_ones(tokens.value)
         log_peak = self._log_peak().expand(self.denominator.shape)
         return WeightedSums(

@@ -60,7 +60,7 @@ def dense_attention(
     def attend(rows: slice, query: Tensor, left: Tensor, right: Tensor, value: Tensor) -> Tensor:
         log_relative = None if log_weight_rows is None else log_weight_rows(query, rows)
         keep_rows = keep if keep is None or keep.shape[2] == 1 else keep[:, :, rows]
-        products = left[:, :, rows] @ right.transpose(-2, -1)
+        products = left[:, :, rows] @ right.mT
         factors = {"log_relative": log_relative, "log_scale": log_scale, "keep": keep_rows}
         mixed = kernel.dense_weights(products, **factors) @ value
         if not kernel.normalizes_by_count:

@@ -142,11 +142,11 @@ class LinearState:
         """Return the sums over these keys."""
         if log_scale is None:
             weights = tuple(vectors.sum(dim=-2) for _, vectors in key.terms)
-            return cls(key.numerator.transpose(-2, -1) @ value, weights)
+            return cls(key.numerator.mT @ value, weights)
         log_peak = log_scale.detach().amax(dim=-1)
         factor = torch.exp(log_scale - log_peak[..., None])[..., None]
         weights = tuple((vectors * factor).sum(dim=-2) for _, vectors in key.terms)
-        return cls(key.numerator.transpose(-2, -1) @ (value * factor), weights, log_peak)
+        return cls(key.numerator.mT @ (value * factor), weights, log_peak)
 
     def without_keys(self) -> "LinearState":
         """Return sums over no keys, of the same shapes."""
@@ -331,8 +331,8 @@ def _causal_value_sums(
     """Return Σ_{j ≤ i} (query_i · key_j) value_j."""
     num_tokens = value.shape[2]
     query, key, value = _split_into_chunks(query, key, value)
-    within = (query @ key.transpose(-2, -1)).tril() @ value
-    before = _sums_before(key.transpose(-2, -1) @ value)
+    within = (query @ key.mT).tril() @ value
+    before = _sums_before(key.mT @ value)
     return (within + query @ before).flatten(2, 3)[:, :, :num_tokens]
 
 
@@ -450,7 +450,7 @@ def _causal_block_sums(
     # Peaks only keep numbers in range, so they are constants for the gradient.
     own_peak = scale.detach().amax(dim=-1)
     weighted_keys = key * torch.exp(scale - own_peak[..., None])[..., None]
-    own = torch.cat([state[:, :, None], weighted_keys.transpose(-2, -1) @ channels], dim=2)
+    own = torch.cat([state[:, :, None], weighted_keys.mT @ channels], dim=2)
 
     # Row c stands for the sums before chunk c, and the last row for those after the block. Column 0
     # is the state before the block, column c + 1 is chunk c.
@@ -475,7 +475,7 @@ def _causal_block_sums(
     # Later keys are masked before the exponential, which they might overflow.
     is_later = torch.ones(size, size, dtype=torch.bool, device=channels.device).triu(1)
     exponent = (scale[..., None, :] - row_peak[..., :, None]).masked_fill(is_later, -torch.inf)
-    within = (query @ key.transpose(-2, -1) * torch.exp(exponent)) @ channels
+    within = (query @ key.mT * torch.exp(exponent)) @ channels
     before = torch.exp(peak_before - row_peak)[..., None] * (query @ states[:, :, :-1])
     return (within + before).flatten(2, 3), states[:, :, -1], last_peak
 
