@@ -22,13 +22,13 @@ READ_CANVAS = """canvas => {
 
 
 def shown_pixels(page):
-    """What the canvas of the viewer shows, (H, W, 4)."""
+    """Return the pixels of the viewer's canvas, shape (H, W, 4)."""
     height, width, levels = page.locator("[data-part=canvas]").evaluate(READ_CANVAS)
     return np.array(levels, dtype=np.uint8).reshape(height, width, 4)
 
 
 def moved_pixels(movement, pixels, shift):
-    """What the audit's own movement makes of the same levels."""
+    """Return the same levels after a movement by the audit."""
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None].double() / 255
     moved = movement.move(movement.place(images), shift)[0].permute(1, 2, 0)
     return (moved * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""What the campaign works on: a trained run, a model file, data, pictures, a study and a model of somebody's own."""
+"""Inputs of the campaign: a trained run, a model file, data, pictures, a study and a custom model."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""How a command ended, and what that says."""
+"""Outcome of a command: exit code and messages."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ class Outcome:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it was done, below the gate, or refused with one line."""
+        """Return True if the command finished, missed its threshold or refused with one line."""
         if self.code in (0, 1):
             return "Traceback" not in self.error
         lines = [line for line in self.error.splitlines() if "warning:" not in line]

@@ -20,7 +20,7 @@ from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
-# Difference between the seeds of two micro-batches. No run has so many steps.
+# Difference between the seeds of two micro-batches, larger than the number of steps of any run.
 MICRO_BATCH_SEED = 1_000_000_007
 
 

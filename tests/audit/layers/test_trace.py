@@ -40,8 +40,8 @@ def test_the_number_of_overwritten_pixels_can_be_set():
 
 
 def test_a_side_that_a_pool_ignores_is_not_felt():
-    assert not survey(nn.MaxPool2d(2)).feels_all_sides
-    assert survey(nn.MaxPool2d(2, padding=1)).feels_all_sides
+    assert not survey(nn.MaxPool2d(2)).depends_on_all_sides
+    assert survey(nn.MaxPool2d(2, padding=1)).depends_on_all_sides
 
 
 def test_the_border_has_the_cells_that_depend_on_the_outermost_pixels():

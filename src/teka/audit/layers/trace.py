@@ -86,7 +86,7 @@ class TraceEvent:
 
     @property
     def is_output(self) -> bool:
-        """Whether the tensor is an output of the module."""
+        """Return True if the tensor is an output of the module."""
         return self.input is not None
 
     @property
@@ -210,8 +210,8 @@ class ModelTrace:
         trace_calls(model, modules, self._see, batch, "the images unshifted")
 
     @property
-    def feels_all_sides(self) -> bool:
-        """Whether every side of the edge affects every map.
+    def depends_on_all_sides(self) -> bool:
+        """Return True if every side of the edge affects every map.
 
         A pooling layer may ignore the last pixels of an odd size.
         """
@@ -277,7 +277,7 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
         # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
         # effect of the edge.
         edge_width *= 2
-        if trace.feels_all_sides or edge_width > WIDEST_EDGE * min(trace.seen_size):
+        if trace.depends_on_all_sides or edge_width > WIDEST_EDGE * min(trace.seen_size):
             return trace
 
 

@@ -356,7 +356,7 @@ class PositiveRelativeKernel(Relative):
 
         The function computes the bias of a pair from the indices of its sample, head, query and
         key. The bias is 0 for tokens without a position, such as a class token. Return None if the
-        positions have so many different offsets that a table of their biases would be too large.
+        positions have too many different offsets for a table of their biases.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
