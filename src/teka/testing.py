@@ -27,9 +27,9 @@ from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, check_evaluation_mode, evaluate, relative_difference
 from teka.audit.model_output import CLASSIFIERS
-from teka.audit.movement import TRANSLATION_MODES, make_movement
+from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.settings import AuditSettings, Steps
-from teka.audit.shifts import Shift, square_set
+from teka.audit.shifts import Shift, square_shifts
 from teka.audit.stages import FEW_IMAGES
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
@@ -173,7 +173,7 @@ def equivariance_error(
     """
     check_sizes({"border": border}, least=0)
     check_images(inputs, "inputs", least=1)
-    movement = make_movement(mode, background, canvas_size)
+    movement = Movement(mode, background, canvas_size)
     scene = movement.place(inputs)
     steps = movement.check(scene, shifts)
     for step in steps:
@@ -440,7 +440,7 @@ def assert_consistent(
     check_name("mode", mode, TRANSLATION_MODES)
     check_tensor("images", images, "images", "channels", "height", "width")
     sizes = tuple(images.shape[2:])
-    step_set: Any = square_set("shifts", shifts) if is_integer(shifts) else shifts
+    step_set: Any = square_shifts(shifts) if is_integer(shifts) else shifts
     settings = AuditSettings(
         step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed
     )

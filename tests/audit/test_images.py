@@ -241,22 +241,6 @@ def test_fourier_loses_nothing_on_odd_sides_and_keeps_the_mean(sizes, data):
     assert_close(moved.flatten(2).mean(2), images.flatten(2).mean(2))
 
 
-@pytest.mark.parametrize("method", ["forward", "backward"])
-def test_the_derivative_of_a_moved_wave_is_that_of_the_wave(method):
-    side, frequency, step = 12, 5, 0.75
-    images = wave(side, frequency)(0.0)
-
-    def moved(time):
-        return fourier_shift(images, [time])
-
-    time, one = torch.tensor(step, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
-    jvp = torch.func.jvp if method == "forward" else torch.autograd.functional.jvp
-    speed = jvp(moved, (time,), (one,))[1]
-    omega = 2 * math.pi * frequency / side
-    cells = torch.arange(side, dtype=torch.float64) - step
-    assert_close(speed, (omega * torch.sin(omega * cells + 0.3)).reshape(1, 1, side))
-
-
 @given(st.sampled_from([(7, 3), (12, 5), (12, 6)]), STEPS)
 def test_bilinear_dims_a_wave_by_the_stated_share(case, step):
     side, frequency = case

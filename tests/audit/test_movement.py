@@ -235,6 +235,12 @@ def test_settings_that_do_not_go_together_are_refused(settings, message):
         Movement(**settings)
 
 
+def test_a_size_of_wrong_type_is_an_error(unchecked_annotations: None):
+    for size in (torch.zeros(2), "9", (2.5, 3)):
+        with raises_for(size, ValueError, match="canvas_size must be"):
+            Movement("canvas", canvas_size=size).seen_size((1, 1))  # pyright: ignore
+
+
 def test_settings_survive_json():
     for background in [0.5, 1, (0.0, 0.25)]:
         for mode in TRANSLATION_MODES:

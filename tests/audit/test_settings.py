@@ -42,7 +42,6 @@ def test_fractions_need_a_whole_pixel_of_room():
         ("protocol", "horn", "Did you mean 'horn2021'"),
         ("parts", ("layer",), "Did you mean 'layers'"),
         ("output", "maps", r"output must be .*got 'maps'"),
-        ("canvas_size", torch.zeros(2), r"^canvas_size must be"),
         ("batch_size", 0, r"batch_size must be .*got 0"),
         ("budget_seconds", 0, r"budget_seconds must be .*got 0"),
         ("confidence", 1.0, r"confidence must be .*got 1.0"),

@@ -148,19 +148,23 @@ def test_shifts_of_a_set(name, largest, step, expected):
     ("name", "largest", "step", "said"),
     [
         # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
-        ("square", 158, 1, "max_shift must be at most 157 for the shifts 'square', got 158"),
-        ("axes", 501, 1, "max_shift must be at most 500 for the shifts 'axes', got 501"),
+        (
+            "square",
+            158,
+            1,
+            "max_shift must be at most 157 for the shifts 'square' in steps of 1, got 158",
+        ),
+        (
+            "axes",
+            501,
+            1,
+            "max_shift must be at most 500 for the shifts 'axes' in steps of 1, got 501",
+        ),
         (
             "square",
             8,
             0.001,
-            "step must be at least 0.0510, because the shifts 'square' have at most 157 steps up to max_shift, got 0.001",
-        ),
-        (
-            "dx",
-            8,
-            0.001,
-            "step must be at least 0.0160, because the shifts 'dx' have at most 500 steps up to max_shift, got 0.001",
+            "max_shift must be at most 0.157 for the shifts 'square' in steps of 0.001, got 8",
         ),
     ],
 )

@@ -183,7 +183,7 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
     return moved
 
 
-def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> RealImages:
+def fourier_shift(images: RealImages, shift: Sequence[int | float]) -> RealImages:
     """Shift images by any distance with the Fourier transform and circular edges.
 
     By the shift theorem, X_k becomes X_k exp(−2πi k s / S) along every axis of size S, for the
@@ -192,28 +192,25 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float | Tensor]) -> 
 
     Args:
         images: Images (B, C, *S).
-        shift: One step for each axis. Whole numbers roll the images exactly. Scalar tensors may
-            require gradients.
+        shift: One step for each axis. Whole numbers roll the images exactly.
     """
-    whole = [
-        0 if isinstance(step, Tensor) or step != math.floor(step) else int(step) for step in shift
-    ]
-    moved = images.roll(whole, tuple(range(2, images.ndim)))
-    for axis, (step, rolled) in enumerate(zip(shift, whole, strict=True), 2):
-        if not isinstance(step, Tensor) and step == rolled:
+    moved = images
+    for axis, step in enumerate(shift, 2):
+        if step == math.floor(step):
+            moved = moved.roll(int(step), axis)
             continue
-        side, wide = images.shape[axis], moved.to(torch.promote_types(images.dtype, torch.float32))
+        side = images.shape[axis]
         frequencies = torch.arange(
             side // 2 + 1, dtype=widest_dtype(images.device), device=images.device
         )
         angle = (-2 * math.pi / side) * frequencies * step
-        # The sine at S / 2 is zero because the mean of the factors at ± S / 2 is real.
-        sine = torch.where(frequencies * 2 == side, torch.zeros_like(angle), angle.sin())
-        factor = torch.complex(angle.cos().to(wide.dtype), sine.to(wide.dtype))
-        factor = factor.reshape((-1,) + (1,) * (images.ndim - axis - 1))
-        moved = torch.fft.irfft(torch.fft.rfft(wide, dim=axis) * factor, n=side, dim=axis).to(
-            images.dtype
-        )
+        factor = torch.polar(torch.ones_like(angle), angle)
+        if side % 2 == 0:
+            factor[-1] = math.cos(math.pi * step)  # the mean of the factors at ± S / 2
+        wide = moved.movedim(axis, -1).to(torch.promote_types(images.dtype, torch.float32))
+        spectrum = torch.fft.rfft(wide)
+        spectrum = spectrum * factor.to(spectrum.dtype)
+        moved = torch.fft.irfft(spectrum, n=side).movedim(-1, axis).to(images.dtype)
     return moved
 
 
@@ -223,9 +220,10 @@ def bilinear_shift(images: RealImages, shift: Sequence[int | float]) -> RealImag
     (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} with a = s − ⌊s⌋, along each axis. Fractional
     shifts blur the images.
     """
-    whole = [math.floor(step) for step in shift]
-    moved = images.roll(whole, tuple(range(2, images.ndim)))
-    for axis, (step, rolled) in enumerate(zip(shift, whole, strict=True), 2):
-        if step != rolled:
-            moved = torch.lerp(moved, moved.roll(1, axis), step - rolled)
+    moved = images
+    for axis, step in enumerate(shift, 2):
+        whole = math.floor(step)
+        moved = moved.roll(whole, axis)
+        if step != whole:
+            moved = torch.lerp(moved, moved.roll(1, axis), step - whole)
     return moved

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 from torch import Tensor
 
@@ -40,7 +39,6 @@ class Mode:
         takes_fractions: Whether shifts by fractions of a pixel are possible.
         keeps_content: Whether only background may leave the image.
         has_background: Whether the value of the background matters.
-        size: Name of the size that the mode needs, "canvas_size" or "crop_size", or None.
     """
 
     words: str
@@ -48,7 +46,6 @@ class Mode:
     takes_fractions: bool = False
     keeps_content: bool = False
     has_background: bool = False
-    size: str | None = None
 
 
 _FRACTIONS = (
@@ -66,12 +63,10 @@ MODES = {
         "The image is pasted on a larger canvas of its background and moved on it without loss.",
         keeps_content=True,
         has_background=True,
-        size="canvas_size",
     ),
     "reflect": Mode("Pixels that leave are lost, and a mirror image enters."),
     "crop": Mode(
-        "The model sees a window of a larger image. The window moves, and real content enters.",
-        size="crop_size",
+        "The model sees a window of a larger image. The window moves, and real content enters."
     ),
     "fourier": Mode(_FRACTIONS.format("the Fourier transform"), wraps=True, takes_fractions=True),
     "bilinear": Mode(
@@ -103,15 +98,22 @@ class Movement:
     """
 
     mode: str
-    background: float | int | tuple[float | int, ...] = 0.0
-    canvas_size: int | tuple[int, ...] | None = None
-    crop_size: int | tuple[int, ...] | None = None
+    background: Background = 0.0
+    canvas_size: Size | None = None
+    crop_size: Size | None = None
 
     def __post_init__(self) -> None:
         check_name("mode", self.mode, MODES)
+        for argument in ("background", "canvas_size", "crop_size"):
+            values = getattr(self, argument)
+            if values is not None and not isinstance(values, Real):
+                expected = "a number, or one for each channel or axis"
+                values = tuple(check_sequence(argument, values, expected))
+                object.__setattr__(self, argument, values)
         check_background(self.background)
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
-            owner, is_needed = argument.removesuffix("_size"), self._how.size == argument
+            owner = argument.removesuffix("_size")
+            is_needed = self.mode == owner
             if is_needed and size is None:
                 raise wrong_value(argument, size, f"the size of the {owner} for mode {owner!r}")
             if not is_needed and size is not None:
@@ -128,10 +130,11 @@ class Movement:
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
         """Return the spatial size of the model's input: that of the canvas, window or images."""
-        own = self._how.size
-        return (
-            tuple(image_size) if own is None else window_size(own, image_size, getattr(self, own))
-        )
+        if self.canvas_size is not None:
+            return window_size("canvas_size", image_size, self.canvas_size)
+        if self.crop_size is not None:
+            return window_size("crop_size", image_size, self.crop_size)
+        return tuple(image_size)
 
     def place(self, images: Tensor) -> Images:
         """Prepare images for shifting: paste them on the canvas in mode `canvas`, else keep them.
@@ -144,11 +147,9 @@ class Movement:
             needed = f"a floating-point dtype, since mode {self.mode!r} moves by fractions"
             raise wrong_value("images.dtype", images.dtype, needed)
         self.seen_size(images.shape[2:])
-        return (
-            images
-            if self.canvas_size is None
-            else paste_on_canvas(images, self.canvas_size, self.background)
-        )
+        if self.canvas_size is None:
+            return images
+        return paste_on_canvas(images, self.canvas_size, self.background)
 
     def check(
         self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
@@ -237,30 +238,9 @@ def translate(
             shift is larger than the canvas or fractional in a mode without interpolation, content
             would be lost in a lossless mode, or the window would leave the images.
     """
-    movement = make_movement(mode, background, canvas_size, crop_size)
+    movement = Movement(mode, background, canvas_size, crop_size)
     placed = movement.place(images)
     return movement.move(placed, *movement.check(placed, [shift], "shift"))
-
-
-def make_movement(
-    mode: str,
-    background: Background = 0.0,
-    canvas_size: Size | None = None,
-    crop_size: Size | None = None,
-) -> Movement:
-    """Return a movement from settings in which sizes and background may be any sequences."""
-    check_name("mode", mode, TRANSLATION_MODES)
-    settings: dict[str, Any] = {
-        "background": background,
-        "canvas_size": canvas_size,
-        "crop_size": crop_size,
-    }
-    for argument, values in settings.items():
-        if values is not None and not isinstance(values, Real):
-            settings[argument] = tuple(
-                check_sequence(argument, values, "a number, or one for each channel or axis")
-            )
-    return Movement(mode, **settings)
 
 
 def check_lossless(
@@ -277,25 +257,20 @@ def check_lossless(
     Raises:
         ValueError: A shift would move content over an edge.
     """
-    if not len(margins):
-        return
-    room = margins.amin(dim=0).tolist()
     for shift in shifts:
-        if not all(
-            -before <= step <= after for step, (before, after) in zip(shift, room, strict=True)
-        ):
-            losing = [
-                int((margins[:, axis, int(step > 0)] < abs(step)).sum())
-                for axis, step in enumerate(shift)
-            ]
-            losses = ", ".join(
-                f"along axis {axis} (size {side}) {count} of {len(margins)} images lose pixels"
-                for axis, (side, count) in enumerate(zip(sizes, losing, strict=True))
-                if count
-            )
-            raise wrong_value(
-                argument, shift, f"a shift that moves only background over the edge; {losses}"
-            )
+        losses = []
+        for axis, step in enumerate(shift):
+            # Content moves over the edge at the end of the axis if the step is positive.
+            room = margins[:, axis, int(step > 0)]
+            num_losing = int((room < abs(step)).sum())
+            if num_losing:
+                losses.append(
+                    f"along axis {axis} (size {sizes[axis]}) "
+                    f"{num_losing} of {len(margins)} images lose pixels"
+                )
+        if losses:
+            expected = "a shift that moves only background over the edge"
+            raise wrong_value(argument, shift, f"{expected}; {', '.join(losses)}")
 
 
 def check_room(

@@ -20,14 +20,11 @@ from teka.checks import (
     check_name,
     check_names,
     check_number,
-    check_sequence,
     check_sizes,
     check_stride,
-    is_integer,
 )
 from teka.codec import encode
 from teka.errors import wrong_value
-from teka.memory import MAX_IMAGE_PIXELS
 
 # Steps in pixels along the last axis, or along each axis. Subpixel modes take fractions.
 Steps = int | float | Sequence[int | float]
@@ -37,7 +34,6 @@ PARTS = ("noise", "layers")
 # Published protocols, which `teka.audit.protocols` implements.
 PROTOCOL_NAMES = ("horn2021", "zhang2019", "chaman2021")
 MAX_SHIFT = 8
-SIDES = "a whole number of pixels, or one for each axis"
 
 
 @dataclass(frozen=True)
@@ -100,13 +96,6 @@ class AuditSettings:
         if self.shifts is not None:
             read_steps("shifts", self.shifts)
         check_background(self.background)
-        for argument in ("canvas_size", "crop_size"):
-            size = getattr(self, argument)
-            if size is None:
-                continue
-            sides = [size] if is_integer(size) else check_sequence(argument, size, SIDES)
-            if not all(is_integer(side) and 1 <= side <= MAX_IMAGE_PIXELS for side in sides):
-                raise wrong_value(argument, size, SIDES)
         if self.stride is not None:
             check_stride(self.stride, 2)
         if self.layers is not None:
@@ -149,9 +138,12 @@ class AuditSettings:
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """Return the movement of images of a size in a mode."""
+        canvas, crop = self.canvas_size, self.crop_size
         sides = list(zip(sizes, self.reach(sizes), strict=True))
-        canvas = self.canvas_size or tuple(side + 2 * step for side, step in sides)
-        crop = self.crop_size or tuple(side - 2 * step for side, step in sides)
+        if canvas is None:
+            canvas = tuple(side + 2 * step for side, step in sides)
+        if crop is None:
+            crop = tuple(side - 2 * step for side, step in sides)
         return Movement(
             mode,
             self.background,

@@ -2,16 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsFloat, SupportsIndex
+from collections.abc import Iterable, Sequence
+from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from teka.checks import check_dense, check_number, check_sizes
+from teka.checks import check_number, check_sequence, check_sizes
 from teka.errors import wrong_argument, wrong_value
-from teka.reporting.formatting import significant
 
 MOST_STEPS = 500  # maximum number of shifts along an axis, in each direction
 MOST_SHIFTS = 100_000  # maximum number of shifts of a set
@@ -63,16 +62,11 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], .
     Raises:
         ValueError: There are too many shifts.
     """
-    return square_set("max_shift", max_shift, num_axes)
-
-
-def square_set(argument: str, max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
-    """Return the shifts of `square_shifts`, with another name of `max_shift` in error messages."""
-    steps = _steps(max_shift, num_axes, argument)
+    steps = _steps(max_shift, num_axes)
     if len(steps) ** num_axes > MOST_SHIFTS:
         expected = f"small enough for at most {MOST_SHIFTS:,} shifts"
         hint = f"There are (2 · {max_shift} + 1)^{num_axes} shifts."
-        raise wrong_value(argument, max_shift, expected, hint)
+        raise wrong_value("max_shift", max_shift, expected, hint)
     return tuple(itertools.product(steps, repeat=num_axes))
 
 
@@ -105,11 +99,8 @@ def shift_set(
     check_number("max_shift", max_shift, "a number of pixels of at least 0", low=0)
     most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
     if max_shift / step > most + 0.5:
-        if step == 1:
-            raise wrong_value("max_shift", max_shift, f"at most {most} for the shifts {name!r}")
-        least = significant(max_shift / most)
-        limit = f"the shifts {name!r} have at most {most} steps up to max_shift"
-        raise wrong_value("step", step, f"at least {least}, because {limit}")
+        expected = f"at most {most * step:g} for the shifts {name!r} in steps of {step}"
+        raise wrong_value("max_shift", max_shift, expected)
     count = round(max_shift / step)
     if abs(count * step - max_shift) > 1e-9:
         raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}")
@@ -121,8 +112,8 @@ def shift_set(
     return tuple(tuple(int(x) if x == int(x) else x for x in shift) for shift in scaled)
 
 
-def _steps(max_shift: int, num_axes: int, argument: str = "max_shift") -> range:
-    check_sizes({argument: max_shift}, least=0, most=MOST_STEPS)
+def _steps(max_shift: int, num_axes: int) -> range:
+    check_sizes({"max_shift": max_shift}, least=0, most=MOST_STEPS)
     check_sizes({"num_axes": num_axes}, most=MOST_AXES)
     return range(-max_shift, max_shift + 1)
 
@@ -167,28 +158,14 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
         ValueError: The shifts are not finite numbers, or there are too many.
     """
     expected = "a list of shifts, each a finite number or one for every axis"
-    if isinstance(shifts, (Tensor, np.ndarray)):
-        if isinstance(shifts, Tensor):
-            check_dense(argument, shifts)
-        shifts = shifts.tolist()
-    if isinstance(shifts, (str, bytes, Mapping)) or not isinstance(shifts, Iterable):
-        raise wrong_value(argument, shifts, expected)
-    checked: list[list[float] | float] = []
-    for shift in shifts:
-        if len(checked) == MOST_SHIFTS:
-            raise wrong_argument(
-                argument, f"more than {MOST_SHIFTS:,} shifts", f"at most {MOST_SHIFTS:,}"
-            )
-        if isinstance(shift, (Tensor, np.ndarray)):
-            shift = shift.tolist()
-        is_row = isinstance(shift, Sequence) and not isinstance(shift, (str, bytes))
-        steps: Any = shift if is_row else (shift,)
-        if len(steps) > MOST_AXES:
-            raise wrong_argument(argument, f"{len(steps):,} steps", expected)
-        for step in steps:
+    rows: list[list[float] | float] = []
+    for shift in check_sequence(argument, shifts, expected):
+        steps = shift.tolist() if isinstance(shift, (Tensor, np.ndarray)) else shift
+        is_row = isinstance(steps, Sequence)
+        for step in steps if is_row else [steps]:
             check_number(argument, step, expected)
-        checked.append(list(map(float, steps)) if is_row else float(steps[0]))
-    return checked
+        rows.append(list(map(float, steps)) if is_row else float(steps))
+    return rows
 
 
 def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
