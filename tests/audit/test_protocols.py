@@ -169,9 +169,8 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
 @pytest.mark.parametrize(
     ("function", "passes", "batch_size", "message"),
     [
-        (first_pixel_class, 0, 1, "passes must be at least 1.*got 0"),
         (first_pixel_class, 1, 0, "batch_size must be at least 1.*got 0"),
-        (nn.Identity().eval(), 1, 2, "the output of a classifier"),
+        (nn.Identity().eval(), 1, 2, "the output of the model must be one of classes"),
     ],
 )
 def test_pairs_that_cannot_be_asked_are_refused(

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,19 +55,26 @@ class Source:
         images: The images that the model was called with.
         module: The model, if it is a module.
         num_classes: Number of classes, if known.
+        is_segmenter: Whether the model predicts a class for each pixel.
     """
 
     images: Images
     module: nn.Module | None = None
     num_classes: int | None = None
+    is_segmenter: bool = False
 
 
 # --- Which field of a structured output is measured
 
 
 def read_tensor(value: Any, source: Source) -> Tensor:
-    """Return the field as a tensor."""
+    """Return a field that needs no conversion, such as pooled features, as a tensor."""
     return as_tensor(value)
+
+
+def read_logits(value: Any, source: Source) -> Tensor:
+    """Return the logits of the images, or those of their pixels from a segmenter."""
+    return read_maps(value, source) if source.is_segmenter else as_tensor(value)
 
 
 def read_maps(value: Any, source: Source) -> Float[Tensor, "batch classes *sizes"]:
@@ -138,28 +145,24 @@ def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) 
     return boxes
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """Row of `FIELDS`: fields of a structured output, and how they are read.
 
     Args:
         names: Names of the fields.
         kind: Kind of their content.
-        read: Function that returns the tensor to measure.
-        on_request: Whether the row is used only if its kind is requested.
+        read: Function of the fields and the `Source` that returns the tensor to measure.
     """
 
     names: tuple[str, ...]
     kind: str
     read: Callable[..., Tensor]
-    on_request: bool = False
 
 
 # The first row whose fields are all present is used.
 FIELDS = (
     Field(("logits", "pred_boxes"), "boxes", read_queries),
-    Field(("logits",), "segmentation", read_maps, on_request=True),
-    Field(("logits",), "auto", read_tensor),
+    Field(("logits",), "auto", read_logits),
     Field(("out",), "segmentation", read_maps),
     Field(("image_embeds",), "features", read_tensor),
     Field(("pooler_output",), "features", read_tensor),
@@ -172,16 +175,13 @@ FIELD_NAMES = tuple(dict.fromkeys(name for field in FIELDS for name in field.nam
 EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(FIELD_NAMES)}"
 
 
-def select_output(
-    result: object, source: Source, *, kind: str = "auto", name: str | None = None
-) -> SelectedOutput:
+def select_output(result: object, source: Source, name: str | None = None) -> SelectedOutput:
     """Return the tensor (B, …) of a model's output that is measured, by the table `FIELDS`.
 
     Args:
         result: Output of the model: a tensor or array, or a dictionary, dataclass, tuple or list
             of them.
         source: The model and its input.
-        kind: Requested kind. "auto" selects it by the table.
         name: Name of the field, or its index in a tuple. Default: selected by the table.
 
     Raises:
@@ -190,7 +190,7 @@ def select_output(
     """
     fields = _fields_of(result)
     if name is None:
-        values, kind = _select_field(result, fields, source, kind)
+        values, kind = _select_field(result, fields, source)
     elif fields is None or name not in fields:
         names = ", ".join(map(repr, fields or ())) or "none, because it " + describe(result)
         expected = f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}"
@@ -204,7 +204,7 @@ def select_output(
 
 
 def _select_field(
-    result: Any, fields: Mapping[str, object] | None, source: Source, kind: str
+    result: Any, fields: Mapping[str, object] | None, source: Source
 ) -> tuple[Tensor, str]:
     if fields is None:
         return as_tensor(result), "auto"
@@ -214,9 +214,7 @@ def _select_field(
         return read_detections(result, source), "boxes"
     present = {key: value for key, value in fields.items() if value is not None}
     for field in FIELDS:
-        kinds = (field.kind,) if field.on_request else (field.kind, "auto")
-        is_requested = kind in kinds or field.kind == "auto"
-        if is_requested and all(key in present for key in field.names):
+        if present.keys() >= set(field.names):
             return field.read(*(present[key] for key in field.names), source), field.kind
     tensors = [value for value in present.values() if isinstance(value, Tensor | np.ndarray)]
     if len(tensors) != 1:
@@ -443,7 +441,6 @@ KINDS = (
 ANY_OUTPUT = (
     "floating-point numbers (batch, …), or whole numbers (batch,), which are the classes predicted"
 )
-ANY_CLASSIFIER = "the output of a classifier, floating-point numbers (batch, classes), or (batch,)"
 KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 OUTPUTS = tuple(KIND_BY_NAME)
 OUTPUT_CHOICES = ("auto", *OUTPUTS)
@@ -478,7 +475,6 @@ def infer_kind(
     kind: str = "auto",
     stride: int | Sequence[int] | None = None,
     label_axes: int = 0,
-    among: Iterable[str] = OUTPUTS,
 ) -> tuple[str, Stride]:
     """Return the kind of an output, by the table `KINDS`, and the stride of maps.
 
@@ -490,21 +486,16 @@ def infer_kind(
             by that of the map.
         label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
             multi-label targets.
-        among: Allowed kinds.
 
     Raises:
-        ValueError: The output is not of an allowed kind.
+        ValueError: The output is not of the requested kind, or of no kind.
     """
+    expected = ANY_OUTPUT
     if kind == "auto":
         kind = _choose_kind(values, seen, stride is not None, label_axes)
-        expected = ANY_OUTPUT if len(tuple(among)) == len(KINDS) else ANY_CLASSIFIER
-        is_valid = kind in among and KIND_BY_NAME[kind].accepts(values, seen)
     else:
-        if kind not in among:
-            raise wrong_value("the output of the model", kind, f"one of {', '.join(among)}")
-        expected = f"{KIND_BY_NAME[kind].expected}, since it is said to be {kind!r}"
-        is_valid = KIND_BY_NAME[kind].accepts(values, seen)
-    if not is_valid:
+        expected = f"{KIND_BY_NAME[kind].expected}, because the requested kind is {kind!r}"
+    if not KIND_BY_NAME[kind].accepts(values, seen):
         raise ValueError(f"the output of the model {describe(values)}, expected {expected}")
     shape = tuple(values.shape)
     if kind not in MAPS:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka.audit.images import roll_and_blank
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.model_call import Model, call_model, check_evaluation_mode
+from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings
@@ -18,7 +18,7 @@ from teka.audit.statistics.estimate import BootstrapSettings, Estimate
 from teka.audit.statistics.intervals import ImageBootstrap, estimate_mean_share
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
-from teka.checks import check_sizes, check_tensor
+from teka.checks import check_tensor
 from teka.data import lossless_selection
 from teka.errors import wrong_argument, wrong_value
 
@@ -27,11 +27,12 @@ Labels = Int[Tensor, " images"] | None
 Place = tuple[int, int]
 Move = Callable[[Tensor, Place], Tensor]
 
-HORN_SIDE, HORN_MARGIN, HORN_CLASS = 32, 8, 1
-ZHANG_CANVAS, ZHANG_CROP, ZHANG_PASSES = 256, 224, 5
-CHAMAN_SMALL, CHAMAN_SHIFT_OF_SMALL, CHAMAN_SHIFT = 32, 3, 32
-# Default number of images per call, device, and seed of random draws and of the bootstrap.
-USUAL = AuditSettings()
+HORN_SIDE = 32
+HORN_MARGIN = 8
+ZHANG_CANVAS = 256
+ZHANG_CROP = 224
+ZHANG_PASSES = 5
+DEFAULT_SETTINGS = AuditSettings()
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class ProtocolResult:
 
 
 def horn2021(
-    function: Model, images: Images, labels: Labels, settings: AuditSettings = USUAL
+    function: Model, images: Images, labels: Labels, settings: AuditSettings = DEFAULT_SETTINGS
 ) -> ProtocolResult:
     """Evaluate the protocol of Horn et al. (2021): accuracy at 17 lossless horizontal shifts.
 
@@ -77,7 +78,7 @@ def horn2021(
     check_tensor("images", images, "images", "channels", HORN_SIDE, HORN_SIDE)
     shifts = [(0, step) for step in range(-HORN_MARGIN, HORN_MARGIN + 1)]
     counts, numbers, metrics = {}, {}, {}
-    for name, class_index in (("class 1", HORN_CLASS), ("all classes", None)):
+    for name, class_index in (("class 1", 1), ("all classes", None)):
         keep = lossless_selection(images, labels, class_index, HORN_MARGIN)
         counts[f"images, {name}"] = int(keep.sum())
         if not keep.any():
@@ -115,7 +116,10 @@ def horn2021(
 
 
 def zhang2019(
-    function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
+    function: Model,
+    images: Images,
+    labels: Labels = None,
+    settings: AuditSettings = DEFAULT_SETTINGS,
 ) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
@@ -153,7 +157,10 @@ def zhang2019(
 
 
 def chaman2021(
-    function: Model, images: Images, labels: Labels = None, settings: AuditSettings = USUAL
+    function: Model,
+    images: Images,
+    labels: Labels = None,
+    settings: AuditSettings = DEFAULT_SETTINGS,
 ) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
@@ -172,7 +179,7 @@ def chaman2021(
         ValueError: The images are smaller than the largest shift.
     """
     smallest = min(images.shape[2:])
-    largest = CHAMAN_SHIFT_OF_SMALL if smallest <= CHAMAN_SMALL else CHAMAN_SHIFT
+    largest = 3 if smallest <= 32 else 32
     if smallest < largest:
         raise wrong_value(
             "the images' size",
@@ -232,8 +239,6 @@ def pair_agreement(
         passes: Number of passes over the images.
         settings: Output, batch size, device and seed.
     """
-    check_evaluation_mode("function", function)
-    check_sizes({"images": len(images), "passes": passes})
     random = np.random.RandomState(settings.seed)
     agreement = torch.empty(passes, len(images), dtype=torch.bool)
     kind = settings.output
@@ -244,15 +249,14 @@ def pair_agreement(
             # `numpy.random.seed(seed)`.
             places = [tuple(random.randint(low, high, 2).tolist()) for _ in range(2)]
             where = f"on images {start} to {start + len(batch) - 1}"
-            answers = []
-            for seen in (move(batch, place) for place in places):
-                output = call_model(function, seen, lambda where=where: where)
+            predictions = []
+            for place in places:
+                moved = move(batch, place)
+                output = call_model(function, moved, lambda where=where: where)
                 if kind == "auto":
-                    kind, _ = infer_kind(
-                        output.values, seen.shape[2:], output.kind, among=CLASSIFIERS
-                    )
-                answers.append(predict(output.values, kind).cpu())
-            agreement[index, start : start + settings.batch_size] = answers[0] == answers[1]
+                    kind, _ = infer_kind(output.values, moved.shape[2:], output.kind)
+                predictions.append(predict(output.values, kind).cpu())
+            agreement[index, start : start + len(batch)] = predictions[0] == predictions[1]
     return agreement
 
 

@@ -12,11 +12,11 @@ from teka.audit.adapters import LoadedModel, LoadOptions, load
 from teka.audit.adapters.inputs import (
     AuditImages,
     AuditInputs,
+    ImageOptions,
     load_images,
     make_inputs,
     usual_mode,
 )
-from teka.audit.adapters.load_options import Size
 from teka.audit.model_call import observe_calls
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
@@ -25,31 +25,6 @@ from teka.cli.child import report_calls
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
 from teka.files import check_output_file, make_directory, resolve_path
-
-
-@dataclass(frozen=True)
-class ImageOptions:
-    """The images of an audit.
-
-    Args:
-        data: Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of
-            pictures, or an .npz file.
-        data_dir: Folder with the files of the data set.
-        images: Largest number of test images, drawn by --seed; 0 takes all.
-        image_size: Size of the images when they are loaded: the side of a square, or
-            [height,width].
-        shift_before_resize: Shift images before they are resized to the model's input size, by
-            pixels of the data. By default they are shifted by pixels of the model's input.
-        ignore_labels: Measure no accuracy, for example because the classes of the data are not
-            those of the model.
-    """
-
-    data: str
-    data_dir: str | None = None
-    images: int = 500
-    image_size: Size = None
-    shift_before_resize: bool = False
-    ignore_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,15 +39,12 @@ class ShiftOptions:
             that is less.
         shifts: Set of shifts: all of a square, along both axes, or along one axis.
         step: Pixels between two shifts. A fraction gives sub-pixel shifts.
-        placed_size: Size of the window of mode crop, or of the canvas of mode canvas. By default
-            every shift has room.
     """
 
     mode: Annotated[tuple[str, ...], Parameter(choices=TRANSLATION_MODES)] = ()
     max_shift: int | float | None = None
     shifts: Annotated[str, Parameter(choices=SHIFT_SETS)] = "square"
     step: int | float = 1
-    placed_size: Size = None
 
 
 @dataclass(frozen=True)
@@ -133,8 +105,8 @@ class AuditOptions:
     def make_settings(self, parts: Sequence[str]) -> AuditSettings:
         """Return the settings of an audit with these stages."""
         modes = self.shifts.mode
-        if not modes and self.settings.protocol is None:
-            modes = usual_mode(self.images.data, self.images.data_dir)[:1]
+        if self._has_default_mode:
+            modes = usual_mode(self.images)[:1]
         return dataclasses.replace(
             self.settings,
             shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
@@ -157,27 +129,17 @@ class AuditOptions:
         held_out: bool | None = None,
     ) -> AuditInputs:
         """Return a model with its images."""
-        images = self.images
-        case = make_inputs(
-            model,
-            images.data,
-            settings,
-            data_dir=images.data_dir,
-            image_size=images.image_size,
-            num_images=images.images or None,
-            placed_size=self.shifts.placed_size,
-            shift_before_resize=images.shift_before_resize,
-            labelled=not images.ignore_labels,
-            held_out=held_out,
-            read=read,
+        note = ""
+        if self._has_default_mode:
+            mode, reason = usual_mode(self.images)
+            note = f"{mode}, the default, because {reason}"
+        return make_inputs(
+            model, self.images, settings, mode_note=note, held_out=held_out, read=read
         )
-        if self.shifts.mode or settings.protocol is not None:
-            return case
-        mode, reason = usual_mode(images.data, images.data_dir)
-        words = f"{mode}, the default, because {reason}"
-        known = {**case.known, "data_facts": {**case.known["data_facts"], "mode": words}}
-        description = f"{case.description}; mode {words}"
-        return dataclasses.replace(case, known=known, description=description)
+
+    @property
+    def _has_default_mode(self) -> bool:
+        return not self.shifts.mode and self.settings.protocol is None
 
 
 def check_outputs(files: Mapping[str, str], inputs: Sequence[str]) -> None:

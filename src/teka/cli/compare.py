@@ -45,8 +45,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
         if names.count(names[index]) > 1:
             subjects[index] = replace(subjects[index], name=model)
     # No model sees images that any of the models was trained on.
-    images = options.images
-    held_out = any(is_trained_on(subject, images.data, images.data_dir) for subject in subjects)
+    held_out = any(is_trained_on(subject, options.images) for subject in subjects)
     cases = [options.make_inputs(subject, settings, read_images, held_out) for subject in subjects]
     check_comparable(cases)
     print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n", flush=True)

@@ -5,7 +5,7 @@ from PIL import Image
 
 from teka.audit import AuditSettings
 from teka.audit.adapters import LoadedModel
-from teka.audit.adapters.inputs import make_inputs
+from teka.audit.adapters.inputs import ImageOptions, make_inputs
 from teka.audit.adapters.labels import match_labels
 
 LABELS = torch.tensor([2, 0, 1, 1])
@@ -156,7 +156,9 @@ def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
         return -(level[:, None] - torch.arange(12.0)).square()
 
     case = make_inputs(
-        LoadedModel("perfect", "factory", perfect), str(tmp_path), AuditSettings(shifts=((0, 0),))
+        LoadedModel("perfect", "factory", perfect),
+        ImageOptions(str(tmp_path)),
+        AuditSettings(shifts=((0, 0),)),
     )
     assert case.labels is not None
     assert torch.equal(perfect(case.images).argmax(1), case.labels)

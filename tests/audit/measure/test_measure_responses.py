@@ -192,7 +192,7 @@ def test_bad_input_is_refused(unchecked_annotations):
         ({"labels": LABELS - 1}, r"labels must be .*got -1"),
         ({"labels": LABELS + 1}, "labels must be classes below 3.*got 3"),
         ({"output": "logit"}, r"output must be .*got 'logit'.*Did you mean 'logits'"),
-        ({"output": "dense"}, r"since it is said to be 'dense'"),
+        ({"output": "dense"}, r"because the requested kind is 'dense'"),
         ({"stride": 0}, r"stride must be .*got 0"),
         ({"batch_size": 0}, r"batch_size must be .*got 0"),
         ({"budget_seconds": 0.0}, r"budget_seconds must be .*got 0.0"),

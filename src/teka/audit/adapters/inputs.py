@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,39 @@ from teka.errors import wrong_argument, wrong_value
 _IMAGES_AT_ONCE = 256
 
 
+@dataclass(frozen=True)
+class ImageOptions:
+    """The images of an audit.
+
+    Args:
+        data: Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of
+            pictures, or an .npz file.
+        data_dir: Folder with the files of the data set.
+        images: Largest number of test images, drawn by --seed; 0 takes all.
+        image_size: Size of the images when they are loaded: the side of a square, or
+            [height,width].
+        shift_before_resize: Shift images before they are resized to the model's input size, by
+            pixels of the data. By default they are shifted by pixels of the model's input.
+        ignore_labels: Measure no accuracy, for example because the classes of the data are not
+            those of the model.
+        placed_size: Size of the images in modes crop and canvas, before the crop or on the canvas.
+            By default every shift has room.
+    """
+
+    data: str
+    data_dir: str | None = None
+    images: int = 500
+    image_size: Size = None
+    shift_before_resize: bool = False
+    ignore_labels: bool = False
+    placed_size: Size = None
+
+    @property
+    def path(self) -> Path | None:
+        """Folder or file of the data, or None for a data set that is known by its name."""
+        return None if self.data in NAMES else find_path(self.data, self.data_dir)
+
+
 @dataclass(frozen=True, eq=False)
 class AuditImages:
     """Images of a data set in [0, 1], with the channels and size of a model.
@@ -57,52 +90,82 @@ class AuditImages:
 
 
 def load_images(
-    data: str,
-    transform: Preprocessing,
-    data_dir: str | Path | None = None,
-    image_size: Size = None,
-    num_images: int | None = None,
-    seed: int = 0,
-    held_out: bool = False,
+    options: ImageOptions, transform: Preprocessing, seed: int = 0, held_out: bool = False
 ) -> AuditImages:
     """Load test images with the channels and size of a model, in the order of the data set.
 
-    All images are used if a folder or file has no test part.
+    All images can be used if a folder or file has no test part.
 
     Args:
-        data: Name or path of a data set, as for `teka.data.load`.
+        options: The data set, and the number and size of the images.
         transform: Preprocessing of the model.
-        data_dir: Folder of the data set's files.
-        image_size: Size to which images are resized first.
-        num_images: Maximum number of images, which are chosen at random. Default: all.
-        seed: Seed of the choice.
+        seed: Seed of the choice of images.
         held_out: Use only the fifth of data without a test part that `teka.data.load` holds out.
+
+    Raises:
+        ValueError: The data cannot be read, or images have different sizes after preprocessing.
     """
-    source = _find_images(data, data_dir, image_size)
+    check_sizes({"seed": seed, "images": options.images}, least=0)
+    source = _find_images(options)
     if not len(source.images):
-        raise wrong_argument(f"the test images of {data}", "none", "at least one")
+        raise wrong_argument(f"the test images of {options.data}", "none", "at least one")
     available = torch.arange(len(source.images))
-    kind, remark = "test images", ""
+    kind = "test images"
+    remark = ""
     if source.part == "all" and held_out:
         available = hold_out_test(len(source.images))[1]
-        kind, remark = "held-out images", " (the fifth that training did not use)"
+        kind = "held-out images"
+        remark = " (the fifth that training did not use)"
     elif source.part == "all":
-        kind, remark = "images", " (no test part declared)"
-    chosen = available[_choose(len(available), num_images, seed)]
-    if isinstance(source.images, Tensor):
-        images = source.images[chosen].to(torch.float32)
+        kind = "images"
+        remark = " (no test part declared)"
+    # Take the first of a permutation, so that a smaller number gives a subset.
+    order = np.random.default_rng(seed).permutation(len(available))[: options.images or None]
+    chosen = available[torch.from_numpy(np.sort(order))]
+    placed: list[Tensor] = []
+    sizes = set()
+    for name, batch in _read_batches(source.images, chosen, transform, options.image_size):
+        sizes.add((batch.shape[2], batch.shape[3]))
+        placed.append(transform.place(batch))
+        size, first = (tuple(images.shape[2:]) for images in (placed[-1], placed[0]))
+        if size != first:
+            expected = "of one size, because the model does not resize them"
+            hint = "Choose a size with --input-size, for example --input-size 224."
+            raise wrong_argument("the images", f"{first} and {size} ({name})", expected, hint)
+    return AuditImages(
+        options.data,
+        torch.cat(placed),
+        None if source.labels is None else source.labels[chosen],
+        source.num_classes,
+        source.class_names,
+        sizes.pop() if len(sizes) == 1 else None,
+        len(available),
+        f"{len(chosen):,} of {len(available):,} {kind} of {options.data}{remark}",
+    )
+
+
+def _read_batches(
+    images: Tensor | Sequence[Path], chosen: Tensor, transform: Preprocessing, image_size: Size
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield batches of images, with the name of the file of each picture.
+
+    If the number of channels is unknown, pictures are gray if all files are.
+    """
+    if isinstance(images, Tensor):
+        intensities = images[chosen].to(torch.float32)
         # Levels are resized exactly as in the library of the model.
-        levels = (255 * images).round().to(torch.uint8)
-        images = levels if torch.equal(to_intensities(levels), images) else images
-        batches = [transform.place(batch) for batch in images.split(_IMAGES_AT_ONCE)]
-        placed, size = torch.cat(batches), (images.shape[2], images.shape[3])
-    else:
-        files = [source.images[index] for index in chosen.tolist()]
-        placed, size = read_pictures(files, transform, image_size)
-    labels = None if source.labels is None else source.labels[chosen]
-    description = f"{len(chosen):,} of {len(available):,} {kind} of {data}{remark}"
-    classes = source.num_classes, source.class_names
-    return AuditImages(data, placed, labels, *classes, size, len(available), description)
+        levels = (255 * intensities).round().to(torch.uint8)
+        is_exact = torch.equal(to_intensities(levels), intensities)
+        for batch in (levels if is_exact else intensities).split(_IMAGES_AT_ONCE):
+            yield "", batch
+        return
+    files = [images[index] for index in chosen.tolist()]
+    is_gray = transform.in_channels == 1
+    if transform.in_channels is None:
+        is_gray = all(read_header(file)[0] in GRAY_MODES for file in files)
+    for file in files:
+        levels = read_picture(file, in_channels=1 if is_gray else 3)[None]
+        yield file.name, levels if image_size is None else resize_bilinear(levels, image_size)
 
 
 class _Source(NamedTuple):
@@ -118,16 +181,16 @@ class _Source(NamedTuple):
     class_names: tuple[str, ...] | None = None
 
 
-def _find_images(data: str, data_dir: str | Path | None, image_size: Size = None) -> _Source:
-    path = None if data in NAMES else find_path(data, data_dir)
+def _find_images(options: ImageOptions) -> _Source:
+    data, path = options.data, options.path
     if path is None:
-        dataset = load(data, data_dir=data_dir, image_size=image_size)
+        dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
         return _Source("test", test.images, test.labels, dataset.num_classes, class_names(data))
     if not has_pictures(path):
         arrays = read_npz(path)
-        split = (arrays.train if arrays.test is None else arrays.test).to_intensities(image_size)
-        part = "all" if arrays.test is None else "test"
+        part, split = ("all", arrays.train) if arrays.test is None else ("test", arrays.test)
+        split = split.to_intensities(options.image_size)
         return _Source(part, split.images, split.labels, arrays.num_classes)
     files = sorted(path.iterdir()) if path.is_dir() else []
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
@@ -140,70 +203,28 @@ def _find_images(data: str, data_dir: str | Path | None, image_size: Size = None
     return _Source(part, [file for file, _ in labeled], labels, len(names), tuple(names))
 
 
-def is_trained_on(subject: LoadedModel, data: str, data_dir: str | Path | None = None) -> bool:
+def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
     """Return True if this library trained the model on this folder or file, or on a copy of it."""
-    path = None if data in NAMES else find_path(data, data_dir)
-    if path is None or subject.trained_on is None or subject.trained_on in NAMES:
+    if options.path is None or subject.trained_on is None or subject.trained_on in NAMES:
         return False
-    known = find_path(subject.trained_on, data_dir)
-    is_same = known is not None and known.samefile(path)
-    return is_same or Path(subject.trained_on).name == path.resolve().name
-
-
-def _choose(available: int, num_images: int | None, seed: int) -> list[int]:
-    check_sizes({"seed": seed}, least=0)
-    check_sizes({"images": num_images}, or_none=True)
-    if num_images is None:
-        return list(range(available))
-    # Take the first of a permutation, so that a smaller number gives a subset.
-    return sorted(np.random.default_rng(seed).permutation(available)[:num_images].tolist())
-
-
-def read_pictures(
-    files: Sequence[Path], transform: Preprocessing, image_size: Size = None
-) -> tuple[Float[Tensor, "images channels height width"], tuple[int, int] | None]:
-    """Read image files with the channels and size of a model.
-
-    If the number of channels is unknown, images are gray if all files are.
-
-    Returns:
-        The images, and their original size, or None if they have several sizes.
-
-    Raises:
-        ValueError: The images have different sizes after preprocessing.
-    """
-    is_gray = transform.in_channels == 1
-    if transform.in_channels is None:
-        is_gray = all(read_header(file)[0] in GRAY_MODES for file in files)
-    images, sizes = [], set()
-    for path in files:
-        levels = read_picture(path, in_channels=1 if is_gray else 3)[None]
-        levels = levels if image_size is None else resize_bilinear(levels, image_size)
-        sizes.add((levels.shape[2], levels.shape[3]))
-        images.append(transform.place(levels))
-        if images[-1].shape != images[0].shape:
-            size, first = (tuple(image.shape[2:]) for image in (images[-1], images[0]))
-            given = f"{first} ({files[0].name}) and {size} ({path.name})"
-            expected = "of one size, because the model does not resize them"
-            hint = "Choose a size with --input-size, for example --input-size 224."
-            raise wrong_argument("the images", given, expected, hint)
-    return torch.cat(images), sizes.pop() if len(sizes) == 1 else None
+    known = find_path(subject.trained_on, options.data_dir)
+    is_same = known is not None and known.samefile(options.path)
+    return is_same or Path(subject.trained_on).name == options.path.resolve().name
 
 
 PHOTOGRAPH_SIDE = 128  # pixels
 _NUM_HEADERS = 20  # pictures
 
 
-def usual_mode(data: str, data_dir: str | Path | None = None) -> tuple[str, str]:
+def usual_mode(options: ImageOptions) -> tuple[str, str]:
     """Return the default mode of shifting for a data set, and the reason in words.
 
     The mode is "crop", which resembles a moving camera, for a folder in which most images have at
     least `PHOTOGRAPH_SIDE` pixels along the shorter side, and "circular" for other data.
     """
-    path = None if data in NAMES else find_path(data, data_dir)
-    if path is None or not has_pictures(path):
+    if options.path is None or not has_pictures(options.path):
         return "circular", "a data set of arrays"
-    files: Any = _find_images(data, data_dir).images
+    files: Any = _find_images(options).images
     places = np.linspace(0, len(files) - 1, min(len(files), _NUM_HEADERS)).round().astype(int)
     sides = []
     for place in places:
@@ -240,15 +261,10 @@ class AuditInputs:
 
 def make_inputs(
     subject: LoadedModel,
-    data: str,
+    options: ImageOptions,
     settings: AuditSettings,
     *,
-    data_dir: str | Path | None = None,
-    image_size: Size = None,
-    num_images: int | None = None,
-    placed_size: Size = None,
-    shift_before_resize: bool = False,
-    labelled: bool = True,
+    mode_note: str = "",
     held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_images,
 ) -> AuditInputs:
@@ -256,58 +272,54 @@ def make_inputs(
 
     Args:
         subject: The model.
-        data: Name or path of a data set.
+        options: The images.
         settings: Settings of the audit.
-        data_dir: Folder of the data set's files.
-        image_size: Size to which images are resized first.
-        num_images: Maximum number of images. Default: all.
-        placed_size: Size of the images in modes `crop` and `canvas`, before the crop or canvas.
-        shift_before_resize: Whether to shift images before the resize to the model's size.
-        labelled: Whether to use the labels.
+        mode_note: Remark on the mode of shifting for the report.
         held_out: Whether to use only the held-out fifth of data without a test part. Default: if
             the model was trained on the data.
         read: Function that loads the images. To share images between models, pass one
             `functools.cache(load_images)` for all.
     """
+    is_late = options.shift_before_resize
     # Digits have the size of their canvas, so they are not resized.
-    is_sized_first = (not shift_before_resize or data == "digits") and not data.endswith(".npz")
-    if image_size is None and subject.loads_at_input_size and is_sized_first:
-        image_size = subject.input_size
-    if shift_before_resize:
+    is_sized_first = not is_late or options.data == "digits"
+    takes_size = is_sized_first and not options.data.endswith(".npz")
+    if options.image_size is None and subject.loads_at_input_size and takes_size:
+        options = dataclasses.replace(options, image_size=subject.input_size)
+    if is_late:
         function, transform = subject.with_placement(), Preprocessing(subject.in_channels)
     else:
         function = subject.function
-        transform, settings = place_for_modes(subject, settings, placed_size)
+        transform, settings = place_for_modes(subject, settings, options.placed_size)
     if held_out is None:
-        held_out = is_trained_on(subject, data, data_dir)
-    chosen = read(
-        data, transform.placing, data_dir, image_size, num_images, settings.seed, held_out
-    )
+        held_out = is_trained_on(subject, options)
+    chosen = read(options, transform.placing, settings.seed, held_out)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
     caveats = [] if subject.declares_preprocessing else [_unknown_preprocessing(subject)]
     if chosen.image_size is not None:
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
         max_shift = max(max(map(abs, steps)) for steps in shifts)
-        resizing = subject.transform if shift_before_resize else transform
+        resizing = subject.transform if is_late else transform
         sizes = chosen.image_size, resizing.resized_size(chosen.image_size)
-        caveats += resized(*sizes, before_resize=shift_before_resize, max_shift=max_shift)
-    if not shift_before_resize:
+        caveats += resized(*sizes, before_resize=is_late, max_shift=max_shift)
+    if not is_late:
         caveats += other_scale(subject.transform.resize, transform.resize)
     labels, names = None, subject.class_names
-    if chosen.labels is not None and labelled and settings.output in MULTILABEL:
-        message = (
-            f"{subject.name} predicts several labels for an image, "
-            f"but {data} has one class for each image, so no accuracy was measured."
-        )
-        caveats.append(Caveat("labels not used", "limits", message))
-    elif chosen.labels is not None and labelled and settings.output in ("auto", *CLASSIFIERS):
-        labels, matched = match_labels(
-            chosen.labels, chosen.num_classes, chosen.class_names, subject
-        )
-        caveats += matched
-        if names is None and torch.equal(labels, chosen.labels):
-            names = chosen.class_names
+    if chosen.labels is not None and not options.ignore_labels:
+        if settings.output in MULTILABEL:
+            message = (
+                f"{subject.name} predicts several labels for an image, but {options.data} has one "
+                "class for each image, so no accuracy was measured."
+            )
+            caveats.append(Caveat("labels not used", "limits", message))
+        elif settings.output in ("auto", *CLASSIFIERS):
+            labels, matched = match_labels(
+                chosen.labels, chosen.num_classes, chosen.class_names, subject
+            )
+            caveats += matched
+            if names is None and torch.equal(labels, chosen.labels):
+                names = chosen.class_names
     preprocessing = transform.describe(chosen.image_size)
     data_facts = {
         "name": chosen.name,
@@ -317,21 +329,27 @@ def make_inputs(
         "preprocessing": preprocessing or "none",
         "data_class_names": encode(chosen.class_names),
     }
-    order = "before" if shift_before_resize else "after"
+    if mode_note:
+        data_facts["mode"] = mode_note
+    model_facts = {**subject.describe(), "shifted": f"{'before' if is_late else 'after'} resizing"}
     known = {
         "class_names": names,
-        "model_facts": {**subject.describe(), "shifted": f"{order} resizing"},
+        "model_facts": model_facts,
         "data_facts": data_facts,
         "caveats": tuple(caveats),
     }
     kind = subject.kind
     if subject.module is not None:
-        kind += f", {known['model_facts']['parameters']:,} parameters"
+        kind += f", {model_facts['parameters']:,} parameters"
     size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
     details = ", ".join(filter(None, (chosen.description, size, preprocessing)))
+    description = f"{subject.name} ({kind}) on {details}"
     unknown = "" if subject.declares_preprocessing else "its normalization is unknown: see --mean"
     notes = "; ".join(filter(None, (unknown, subject.note)))
-    description = f"{subject.name} ({kind}) on {details}{f' ({notes})' if notes else ''}"
+    if notes:
+        description += f" ({notes})"
+    if mode_note:
+        description += f"; mode {mode_note}"
     return AuditInputs(subject, function, chosen.images, labels, settings, known, description)
 
 

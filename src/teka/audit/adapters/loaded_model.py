@@ -84,7 +84,7 @@ class LoadedModel:
         """Return the model with one of its outputs, by name or by index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
-            return select_output(output, Source(images, self.module), name=name).values
+            return select_output(output, Source(images, self.module), name).values
 
         known = {} if name == "logits" else {"class_names": None, "num_classes": None}
         function = wrap_function(self.function, after=choose)
@@ -193,7 +193,8 @@ def wrap_module(
         # The kind of other fields than logits follows from their names when they are measured.
         if load_options.output_name is not None or (output == "auto" and not has_logits):
             return result
-        return select_output(result, Source(images, module, num_outputs), kind=output).values
+        source = Source(images, module, num_outputs, is_segmenter=output == "segmentation")
+        return select_output(result, source).values
 
     return LoadedModel(
         name,
