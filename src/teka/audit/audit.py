@@ -11,7 +11,7 @@ from teka.audit.caveats import Caveat, training_mode
 from teka.audit.measure.outputs import check_labels
 from teka.audit.model_call import as_written, evaluating, module_of, tensor_hash, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
-from teka.audit.settings import AuditSettings, StepSet
+from teka.audit.settings import AuditSettings
 from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
 from teka.audit.verdict import verdict
 from teka.checks import (
@@ -20,10 +20,9 @@ from teka.checks import (
     check_instance,
     check_names,
     check_path,
-    check_sequence,
     check_tensor,
 )
-from teka.errors import wrong_argument, wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.provenance import provenance
 
 
@@ -33,7 +32,6 @@ def audit(
     labels: Tensor | None = None,
     settings: AuditSettings | None = None,
     *,
-    shifts: StepSet | None = None,
     name: str | None = None,
     class_names: Sequence[str] | None = None,
     model_facts: Mapping[str, object] | None = None,
@@ -70,7 +68,6 @@ def audit(
         labels: Classes (N,) as integers from 0, or (N, K) of 0 and 1 for a multi-label classifier,
             or None.
         settings: Shifts, modes and everything else that is measured. By default `AuditSettings()`.
-        shifts: Replaces the shifts of `settings`.
         name: Name of the model. By default the name of its class.
         class_names: Name of each class.
         model_facts: Other facts about the model for the report.
@@ -93,30 +90,18 @@ def audit(
     if settings is not None:
         check_instance("settings", settings, AuditSettings)
     settings = settings or AuditSettings()
-    if shifts is not None:
-        settings = dataclasses.replace(settings, shifts=shifts)
     _check_data(images, labels, class_names)
-    for argument, facts in (("model_facts", model_facts), ("data_facts", data_facts)):
-        if facts is not None and not isinstance(facts, Mapping):
-            raise wrong_type(argument, facts, "a dictionary")
-    for argument, words in (("name", name), ("command", command)):
-        if words is not None:
-            check_instance(argument, words, str)
-    for one in check_sequence("caveats", caveats, "a list of caveats"):
-        check_instance("caveats", one, Caveat)
-    for argument, function in (("progress", progress), ("on_result", on_result)):
-        if function is not None:
-            check_callable(argument, function)
-    if checkpoint is not None and not check_path("checkpoint", checkpoint).is_dir():
-        raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
+    if checkpoint is not None:
+        checkpoint = check_path("checkpoint", checkpoint)
+        if not checkpoint.is_dir():
+            raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
     _check_layers(model, settings)
     context = AuditContext(
-        model, images, labels, settings, progress, None if checkpoint is None else Path(checkpoint)
+        model, images, labels, settings, progress, checkpoint, caveats=list(caveats)
     )
     module = module_of(model)
     if module is not None:
         context.caveats += training_mode(module)
-    context.caveats = [*caveats, *context.caveats]
     model_class = type(module or model).__name__
     facts = {
         "kind": model_class,

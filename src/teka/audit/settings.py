@@ -15,14 +15,7 @@ from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.shifts import complete_steps, read_steps, square_shifts
 from teka.audit.statistics.estimate import BootstrapSettings
-from teka.checks import (
-    check_device,
-    check_name,
-    check_names,
-    check_number,
-    check_sizes,
-    check_stride,
-)
+from teka.checks import check_device, check_name, check_names, check_number, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
 
@@ -96,10 +89,6 @@ class AuditSettings:
         if self.shifts is not None:
             read_steps("shifts", self.shifts)
         check_background(self.background)
-        if self.stride is not None:
-            check_stride(self.stride, 2)
-        if self.layers is not None:
-            check_names("layers", self.layers)
         if self.device is not None:
             check_device("device", self.device)
         if self.protocol is not None:

@@ -22,7 +22,7 @@ from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.cli.progress import show_progress
 from teka.errors import one_line, printable, wrong_value
-from teka.files import write_bytes, write_json
+from teka.files import make_directory, write_bytes, write_json
 from teka.reporting.tables import LONGEST_TEXT
 
 # Metrics that are shares, where higher is better.
@@ -70,7 +70,7 @@ def audit(
         raise wrong_value("fail_under", fail_under, "a share from 0 to 1")
     results = options.results
     settings = options.make_settings([part for part in PARTS if part not in skip])
-    state = results.check((model, options.images.data), badge=badge)
+    results.check((model, options.images.data), badge=badge)
     case = options.make_inputs(options.load_model(model), settings)
     print(one_line(case.description, LONGEST_TEXT), flush=True)
     main_results: list[AuditReport] = []
@@ -79,7 +79,7 @@ def audit(
         main_results.append(report)
         print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
-    report = audit_case(case, command, state, debug=results.debug, on_result=print_result)
+    report = audit_case(case, command, results, on_result=print_result)
     details = details_text(main_results[0], report)
     write_results([report], report.to_dict(), results, details, badge=badge)
     return 0 if fail_under is None or passes(report, metric, fail_under) else NOT_PASSED
@@ -99,9 +99,8 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
 def audit_case(
     case: AuditInputs,
     command: str,
-    state: Path | None,
-    *,
-    debug: bool,
+    results: ResultOptions,
+    folder: str = "",
     on_result: Callable[[AuditReport], object] | None = None,
 ) -> AuditReport:
     """Audit a model and show the progress.
@@ -109,11 +108,14 @@ def audit_case(
     Args:
         case: Model and images.
         command: Command line to record.
-        state: Folder from which the audit resumes, or None.
-        debug: Print the traceback if the audit fails.
+        results: Options for resuming and for tracebacks.
+        folder: Folder in that of `--resume` from which this audit resumes.
         on_result: See `teka.audit.audit`. The progress is hidden while it runs.
     """
     name = case.subject.name
+    state = None
+    if results.resume is not None:
+        state = make_directory("resume", Path(results.resume, folder))
     with contextlib.ExitStack() as bar:
         show = bar.enter_context(show_progress())
 
@@ -138,7 +140,7 @@ def audit_case(
                 command=command,
             )
         except ValueError:
-            if debug:
+            if results.debug:
                 traceback.print_exc()
             raise
 

@@ -65,21 +65,19 @@ class ResultOptions:
     resume: str | None = None
     debug: bool = False
 
-    def check(self, inputs: Sequence[str], **more: str | None) -> Path | None:
+    def check(self, inputs: Sequence[str], **more: str | None) -> None:
         """Check that every file can be written, and make the folders.
 
         Args:
             inputs: Models and data, which must not be overwritten.
             more: Other files to write, by the names of their options.
-
-        Returns:
-            The folder of `resume`, or None.
         """
         files = {"html": self.html, "json": self.json, "markdown": self.markdown, **more}
         check_outputs({name: file for name, file in files.items() if file is not None}, inputs)
         if self.html is not None:
             require("jinja2", "reports need", "teka[report]")
-        return None if self.resume is None else make_directory("resume", self.resume)
+        if self.resume is not None:
+            make_directory("resume", self.resume)
 
 
 @Parameter(name="*")

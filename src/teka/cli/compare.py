@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_images
 from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
@@ -13,7 +12,6 @@ from teka.cli.app import CommandLine
 from teka.cli.audit import audit_case, write_results
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.errors import one_line, wrong_value
-from teka.files import make_directory
 from teka.reporting.tables import LONGEST_TEXT
 
 
@@ -37,7 +35,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     results = options.results
     # The stages besides the shifts are only shown on the page.
     settings = options.make_settings(PARTS if results.html is not None else ())
-    state = results.check((*models, options.images.data))
+    results.check((*models, options.images.data))
     read_images = cache(load_images)  # models with the same preprocessing share their images
     subjects = [options.load_model(model) for model in models]
     names = [subject.name for subject in subjects]
@@ -49,16 +47,15 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     cases = [options.make_inputs(subject, settings, read_images, held_out) for subject in subjects]
     check_comparable(cases)
     print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n", flush=True)
-    reports = []
-    for index, case in enumerate(cases):
-        folder = None if state is None else make_directory("resume", state / str(index))
-        reports.append(audit_modes(case, command, folder, debug=results.debug))
+    reports = [audit_modes(case, command, results, str(index)) for index, case in enumerate(cases)]
     write_comparison(compare_models(cases, reports), results)
 
 
-def audit_modes(case: AuditInputs, command: str, state: Path | None, *, debug: bool) -> AuditReport:
+def audit_modes(
+    case: AuditInputs, command: str, results: ResultOptions, folder: str
+) -> AuditReport:
     """Audit a model. Raise a ValueError if any mode was not measured."""
-    report = audit_case(case, command, state, debug=debug)
+    report = audit_case(case, command, results, folder)
     if len(report.metrics) < len(case.settings.modes):
         messages = "; ".join(failure.message for failure in report.failures)
         raise ValueError(f"{report.name}: {messages}")

@@ -29,7 +29,7 @@ from teka.errors import (
     printable_lines,
     wrong_value,
 )
-from teka.files import make_directory, write_bytes
+from teka.files import write_bytes
 from teka.models.model_file import serialize_weights
 from teka.reporting.formatting import listed
 from teka.reporting.tables import LONGEST_TEXT
@@ -65,7 +65,7 @@ def fix(
         check_name("fix", name, FIXES)
     results = options.results
     settings = options.make_settings(PARTS if results.html is not None else ("layers",))
-    state = results.check((model, options.images.data), out=out)
+    results.check((model, options.images.data), out=out)
     case = options.make_inputs(options.load_model(model), settings)
     if not isinstance(case.function, nn.Module):
         raise wrong_value("model", model, "a torch.nn.Module, whose layers can be changed")
@@ -75,8 +75,7 @@ def fix(
         expected = f"a module that can be copied ({first_line(error)})"
         raise wrong_value("model", model, expected) from error
     print(one_line(case.description, LONGEST_TEXT), flush=True)
-    folder = None if state is None else make_directory("resume", state / "before")
-    before = audit_modes(case, command, folder, debug=results.debug)
+    before = audit_modes(case, command, results, "before")
     if before.layers is None:
         failures = (f"{failure.part}: {failure.message}" for failure in before.failures)
         raise ValueError("; ".join(failures))
@@ -98,9 +97,7 @@ def fix(
         known={**case.known, "model_facts": facts},
     )
     # The state is kept per set of fixes, because the weights do not tell the sets apart.
-    folder = None if state is None else make_directory("resume", state / "-".join(num_layers))
-    after = audit_modes(fixed_case, command, folder, debug=results.debug)
-
+    after = audit_modes(fixed_case, command, results, "-".join(num_layers))
     comparison = compare_models([case, fixed_case], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict

@@ -9,9 +9,6 @@ from teka import data, prediction
 from teka.checks import check_sizes
 from teka.cli.progress import show_progress
 from teka.data.load import check_downloadable
-from teka.data.pictures import SUFFIXES
-from teka.errors import wrong_value
-from teka.files import expand_user
 from teka.prediction.predict import DEFAULT_MODEL
 from teka.reporting.tables import WIDEST, Table
 
@@ -49,14 +46,13 @@ def predict(
 ) -> None:
     """Classify picture files with a trained model.
 
-    The default model reads handwritten digits of any size, dark on light or light on dark. You can
-    also name the model before the pictures.
+    The default model reads handwritten digits of any size, dark on light or light on dark.
 
     For example:
 
         teka predict seven.png photo.jpg
         teka predict drawings/*.png --model digits --top 2
-        teka predict models/pictures cat.jpg --json
+        teka predict cat.jpg --model models/pictures --json
 
     Args:
         pictures: Picture files.
@@ -67,7 +63,6 @@ def predict(
         json_output: Print JSON instead of a table.
     """
     check_sizes({"top": top})
-    pictures, model = _split_model(pictures, model)
     with show_progress() as show:
         predictions = prediction.predict(
             pictures,
@@ -77,31 +72,18 @@ def predict(
             progress=lambda done, total: show("pictures", done, total),
         )
     entries = []
+    rows = []
     for answer in predictions:
-        ranked = zip(answer.class_names[:top], answer.probabilities[:top], strict=True)
+        ranked = list(zip(answer.class_names, answer.probabilities, strict=True))[:top]
         classes = [{"class": name, "probability": probability} for name, probability in ranked]
         entries.append({"picture": answer.picture, "classes": classes})
+        cells = [answer.picture]
+        for name, probability in ranked:
+            cells += [name, f"{100 * probability:.1f} %"]
+        rows.append(tuple(cells))
     if json_output:
         print(json.dumps({"model": model, "pictures": entries}, indent=2, ensure_ascii=False))
         return
-    rows = []
-    for entry in entries:
-        cells = [entry["picture"]]
-        for ranked_class in entry["classes"]:
-            cells += [ranked_class["class"], f"{100 * ranked_class['probability']:.1f} %"]
-        rows.append(tuple(cells))
-    head = ("picture", "class", "probability", *("next", "") * (len(entries[0]["classes"]) - 1))
+    num_others = len(entries[0]["classes"]) - 1
+    head = ("picture", "class", "probability", *("next", "") * num_others)
     print(Table("", head, tuple(rows), words=("class", "next")).plain(WIDEST))
-
-
-def _split_model(words: list[str], model: str) -> tuple[list[str], str]:
-    """Return the pictures and the model. The first word is the model if it is not a picture."""
-    first = words[0]
-    path = expand_user(first)
-    is_picture = path.is_file() or path.suffix.lower() in SUFFIXES
-    if model != DEFAULT_MODEL or is_picture:
-        return words, model
-    if len(words) == 1:
-        expected = f"a file after the model: teka predict {first} PICTURE"
-        raise wrong_value("the picture", None, expected)
-    return words[1:], first

@@ -86,16 +86,17 @@ def _match_numbers(
         given = f"from {min(numbers)} to {max(numbers)}"
         raise wrong_value("the numbers that the folders are named by", given, limit, _HINT)
     message = f"Folders are named by numbers: folder k was taken for class k of {model.name}."
-    as_text = sorted(map(str, numbers))
-    moved = [index for index, number in enumerate(numbers) if as_text[index] != str(number)]
-    if moved:
+    as_text = [str(number) for number in numbers]
+    is_sorted_as_text = as_text == sorted(as_text)
+    if not is_sorted_as_text:
         message += (
-            " If the model was trained with torchvision's ImageFolder, which sorts names as text, "
-            f"its class {moved[0]} is folder {as_text[moved[0]]}, and the accuracy here is wrong."
+            " torchvision's ImageFolder sorts names as text (0, 1, 10, 2): if the model was "
+            "trained with it, the accuracy here is wrong."
         )
-    is_obvious = list(numbers) == list(range(count)) and not moved and model.class_names is None
     indices = labels.new_tensor(list(numbers))[labels]
-    return indices, [] if is_obvious else [_caveat(message)]
+    if list(numbers) == list(range(count)) and is_sorted_as_text and model.class_names is None:
+        return indices, []
+    return indices, [_caveat(message)]
 
 
 def _normalize(name: str) -> str:
@@ -132,16 +133,16 @@ def _check_one_to_one(
     model: LoadedModel,
 ) -> list[int]:
     """Return the index of the one known name that each name matches."""
-    unmatched = [name for name, indices in zip(names, candidates, strict=True) if not indices]
-    if unmatched:
-        expected = f"among those of {model.name}, {_list(map(repr, known))}"
-        raise wrong_argument(_NAMES, _list(map(repr, unmatched)), expected, _HINT)
+    problems = []
+    for name, indices in zip(names, candidates, strict=True):
+        matches = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
+        if len(indices) != 1:
+            problems.append(f"{name!r}, which matches {matches}" if matches else repr(name))
+    if problems:
+        expected = f"each one of those of {model.name}, {_list(map(repr, known))}"
+        raise wrong_argument(_NAMES, _list(problems), expected, _HINT)
     owners: dict[int, str] = {}
-    for name, (index, *others) in zip(names, candidates, strict=True):
-        if others:
-            matches = " and ".join(f"{known[each]!r} ({each})" for each in (index, others[0]))
-            expected = f"one class of {model.name} each"
-            raise wrong_argument(_NAMES, f"{name!r}, which matches {matches}", expected, _HINT)
+    for name, (index,) in zip(names, candidates, strict=True):
         if index in owners:
             both = f"{owners[index]!r} and {name!r}, which both match {known[index]!r}"
             raise wrong_argument(_NAMES, both, f"different classes of {model.name}", _HINT)
