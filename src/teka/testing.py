@@ -440,7 +440,10 @@ def assert_consistent(
     check_name("mode", mode, TRANSLATION_MODES)
     check_tensor("images", images, "images", "channels", "height", "width")
     sizes = tuple(images.shape[2:])
-    step_set: Any = square_shifts(shifts) if is_integer(shifts) else shifts
+    step_set: Any = shifts
+    if is_integer(shifts):
+        check_sizes({"shifts": shifts}, least=0, most=min(sizes))
+        step_set = square_shifts(shifts)
     settings = AuditSettings(
         step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed
     )

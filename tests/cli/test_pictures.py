@@ -76,12 +76,17 @@ def test_it_prints_json(pictures, capsys):
         assert entry["classes"][0]["class"] == str(label)
 
 
-def test_a_model_that_cannot_predict_is_an_error(pictures, tmp_path, fails):
+def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fails):
     paths, _ = pictures
-    assert "model must be one of digits" in fails("predict", *paths, "--model", "google/vit")
+    assert main(["predict", "digits", *paths, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert main(["predict", *paths, "--model", "digits", "--json"]) == 0
+    assert printed == json.loads(capsys.readouterr().out)
+    assert "teka predict digits PICTURE" in fails("predict", "digits")
+    assert "model must be one of digits" in fails("predict", "google/vit", *paths)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    assert "teka export" in fails("predict", *paths, "--model", tmp_path / "run")
+    assert "teka export" in fails("predict", tmp_path / "run", *paths)
     assert "picture must be an existing file, got 'none.png'" in fails("predict", "none.png")
 
 

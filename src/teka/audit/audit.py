@@ -1,7 +1,7 @@
 """The audit of a model."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from teka.checks import (
     check_instance,
     check_names,
     check_path,
+    check_sequence,
     check_tensor,
 )
 from teka.errors import wrong_argument, wrong_value
@@ -34,8 +35,8 @@ def audit(
     *,
     name: str | None = None,
     class_names: Sequence[str] | None = None,
-    model_facts: Mapping[str, object] | None = None,
-    data_facts: Mapping[str, object] | None = None,
+    model_facts: dict[str, object] | None = None,
+    data_facts: dict[str, object] | None = None,
     caveats: Sequence[Caveat] = (),
     checkpoint: str | Path | None = None,
     progress: Progress | None = None,
@@ -91,6 +92,17 @@ def audit(
         check_instance("settings", settings, AuditSettings)
     settings = settings or AuditSettings()
     _check_data(images, labels, class_names)
+    for argument, facts in (("model_facts", model_facts), ("data_facts", data_facts)):
+        if facts is not None:
+            check_instance(argument, facts, dict)
+    for argument, words in (("name", name), ("command", command)):
+        if words is not None:
+            check_instance(argument, words, str)
+    for caveat in check_sequence("caveats", caveats, "a list of caveats"):
+        check_instance("caveats", caveat, Caveat)
+    for argument, function in (("progress", progress), ("on_result", on_result)):
+        if function is not None:
+            check_callable(argument, function)
     if checkpoint is not None:
         checkpoint = check_path("checkpoint", checkpoint)
         if not checkpoint.is_dir():

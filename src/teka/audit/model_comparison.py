@@ -8,7 +8,7 @@ import torch
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import evaluating, module_of
-from teka.audit.report import AuditReport, make_examples
+from teka.audit.report import AuditReport, Example, make_examples
 from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
 from teka.codec import encode
 from teka.errors import wrong_argument
@@ -87,27 +87,19 @@ def _share_examples(
 ) -> list[AuditReport]:
     """Return the reports with the same example images for every model.
 
-    These are the images on which the models disagree at most shifts. If they are too few, examples
-    of the single reports follow.
+    These are the images on which predictions of the models differ at most shifts.
     """
-    chosen: list[list[int]] = []
+    examples: list[list[Example]] = [[] for _ in cases]
     for responses in responses_by_mode:
-        indices = []
-        if all(response.predictions is not None for response in responses):
-            num_shifts = disagreement(responses).sum(dim=0)
-            order = num_shifts.argsort(descending=True, stable=True).tolist()
-            indices = [index for index in order if num_shifts[index] > 0]
-        mode = responses[0].movement.mode
-        examples = [example for report in reports for example in report.examples]
-        indices += [example.index for example in examples if example.mode == mode]
-        chosen.append(list(dict.fromkeys(indices))[: cases[0].settings.num_examples])
-    changed = []
-    for index, (case, report) in enumerate(zip(cases, reports, strict=True)):
-        examples = []
-        with evaluating(module_of(case.function)):
-            for responses, indices in zip(responses_by_mode, chosen, strict=True):
-                examples += make_examples(
-                    case.function, case.images, responses[index], indices, case.settings
-                )
-        changed.append(replace(report, examples=tuple(examples)))
-    return changed
+        if any(response.predictions is None for response in responses):
+            continue
+        num_shifts = disagreement(responses).sum(dim=0)
+        order = num_shifts.argsort(descending=True, stable=True).tolist()
+        indices = order[: cases[0].settings.num_examples]
+        for case, response, shown in zip(cases, responses, examples, strict=True):
+            with evaluating(module_of(case.function)):
+                shown += make_examples(case.function, case.images, response, indices, case.settings)
+    return [
+        replace(report, examples=tuple(shown))
+        for report, shown in zip(reports, examples, strict=True)
+    ]

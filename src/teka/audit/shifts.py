@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.checks import check_number, check_sequence, check_sizes
+from teka.checks import check_dense, check_number, check_sequence, check_sizes
 from teka.errors import wrong_argument, wrong_value
 
 MOST_STEPS = 500  # maximum number of shifts along an axis, in each direction
@@ -158,6 +158,8 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
         ValueError: The shifts are not finite numbers, or there are too many.
     """
     expected = "a list of shifts, each a finite number or one for every axis"
+    if isinstance(shifts, Tensor):
+        check_dense(argument, shifts)
     rows: list[list[float] | float] = []
     for shift in check_sequence(argument, shifts, expected):
         steps = shift.tolist() if isinstance(shift, (Tensor, np.ndarray)) else shift

@@ -9,6 +9,9 @@ from teka import data, prediction
 from teka.checks import check_sizes
 from teka.cli.progress import show_progress
 from teka.data.load import check_downloadable
+from teka.data.pictures import SUFFIXES
+from teka.errors import wrong_value
+from teka.files import expand_user
 from teka.prediction.predict import DEFAULT_MODEL
 from teka.reporting.tables import WIDEST, Table
 
@@ -46,13 +49,14 @@ def predict(
 ) -> None:
     """Classify picture files with a trained model.
 
-    The default model reads handwritten digits of any size, dark on light or light on dark.
+    The default model reads handwritten digits of any size, dark on light or light on dark. You can
+    also name the model before the pictures.
 
     For example:
 
         teka predict seven.png photo.jpg
         teka predict drawings/*.png --model digits --top 2
-        teka predict cat.jpg --model models/pictures --json
+        teka predict models/pictures cat.jpg --json
 
     Args:
         pictures: Picture files.
@@ -63,6 +67,7 @@ def predict(
         json_output: Print JSON instead of a table.
     """
     check_sizes({"top": top})
+    pictures, model = _split_model(pictures, model)
     with show_progress() as show:
         predictions = prediction.predict(
             pictures,
@@ -87,3 +92,16 @@ def predict(
     num_others = len(entries[0]["classes"]) - 1
     head = ("picture", "class", "probability", *("next", "") * num_others)
     print(Table("", head, tuple(rows), words=("class", "next")).plain(WIDEST))
+
+
+def _split_model(words: list[str], model: str) -> tuple[list[str], str]:
+    """Return the pictures and the model. The first word is the model if it is not a picture."""
+    first = words[0]
+    path = expand_user(first)
+    is_picture = path.is_file() or path.suffix.lower() in SUFFIXES
+    if model != DEFAULT_MODEL or is_picture:
+        return words, model
+    if len(words) == 1:
+        expected = f"a file after the model: teka predict {first} PICTURE"
+        raise wrong_value("the picture", None, expected)
+    return words[1:], first

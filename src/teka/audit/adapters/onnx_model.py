@@ -17,7 +17,6 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing
 from teka.audit.model_output import num_classes_of
-from teka.data import Normalize
 from teka.errors import EXTERNAL_ERRORS, did_you_mean, require, wrong_value
 from teka.files import expand_user, read_json
 
@@ -69,22 +68,26 @@ class OnnxFunction(nn.Module):
         self, session: Any, transform: Preprocessing, graph: Any = None, output: str | None = None
     ) -> None:
         super().__init__()
-        self.session, self.transform, self._graph = session, transform, graph
+        self.session = session
+        self.transform = transform
+        self._graph = graph
         (self.input,) = session.get_inputs()
         self.output = choose_output(session.get_outputs(), output).name
-        batch_size = self.input.shape[0]
-        self.batch_size = batch_size if isinstance(batch_size, int) and batch_size > 0 else None
-        self.channels_last = _is_channels_last(self.input.shape)
+        self.batch_size, *_ = _fixed_sizes(self.input.shape)
         self._layer_session: Any = None
         self._layers: dict[str, OnnxNode] = {}  # by their outputs
-        for node in () if graph is None else graph.graph.node:
+        if graph is not None:
+            self._add_layers(graph.graph)
+        self.eval()
+
+    def _add_layers(self, graph: Any) -> None:
+        for node in graph.node:
             if node.output and node.output[0]:  # an omitted output has no name
                 layer = self._layers[node.output[0]] = _make_layer(node)
                 self.add_module(self._unused_name(node.name or node.output[0]), layer)
-        for tensor in () if graph is None else graph.graph.initializer:
+        for tensor in graph.initializer:
             if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # may be position embeddings
                 self.register_buffer(self._unused_name(tensor.name), torch.zeros(*tensor.dims))
-        self.eval()
 
     def _unused_name(self, name: str) -> str:
         name = name.replace(".", "_")
@@ -100,7 +103,7 @@ class OnnxFunction(nn.Module):
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
             placed = (placed * 255).round().clamp(0, 255)
-        if self.channels_last:
+        if _is_channels_last(self.input.shape):
             placed = placed.permute(0, 2, 3, 1)
         if not any(layer._forward_hooks for layer in self.children()):
             return self._run(self.session, [self.output], placed)[self.output].to(images.device)
@@ -117,12 +120,11 @@ class OnnxFunction(nn.Module):
     def _run(self, session: Any, names: list[str], placed: Tensor) -> dict[str, Tensor]:
         """Return the numeric outputs of a session by name."""
 
-        def run(batch: Tensor) -> dict[str, Tensor]:
+        def run_batch(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
+            outputs = session.run(names, {self.input.name: array})
             tensors = {}
-            for name, values in zip(
-                names, session.run(names, {self.input.name: array}), strict=True
-            ):
+            for name, values in zip(names, outputs, strict=True):
                 if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
                     tensor = torch.from_numpy(np.atleast_1d(values))
                     tensors[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
@@ -132,7 +134,7 @@ class OnnxFunction(nn.Module):
                 tensors[self.output] = measured[None]
             return tensors
 
-        return run_in_batches(run, placed, self.batch_size)
+        return run_in_batches(run_batch, placed, self.batch_size)
 
     def _session_with_layers(self) -> Any:
         """Return a session that outputs the first output of every node."""
@@ -202,7 +204,8 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     transform, is_declared = _read_transform(inputs[0], file, load_options)
     config = file.parent / "config.json"
     names = read_class_names(read_json(config).get("id2label")) if config.is_file() else None
-    graph, notes = _read_graph(file), []
+    graph = _read_graph(file)
+    notes = []
     if graph is None:
         notes.append("its layers are not examined, which needs onnx and a file below 2 GB")
     function = OnnxFunction(session, transform, graph, load_options.output_name)
@@ -228,7 +231,7 @@ def _read_transform(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
     """Return the preprocessing of a file, and whether it is known."""
-    shape = [size if isinstance(size, int) and size > 0 else None for size in image_input.shape]
+    shape = _fixed_sizes(image_input.shape)
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]
     _, channels, height, width = shape
@@ -243,11 +246,15 @@ def _read_transform(
         raise wrong_value("input_size", load_options.input_size, expected)
     if image_input.type != "tensor(uint8)":
         return transform, own is not None or load_options.mean is not None
-    to_levels = Normalize((0.0,) * (channels or 3), (1 / 255,) * (channels or 3))
-    if transform.normalization not in (None, to_levels):
-        expected = f"none, because {file.name} takes uint8 and normalizes its images itself"
-        raise wrong_value("the mean and deviation", transform.normalization, expected)
+    if load_options.mean is not None:
+        expected = f"None, because {file.name} takes uint8 and normalizes its images itself"
+        raise wrong_value("mean", load_options.mean, expected)
     return replace(transform, normalization=None), True
+
+
+def _fixed_sizes(shape: Sequence[object]) -> list[int | None]:
+    """Return the sizes of a shape, None for those that may vary."""
+    return [size if isinstance(size, int) and size > 0 else None for size in shape]
 
 
 def _num_classes(output: Any) -> int | None:
@@ -287,11 +294,8 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
 
 def _hash(file: Path) -> str:
     """Return the SHA-256 of a file and of its weight files, such as model.onnx.data."""
-    prefixes = (f"{file.name}.", f"{file.name}_")
     digest = hashlib.sha256()
-    for each in sorted(file.parent.iterdir()):
-        if each == file or (each.is_file() and each.name.startswith(prefixes)):
-            with each.open("rb") as opened:
-                while block := opened.read(1 << 20):
-                    digest.update(block)
+    for path in sorted(file.parent.iterdir()):
+        if path.is_file() and path.name.startswith(file.name):
+            digest.update(path.read_bytes())
     return digest.hexdigest()

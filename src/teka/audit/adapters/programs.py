@@ -53,7 +53,8 @@ class ExportedProgram(nn.Module):
 
     def __init__(self, module: nn.Module, batch_size: int | None) -> None:
         super().__init__()
-        self.program, self.batch_size = module, batch_size
+        self.program = module
+        self.batch_size = batch_size
         for part in self.modules():
             part.training = False
 
@@ -63,8 +64,8 @@ class ExportedProgram(nn.Module):
 
     def forward(self, images: Images) -> Any:
         """Return the output of the program for images."""
-        run = self.program
-        return run_in_batches(lambda batch: {"": run(batch)}, images, self.batch_size)[""]
+        program = self.program
+        return run_in_batches(lambda batch: {"": program(batch)}, images, self.batch_size)[""]
 
 
 def is_script(spec: str) -> bool:

@@ -79,19 +79,22 @@ def read_processor(
 
 def _read_sizes(processor: Any) -> tuple[Resize | None, tuple[int, int] | None]:
     """Return the size of the resize, and that of the crop."""
-    resize, crop, name = None, None, type(processor).__name__
     settings = processor.to_dict()
-    if getattr(processor, "do_pad", None):
+    name = type(processor).__name__
+    resize = crop = None
+    if settings.get("do_pad"):
         raise wrong_value("do_pad", True, "False; padding to a common size is not supported")
-    if getattr(processor, "do_resize", None):
+    if settings.get("do_resize"):
         resize = _read_size(settings["size"])
         if isinstance(resize, int) and name.startswith("Levit"):
             resize = int(256 / 224 * resize)
         if isinstance(resize, int) and name.startswith("ConvNext"):
-            side, share = resize, processor.crop_pct or 224 / 256
-            is_warped = side >= _WARPED_FROM
-            resize, crop = ((side, side), None) if is_warped else (int(side / share), (side, side))
-    if getattr(processor, "do_center_crop", None):
+            side = resize
+            if side < _WARPED_FROM:
+                resize, crop = int(side / (processor.crop_pct or 224 / 256)), (side, side)
+            else:
+                resize = (side, side)
+    if settings.get("do_center_crop"):
         size = _read_size(settings["crop_size"])
         crop = (size, size) if isinstance(size, int) else size
     return resize, crop
@@ -157,7 +160,8 @@ class ImageEncoder(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.config = model, model.config
+        self.model = model
+        self.config = model.config
         if hasattr(self.config, "mask_ratio"):
             self.config.mask_ratio = 0.0
 
