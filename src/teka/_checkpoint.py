@@ -1,26 +1,25 @@
-"""Support for context managers in activation checkpointing."""
+"""Support for thread-local state in activation checkpointing."""
 
+import copy
+import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from torch.utils import checkpoint as torch_checkpoint
 
 T = TypeVar("T")
-Capture: TypeAlias = Callable[[], Callable[[], AbstractContextManager[object]]]
 
 
-def restore_in_recomputation(capture: Capture) -> bool:
-    """Make `torch.utils.checkpoint` recompute under the ambient state of the forward pass.
+def restore_in_recomputation(state: threading.local) -> bool:
+    """Make `torch.utils.checkpoint` recompute layers with the state of their forward pass.
 
-    PyTorch itself restores only the random state and autocast. The backward pass may run after a
-    context manager has been left, within another one, or in another thread.
+    PyTorch itself restores only the random state and autocast. The backward pass may run after the
+    state has changed, or in another thread.
 
     Args:
-        capture: Function that reads the state of this thread. It is called when a checkpoint is
-            entered, and returns a function that makes a context manager with that state. Each
-            recomputation runs within this context manager.
+        state: Thread-local object. A checkpoint makes shallow copies of its attributes when the
+            forward pass enters the checkpoint. Each recomputation starts with these values.
 
     Returns:
         True if it worked; False if this version of PyTorch lacks the undocumented classes that
@@ -33,11 +32,15 @@ def restore_in_recomputation(capture: Capture) -> bool:
     make_frame = checkpoint._CheckpointFrame.__init__
 
     def recomputed(function: Callable[..., T]) -> Callable[..., T]:
-        restore = capture()
+        saved = _copy_values(vars(state))
 
         def call(*args: object, **kwargs: object) -> T:
-            with restore():
+            current = dict(vars(state))
+            vars(state).update(_copy_values(saved))
+            try:
                 return function(*args, **kwargs)
+            finally:
+                vars(state).update(current)
 
         return call
 
@@ -52,3 +55,7 @@ def restore_in_recomputation(capture: Capture) -> bool:
     checkpoint.CheckpointFunction.forward = staticmethod(forward)
     checkpoint._CheckpointFrame.__init__ = init
     return True
+
+
+def _copy_values(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.copy(value) for name, value in attributes.items()}

@@ -4,8 +4,8 @@ import math
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import SupportsIndex, TypeAlias
 
@@ -332,22 +332,7 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
         _active.grids.pop()
 
 
-def _capture_contexts() -> Callable[[], AbstractContextManager[None]]:
-    captured = list(_active.grids)
-
-    @contextmanager
-    def restore() -> Iterator[None]:
-        previous = _active.grids
-        _active.grids = list(captured)
-        try:
-            yield
-        finally:
-            _active.grids = previous
-
-    return restore
-
-
-_CHECKPOINTS_RESTORE_GRID = restore_in_recomputation(_capture_contexts)
+_CHECKPOINTS_RESTORE_GRID = restore_in_recomputation(_active)
 
 
 def current_grid() -> tuple[Grid | None, int]:

@@ -2,8 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,7 +21,6 @@ from teka.nn.sampling.polyphase import PolyphaseDownsample
 
 Images = Float[Tensor, "batch channels height width"]
 Outputs = Float[Tensor, "batch out_channels out_height out_width"]
-SAMPLING_FIXES = ("blur", "polyphase")
 # The model's offsets, the sides and the stride of a sampled grid.
 SampledGrid: TypeAlias = tuple["SharedOffsets | int", ...]
 
@@ -112,20 +110,20 @@ def fix(
         raise wrong_type("layers", layers, "the result of teka.audit.locate_layers")
     selected = layers.advised if fixes is None else check_names("fixes", fixes, FIXES)
     names = [name for name in FIXES if name in selected]
-    fixed = {name: layers.mendable(name) for name in names}
-    left = {}
+    report = FixReport({}, {})
+    fixes_by_layer: dict[str, set[str]] = {}
     for name in names:
         reasons = layers.fixes.get(name, {})
-        left[name] = {layer: reason for layer, reason in reasons.items() if reason}
+        report.fixed[name] = layers.mendable(name)
+        report.left[name] = {layer: reason for layer, reason in reasons.items() if reason}
+        for layer in report.fixed[name]:
+            fixes_by_layer.setdefault(layer, set()).add(name)
 
     result = copy.deepcopy(model)
     modules = dict(result.named_modules())
     tensors = dict([*result.named_parameters(), *result.named_buffers()])
     offsets = SharedOffsets()
-    for layer in dict.fromkeys(
-        layer for layers_of_fix in fixed.values() for layer in layers_of_fix
-    ):
-        layer_fixes = {name for name in names if layer in fixed[name]}
+    for layer, layer_fixes in fixes_by_layer.items():
         if layer in modules:
             # With "circular", the low-pass filter wraps too, even if the layer itself does not pad.
             _change_layer(modules[layer], layer_fixes | ({"circular"} & set(names)), offsets)
@@ -133,10 +131,9 @@ def fix(
             _average_positions(tensors[layer], layers)
         else:
             raise wrong_value("layers", layer, f"a layer of this {type(model).__name__}")
-    if any(fixed.get(name) for name in SAMPLING_FIXES):
-        result.register_forward_pre_hook(offsets.forget)
-        result.register_forward_hook(offsets.forget)
-    return result, FixReport(fixed, left)
+    result.register_forward_pre_hook(offsets.forget)
+    result.register_forward_hook(offsets.forget)
+    return result, report
 
 
 @torch.no_grad()
@@ -205,22 +202,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def _capture_offsets() -> Callable[[], AbstractContextManager[None]]:
-    captured = dict(_thread.choices)
-
-    @contextmanager
-    def restore() -> Iterator[None]:
-        outer = _thread.choices
-        _thread.choices = dict(captured)
-        try:
-            yield
-        finally:
-            _thread.choices = outer
-
-    return restore
-
-
-restore_in_recomputation(_capture_offsets)
+restore_in_recomputation(_thread)
 
 
 class _SampledLayer(nn.Module):
