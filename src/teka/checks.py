@@ -289,10 +289,13 @@ def check_device(argument: str, device: object) -> torch.device:
     return torch_device
 
 
-def check_dense(argument: str, tensor: object) -> None:
+def check_dense(
+    argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOAT_DTYPES
+) -> None:
     """Check that an argument is an ordinary tensor that stores its elements.
 
-    Nested, sparse, quantized and meta tensors are not allowed, nor are uncommon dtypes.
+    Nested, sparse, quantized and meta tensors are not allowed, nor are uncommon dtypes. If `sizes`
+    are passed, check the shape and the dtype too, as in `check_tensor`.
     """
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")
@@ -303,6 +306,8 @@ def check_dense(argument: str, tensor: object) -> None:
         raise wrong_value(f"{argument}.dtype", tensor.dtype, expected)
     if tensor.is_meta:
         raise wrong_value(f"{argument}.device", tensor.device, "a device that stores elements")
+    if sizes:
+        check_tensor(argument, tensor, *sizes, dtypes=dtypes)
 
 
 def check_sequence(argument: str, values: object, expected: str) -> list[Any]:

@@ -209,6 +209,7 @@ def test_call_with_other_keys_is_an_error_for_relative_kernels():
     )
     replace_attention(model)
     with pytest.raises(
-        ValueError, match=r"the number of keys must be that of queries, 12, got 5\. .*relative=None"
+        ValueError,
+        match=r"the number of keys must be the number of queries, 12, got 5\. .*relative=None",
     ):
         model["attention"](tokens(), tokens()[:, :5], value=tokens()[:, :5])

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from teka.data.published import (
     PUBLISHED_DATASETS,
     PublishedFile,
-    fetch,
+    fetch_file,
     find_file,
     read_digits,
     read_unpacked,
@@ -180,7 +180,7 @@ def test_damaged_gzip_data_is_an_error_with_the_path(tmp_path: Path):
 
 def get(server, folder: Path) -> bytes:
     path = folder / "values"
-    fetch(f"{server.address}values.gz", path, SHA256, len(CONTENT))
+    fetch_file(f"{server.address}values.gz", path, SHA256, len(CONTENT))
     return path.read_bytes()
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import check_dense, check_instance, check_number, check_sizes, check_tensor
+from teka.checks import check_dense, check_instance, check_number, check_sizes
 from teka.convert.convolutions import (
     HARD_PRECISION,
     Convolution,
@@ -58,10 +58,8 @@ class BorderedAttention(nn.Module):
         self.attention = attention
         self.stride = tuple(stride)
         self.border = None if border is None else tuple(border)
-        for axis, step in enumerate(self.stride):
-            check_sizes({f"stride[{axis}]": step})
-        for axis, num_cells in enumerate(self.border or ()):
-            check_sizes({f"border[{axis}]": num_cells}, 0)
+        check_sizes({f"stride[{axis}]": step for axis, step in enumerate(self.stride)})
+        check_sizes({f"border[{axis}]": size for axis, size in enumerate(self.border or ())}, 0)
 
     def output_grid(self, grid: Grid) -> Grid:
         """Return the grid of the outputs: every s-th cell, starting with the first cell."""
@@ -83,39 +81,36 @@ class BorderedAttention(nn.Module):
         Raises:
             ValueError: The tokens do not fit the layer and the grid, or the grid has other edges.
         """
-        check_dense("tokens", tokens)
-        check_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
-        self._check_grid(grid)
+        check_dense("tokens", tokens, "batch", "tokens", self.attention.context_dim)
+        num_axes = len(self.stride)
+        is_periodic = self.border is None
+        if not isinstance(grid, Grid) or grid.periodic != (is_periodic,) * num_axes:
+            edges = "that is periodic" if is_periodic else "with edges"
+            raise wrong_value("grid", grid, f"a grid of {num_axes} axes {edges}")
+        if is_periodic and any(
+            side % step for side, step in zip(grid.shape, self.stride, strict=True)
+        ):
+            expected = f"a periodic grid with sides that are multiples of the stride {self.stride}"
+            raise wrong_value("grid", grid, expected)
         # Positions start at 0, where rounding is smallest. Only differences matter.
         cells = Grid(grid.shape, 1.0, grid.periodic)
         query_grid = self.output_grid(cells)
         # The outputs depend on the number of queries but not on their values.
         queries = tokens.new_zeros(1).expand(len(tokens), query_grid.num_tokens, self.attention.dim)
-        if self.border is None:
-            return self.attention(queries, query_grid, context=tokens, context_grid=cells)
-        axes = list(zip(grid.shape, self.border, strict=True))
-        sides = tuple(side + 2 * num_cells for side, num_cells in axes)
-        with_border = Grid(sides, origin=tuple(-float(num_cells) for num_cells in self.border))
-        margins = [num_cells for num_cells in reversed(self.border) for _ in range(2)]
-        context = with_border.flatten(pad(cells.unflatten(tokens), margins))
-        return self.attention(queries, query_grid, context=context, context_grid=with_border)
-
-    def _check_grid(self, grid: Grid) -> None:
-        num_axes = len(self.stride)
-        periodic = (self.border is None,) * num_axes
-        if not isinstance(grid, Grid) or grid.periodic != periodic:
-            edges = "that is periodic" if self.border is None else "with edges"
-            raise wrong_value("grid", grid, f"a grid of {num_axes} axes {edges}")
-        sides = zip(grid.shape, self.stride, strict=True)
-        if self.border is None and any(side % step for side, step in sides):
-            expected = f"a periodic grid with sides that are multiples of the stride {self.stride}"
-            raise wrong_value("grid", grid, expected)
+        border = self.border or (0,) * num_axes
+        margins = [size for size in reversed(border) for _ in range(2)]
+        padded = pad(cells.unflatten(tokens), margins)
+        origin = tuple(-float(size) for size in border)
+        padded_grid = Grid(tuple(padded.shape[2:]), 1.0, grid.periodic, origin)
+        context = padded_grid.flatten(padded)
+        return self.attention(queries, query_grid, context=context, context_grid=padded_grid)
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}, border={self.border}"
 
 
 def _check_ignores_content(attention: Attention) -> None:
+    """Check that the weights of an attention layer depend on positions alone."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
         num_heads = attention.content_heads
@@ -201,13 +196,13 @@ def attention_from_convolution(
 
 
 class HeadOffset(NamedTuple):
-    """Offset between query and key at which the weight of a head is largest.
+    """Offset between query and key at which the weight of an attention head is largest.
 
     Attributes:
         offset: Position of the key minus that of the query, in cells along each axis.
         share: Weight at this offset, divided by the sum of the weights at all offsets that are
-            possible on the grid. Every query that has a key at this offset gives it at least this
-            share of its attention.
+            possible on the grid. Each query gives at least this share of its attention to the key
+            at this offset, if there is one.
     """
 
     offset: tuple[int, ...]
@@ -247,19 +242,18 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     )
     relative = relative.adapt_to_positions(Positions(grid))
     assert isinstance(relative, StationaryRelativeKernel)
-    # The offsets between cells are the points of another grid.
+    # The offsets between cells form another grid.
     axes = list(zip(grid.shape, grid.periodic, strict=True))
     sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)
     lowest = tuple(-(side // 2) if periodic else -side for side, periodic in axes)
-    origin = tuple(cells * distance for cells, distance in zip(lowest, grid.spacing, strict=True))
-    offsets = Grid(sides, grid.spacing, origin=origin).positions(
+    cells = Grid(sides, origin=lowest).positions(
         dtype=torch.float64, device=attention.output.weight.device
     )
+    offsets = cells * cells.new_tensor(grid.spacing)
     with torch.no_grad():
         shares, indices = torch.softmax(relative.log_at(-offsets), dim=-1).max(dim=-1)
-    cells = torch.stack(torch.unravel_index(indices, sides), dim=-1).cpu() + torch.tensor(lowest)
-    pairs = zip(cells.tolist(), shares.tolist(), strict=True)
-    return tuple(HeadOffset(tuple(offset), share) for offset, share in pairs)
+    heads = zip(cells[indices].long().tolist(), shares.tolist(), strict=True)
+    return tuple(HeadOffset(tuple(offset), share) for offset, share in heads)
 
 
 def convolution_from_attention(
@@ -335,18 +329,19 @@ def convolution_from_attention(
         stride=stride,
         padding_mode="circular" if grid.periodic[0] else "zeros",
     ).to(layer.output.weight)
-    outputs = layer.output.weight.detach().double()
-    head_matrices = outputs.unflatten(1, (layer.heads, -1)).transpose(0, 1)
-    bias = layer.output.bias.detach().double()
-    if layer.value is not None:  # otherwise the values are the tokens themselves
-        values = layer.value.weight.detach().double().unflatten(0, (layer.heads, -1))
-        head_matrices = head_matrices @ values
-        if layer.value.bias is not None:
-            bias = bias + outputs @ layer.value.bias.detach().double()
     weight = torch.zeros_like(convolution.weight, dtype=torch.float64)
-    for index, matrix in zip((offsets + reach).tolist(), head_matrices, strict=True):
-        weight[(..., *index)] += matrix
     with torch.no_grad():
+        outputs = layer.output.weight.double()
+        bias = layer.output.bias.double()
+        head_matrices = outputs.unflatten(1, (layer.heads, -1)).transpose(0, 1)
+        if layer.value is not None:  # otherwise the values are the tokens themselves
+            head_matrices = head_matrices @ layer.value.weight.double().unflatten(
+                0, (layer.heads, -1)
+            )
+            if layer.value.bias is not None:
+                bias = bias + outputs @ layer.value.bias.double()
+        for index, matrix in zip((offsets + reach).tolist(), head_matrices, strict=True):
+            weight[(..., *index)] += matrix
         convolution.weight.copy_(weight)
         assert convolution.bias is not None
         convolution.bias.copy_(bias)

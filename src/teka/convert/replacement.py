@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -51,7 +51,7 @@ REDUCTION_NAMES = ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ra
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """List of the layers that `replace_attention` replaced, and of the layers that it skipped.
+    """Attention layers of a model that `replace_attention` replaced, and layers that it skipped.
 
     >>> import torch, teka
     >>> attention = torch.nn.MultiheadAttention(16, 2)
@@ -61,11 +61,12 @@ class ReplacementReport:
     ({'attention': 'MultiheadAttention'}, 1360, 2)
 
     Attributes:
-        kernels: Content kernel and relative kernel.
-        replaced: Former class of each replaced layer, by its name.
-        left: Reason why a layer was not replaced, by its name.
+        kernels: Names of the new content kernel and relative kernel, such as
+            "squared_relu × rotary".
+        replaced: Original class of each replaced layer, by the name of the layer in the model.
+        left: Reason why each skipped layer was not replaced, by the name of the layer.
         num_kept: Number of parameters that the model had before. All of them are kept.
-        num_new: Number of parameters of the kernels.
+        num_new: Number of parameters that the new kernels add.
     """
 
     kernels: str
@@ -89,18 +90,41 @@ class ReplacementReport:
 
 
 @dataclass(frozen=True)
-class _Search:
-    """Search for the attention layers of a model.
+class _Candidate:
+    """Module that may be an attention layer.
 
     Attributes:
-        model: The model.
+        name: Name of the module in the model.
+        module: The module.
+        parents: Modules that contain the module, the nearest first.
         needs_positions: True if the new kernels depend on the positions of tokens.
         needs_grid: True if they do, and the caller passes no grid.
     """
 
-    model: nn.Module
+    name: str
+    module: Any
+    parents: list[Any]
     needs_positions: bool
     needs_grid: bool
+
+    @property
+    def transformers_model(self) -> Any:
+        """The nearest model of transformers that contains the module, or None."""
+        models = (model for model in self.parents if hasattr(model, "set_attn_implementation"))
+        return next(models, None)
+
+    @property
+    def attends_to_other_tokens(self) -> bool:
+        """True for cross-attention and for pooling by a learned query."""
+        parent = self.parents[0] if self.parents else self.module
+        is_in_decoder = isinstance(parent, nn.TransformerDecoderLayer)
+        return (
+            (is_in_decoder and self.name.endswith("multihead_attn"))
+            or "Pooling" in type(parent).__name__
+            or getattr(self.module, "is_cross_attention", False)
+            or "Cross" in type(self.module).__name__
+            or not CROSS_NAMES.isdisjoint(self.name.split("."))
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +135,7 @@ class _Layer:
         num_heads: Number of heads.
         dim_head: Size of a head.
         install: Function that makes the layer use new heads.
-        placement: Arguments of `AttentionHeads` for the positions of its tokens, if the caller
+        placement: Arguments of `AttentionHeads` for the positions of the tokens, if the caller
             passes no grid.
     """
 
@@ -173,12 +197,14 @@ def replace_attention(
         check_instance("grid", grid, Grid)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     has_relative = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
-    search = _Search(model, has_relative, has_relative and grid is None)
     modules = dict(model.named_modules())
     layers: dict[str, _Layer] = {}
     left: dict[str, str] = {}
     for name, module in modules.items():
-        layer = _describe_layer(search, name, module)
+        parts = name.split(".") if name else []
+        parents = [modules[".".join(parts[:depth])] for depth in reversed(range(len(parts)))]
+        candidate = _Candidate(name, module, parents, has_relative, has_relative and grid is None)
+        layer = _describe_layer(candidate)
         if isinstance(layer, _Layer):
             layers[name] = layer
         elif layer is not None:
@@ -190,9 +216,8 @@ def replace_attention(
 
     heads: dict[str, AttentionHeads] = {}
     for name, layer in layers.items():
-        arguments = {"num_prefix_tokens": num_prefix_tokens, **layer.placement, **options}
-        if grid is not None:
-            arguments = {"num_prefix_tokens": num_prefix_tokens, "grid": grid, **options}
+        placement = layer.placement if grid is None else {"grid": grid}
+        arguments = {"num_prefix_tokens": num_prefix_tokens, **placement, **options}
         made = AttentionHeads(layer.dim_head, layer.num_heads, **arguments)
         parameter = next(iter([*modules[name].parameters(), *model.parameters()]))
         dtype = parameter.dtype if parameter.is_floating_point() else None
@@ -213,92 +238,68 @@ def replace_attention(
     return ReplacementReport(kernels, replaced, left, num_kept, num_new)
 
 
-def _describe_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str | None:
+def _describe_layer(candidate: _Candidate) -> _Layer | str | None:
     """Describe a module if it is an attention layer.
 
     Returns:
         A `_Layer` if the module can be replaced, the reason as a string if it cannot, and None if
         it is not an attention layer.
     """
+    module = candidate.module
     kind = type(module)
     if kind.__module__.partition(".")[0] == "teka":
         return None
     if isinstance(module, nn.MultiheadAttention):
-        return _torch_layer(search, name, module)
+        return _torch_layer(candidate)
     if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
-        return _timm_layer(search, name, module)
+        return _timm_layer(candidate)
     if _interface_source(kind):
-        return _transformers_reason(search, name, module) or _transformers_layer(
-            search, name, module
-        )
+        return _transformers_reason(candidate) or _transformers_layer(candidate)
     # Otherwise the innermost module with such a class name computes attention.
     names = [type(part).__name__ for part in module.modules()]
     is_innermost = sum("Attention" in part for part in names) == 1
     return UNSUPPORTED if is_innermost and "Attention" in kind.__name__ else None
 
 
-def _ancestors(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Yield the modules that contain a module, the nearest first."""
-    while name:
-        name = name.rpartition(".")[0]
-        yield model.get_submodule(name)
-
-
-def _attends_to_other_tokens(model: nn.Module, name: str, module: nn.Module) -> bool:
-    """Return True for cross-attention and for pooling by a learned query."""
-    parent = type(model.get_submodule(name.rpartition(".")[0]))
-    return (
-        (issubclass(parent, nn.TransformerDecoderLayer) and name.endswith("multihead_attn"))
-        or "Pooling" in parent.__name__
-        or getattr(module, "is_cross_attention", False)
-        or "Cross" in type(module).__name__
-        or not CROSS_NAMES.isdisjoint(name.split("."))
-    )
-
-
-def _torch_layer(search: _Search, name: str, module: nn.MultiheadAttention) -> _Layer | str:
-    has_other_sizes = not module.embed_dim == module.kdim == module.vdim
-    if _attends_to_other_tokens(search.model, name, module):
+def _torch_layer(candidate: _Candidate) -> _Layer | str:
+    layer = candidate.module
+    has_other_sizes = not layer.embed_dim == layer.kdim == layer.vdim
+    if candidate.attends_to_other_tokens or (candidate.needs_positions and has_other_sizes):
         return OTHER_TOKENS
-    if search.needs_positions and has_other_sizes:
-        return OTHER_TOKENS
-    is_subclass = type(module) is not nn.MultiheadAttention
-    if is_subclass or module.bias_k is not None or module.add_zero_attn:
+    is_subclass = type(layer) is not nn.MultiheadAttention
+    if is_subclass or layer.bias_k is not None or layer.add_zero_attn:
         return SUBCLASS
-    owner = _transformers_model(search.model, name)
-    if search.needs_grid and getattr(owner, "main_input_name", None) == "pixel_values":
+    main_input = getattr(candidate.transformers_model, "main_input_name", None)
+    if candidate.needs_grid and main_input == "pixel_values":
         return UNPLACED
 
     def install(heads: AttentionHeads) -> None:
         # The class is changed in place, so that layers that are used twice and hooks stay.
-        layer: Any = module
         layer.__class__ = MultiheadAttention
         layer.heads = heads
         # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
         layer._qkv_same_embed_dim = False
-        if search.needs_positions:
+        if candidate.needs_positions:
             heads.register_forward_pre_hook(_check_own_tokens)
 
-    return _Layer(module.num_heads, module.head_dim, install)
+    return _Layer(layer.num_heads, layer.head_dim, install)
 
 
 def _check_own_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Raise an error for cross-attention, because the positions of its keys are not known."""
-    query, key = arguments[:2]
-    if query.shape[2] != key.shape[2]:
+    num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
+    if num_queries != num_keys:
+        expected = f"the number of queries, {num_queries}"
         hint = "Attention to other tokens needs relative=None."
-        raise wrong_value(
-            "the number of keys", key.shape[2], f"that of queries, {query.shape[2]}", hint
-        )
+        raise wrong_value("the number of keys", num_keys, expected, hint)
 
 
-def _timm_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
-    layer: Any = module
+def _timm_layer(candidate: _Candidate) -> _Layer | str:
+    layer = candidate.module
     placement: dict[str, Any] = {}
-    if search.needs_grid:
-        owners = [part for part in _ancestors(search.model, name) if hasattr(part, "patch_embed")]
-        owner: Any = owners[0] if owners else None
-        patches = getattr(owner.patch_embed, "grid_size", None) if owners else None
+    if candidate.needs_grid:
+        owner = next((part for part in candidate.parents if hasattr(part, "patch_embed")), None)
+        patches = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
         if patches is None:
             return UNPLACED
         if not isinstance(getattr(owner, "patch_drop", None), nn.Identity | None):
@@ -314,7 +315,7 @@ def _timm_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
     return _Layer(layer.num_heads, dim_head, install, placement)
 
 
-def _transformers_layer(search: _Search, name: str, module: nn.Module) -> _Layer | str:
+def _transformers_layer(candidate: _Candidate) -> _Layer | str:
     from teka.integrations.transformers.attention import (
         REPLACED,
         REPLACED_HEADS,
@@ -322,7 +323,7 @@ def _transformers_layer(search: _Search, name: str, module: nn.Module) -> _Layer
         refuse_to_save,
     )
 
-    layer: Any = module
+    layer = candidate.module
     config = getattr(layer, "config", None)
     num_heads = _first_integer((layer, config), NUM_HEADS_NAMES)
     dim_head = _first_integer((layer,), HEAD_SIZE_NAMES)
@@ -332,12 +333,12 @@ def _transformers_layer(search: _Search, name: str, module: nn.Module) -> _Layer
         return UNKNOWN_SIZE
 
     def install(heads: AttentionHeads) -> None:
-        owner = _transformers_model(search.model, name)
-        if owner is not None:
-            owner.set_attn_implementation(REPLACED)
+        model = candidate.transformers_model
+        if model is not None:
+            model.set_attn_implementation(REPLACED)
         layer.config._attn_implementation = REPLACED  # it may have a copy of the model's config
         setattr(layer, REPLACED_HEADS, heads)
-        for parent in _ancestors(search.model, name):
+        for parent in candidate.parents:
             if hasattr(parent, "save_pretrained"):
                 vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
 
@@ -356,14 +357,6 @@ def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
     return 0
 
 
-def _transformers_model(model: nn.Module, name: str) -> Any:
-    """Return the nearest model of transformers that contains a module, or None."""
-    for parent in _ancestors(model, name):
-        if hasattr(parent, "set_attn_implementation"):
-            return parent
-    return None
-
-
 @cache
 def _interface_source(kind: type[nn.Module]) -> str:
     """Return the source of a class that uses transformers' attention interface, or ""."""
@@ -373,47 +366,49 @@ def _interface_source(kind: type[nn.Module]) -> str:
     return source if "attention_interface" in source else ""
 
 
-def _transformers_reason(search: _Search, name: str, module: nn.Module) -> str:
+def _transformers_reason(candidate: _Candidate) -> str:
     """Return the reason why a layer of transformers cannot be replaced, or ""."""
-    from teka.integrations.transformers.attention import NUM_CLASS_TOKENS, patch_grid
-    from teka.integrations.transformers.attention import UNSUPPORTED as UNSUPPORTED_ARGUMENTS
+    from teka.integrations.transformers.attention import (
+        NUM_CLASS_TOKENS,
+        UNSUPPORTED_ARGUMENTS,
+        patch_grid,
+    )
 
-    owner = _transformers_model(search.model, name)
-    config = getattr(module, "config", None)
-    if not getattr(owner, "_can_set_attn_implementation", lambda: True)():
+    layer = candidate.module
+    model = candidate.transformers_model
+    config = getattr(layer, "config", None)
+    if not getattr(model, "_can_set_attn_implementation", lambda: True)():
         return FIXED
     # All layers of a model share the implementation of attention.
-    shared = module if owner is None else owner
+    shared = layer if model is None else model
     sources = "".join({_interface_source(type(part)) for part in shared.modules()})
     has_bias = any(bias in path for path, _ in shared.named_parameters() for bias in BIAS_NAMES)
     if has_bias or any(f" {argument}=" in sources for argument in UNSUPPORTED_ARGUMENTS):
         return BIASED
     layer_types = getattr(config, "layer_types", None)
-    has_window = bool(getattr(config, "sliding_window", None))
+    has_window = getattr(config, "sliding_window", None)
     if layer_types:
         has_window = any(word in kind for kind in layer_types for word in WINDOW_TYPES)
-    elif not getattr(config, "use_sliding_window", True):
-        has_window = False
-    if has_window:
+    if has_window and (layer_types or getattr(config, "use_sliding_window", True)):
         return WINDOWED
-    if _attends_to_other_tokens(search.model, name, module):
+    if candidate.attends_to_other_tokens:
         return OTHER_TOKENS
-    if not search.needs_positions:
+    if not candidate.needs_positions:
         return ""
-    if _first_integer((module,), REDUCTION_NAMES) > 1:
+    if _first_integer((layer,), REDUCTION_NAMES) > 1:
         return COARSER_KEYS
     model_type = str(getattr(config, "model_type", ""))
-    parents = [type(part).__name__ for part in _ancestors(search.model, name)]
-    if model_type == "vit_mae" or "VideoMAEForPreTraining" in parents:
+    parent_classes = [type(parent).__name__ for parent in candidate.parents]
+    if model_type == "vit_mae" or "VideoMAEForPreTraining" in parent_classes:
         return SUBSET
-    if not search.needs_grid:
+    if not candidate.needs_grid:
         return ""
     if patch_grid(config) is not None:
         is_known = model_type in NUM_CLASS_TOKENS
     else:
-        main_input = getattr(owner, "main_input_name", "input_ids")
+        main_input = getattr(model, "main_input_name", "input_ids")
         is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
-        is_causal = getattr(module, "is_causal", False) is True
+        is_causal = getattr(layer, "is_causal", False) is True
         is_sequence = is_text and "qformer" not in model_type
         is_known = is_sequence or main_input in SEQUENCE_INPUTS or is_causal
     return "" if is_known else UNPLACED

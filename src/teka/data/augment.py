@@ -17,7 +17,6 @@ from teka.checks import (
     check_number,
     check_sequence,
     check_sizes,
-    check_tensor,
     is_number,
 )
 from teka.errors import wrong_argument, wrong_value
@@ -113,8 +112,7 @@ class HorizontalFlip:
 
 
 def _check_images(images: Tensor) -> None:
-    check_dense("images", images)
-    check_tensor("images", images, "batch", "channels", "height", "width", dtypes=None)
+    check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,7 @@ class Normalize:
         Raises:
             ValueError: A channel has the same value in every pixel, or a value is not finite.
         """
-        check_dense("images", images)
-        check_tensor("images", images, "images", "channels", "height", "width")
+        check_dense("images", images, "images", "channels", "height", "width")
         if not images.isfinite().all():
             raise wrong_argument("images", "NaN or infinity", "finite values")
         deviation, mean = torch.std_mean(images.double(), dim=(0, 2, 3), correction=0)
@@ -175,8 +172,7 @@ class Normalize:
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
         """Return the normalized images. They have shape (N, C, H, W) and a floating dtype."""
-        check_dense("images", images)
-        check_tensor("images", images, "batch", len(self.mean), "height", "width")
+        check_dense("images", images, "batch", len(self.mean), "height", "width")
         mean = images.new_tensor(self.mean)[:, None, None]
         deviation = images.new_tensor(self.deviation)[:, None, None]
         return (images - mean) / deviation
@@ -213,11 +209,13 @@ def lossless_selection(
     Source: Horn et al. 2021, figure 1.
     """
     _check_images(images)
-    check_dense("labels", labels)
-    check_tensor("labels", labels, len(images), dtypes=None)
+    check_dense("labels", labels, len(images), dtypes=None)
     check_sizes({"margin": margin}, 0)
     check_sizes({"class_index": class_index}, 0, or_none=True)
-    is_filled = (images != 0).any(dim=2).any(dim=1)
-    border = margin + 1 if margin else 0
-    is_clipped = is_filled[:, :border].any(dim=1) | is_filled.flip(1)[:, :border].any(dim=1)
-    return ~is_clipped if class_index is None else ~is_clipped & (labels == class_index)
+    is_selected = torch.ones_like(labels, dtype=torch.bool)
+    if class_index is not None:
+        is_selected &= labels == class_index
+    if margin > 0:
+        is_blank = (images == 0).all(dim=2).all(dim=1)
+        is_selected &= is_blank[:, : margin + 1].all(dim=1) & is_blank[:, -margin - 1 :].all(dim=1)
+    return is_selected

@@ -1,7 +1,6 @@
 """Reading of your own images: picture files in a folder or a CSV list, and arrays."""
 
 import csv
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from teka.checks import check_dense, check_image_size, check_name
-from teka.data.dataset import ImageSize, RawDataset, Split
+from teka.data.dataset import SPLITS, ImageSize, RawDataset, Split
 from teka.data.pictures import GRAY_MODES, PictureFiles, read_header, read_picture
 from teka.errors import first_line, wrong_argument, wrong_shape, wrong_value
 from teka.files import check_unpacked_size
@@ -27,8 +26,8 @@ SPLIT_FOLDERS = {
     "testing": "test",
 }
 AXES = ("NHW", "NHWC", "NCHW")
-# Our name of an array for each name in an .npz file. The other names are those of MedMNIST, Keras
-# and scikit-learn.
+# Names of arrays in an .npz file, with the argument of `teka.data.from_arrays` that they stand for.
+# The names are those of teka, MedMNIST, Keras and scikit-learn.
 ARRAY_NAMES = {
     **dict.fromkeys(("images", "train_images", "x_train", "X_train", "x", "X", "data"), "images"),
     **dict.fromkeys(("labels", "train_labels", "y_train", "y", "target"), "labels"),
@@ -41,7 +40,7 @@ ARRAY_NAMES = {
 
 
 def has_pictures(path: Path) -> bool:
-    """Return True if a path is a folder or a CSV file, and so a data set of picture files."""
+    """Return True if a path is a data set of picture files: a folder or a CSV file."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
@@ -49,20 +48,20 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
     """Find the picture files of each split and the classes, without reading the pictures.
 
     Args:
-        path: A folder with a sub-folder for each class, maybe within folders for splits, or a CSV
-            file with the columns file and label.
+        path: A folder with one sub-folder for each class, or with folders for training and test
+            that contain these sub-folders. Or a CSV file with the columns "file" and "label".
 
     Returns:
-        The first result holds the files of each split with the indices of their classes. The splits
-        are "train", "test" and maybe "validation", or only "train" if the data set declares no
-        splits. The second result holds the names of the classes.
+        A dictionary and the names of the classes. The dictionary maps "train", "test" and maybe
+        "validation" to the files of this split with the indices of their classes. It has only
+        "train" if the data set does not declare splits.
 
     Raises:
         ValueError: The folder or the CSV file has another layout.
     """
     if path.is_dir():
-        folders = _find_split_folders(path) or {"train": path}
-        splits = {split: _find_labeled(folder) for split, folder in folders.items()}
+        folders = _find_split_folders(path)
+        splits = {split: _list_labeled_files(folder) for split, folder in folders.items()}
     else:
         splits = {"train": _read_labels(path)}
     classes = sort_classes(list({label for _, label in splits["train"]}))
@@ -81,7 +80,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 
 
 def _read_labels(path: Path) -> list[tuple[Path, str]]:
-    """Read the files and labels of a CSV file. File names are relative to the folder of the CSV."""
+    """Read a CSV file of picture files and labels. The files are relative to the CSV file."""
     labels = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -90,13 +89,15 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
                 expected = "a header with the columns file and label"
                 raise wrong_value(f"row 1 of {path}", reader.fieldnames, expected)
             for number, row in enumerate(reader, start=2):
-                where = f"in row {number} of {path}"
                 file = path.parent / (row["file"] or "")
                 if not file.is_file() or file in labels:
                     expected = "an existing file that no other row names"
-                    raise wrong_value(f"the file {where}", row["file"], expected)
+                    raise wrong_value(f"the file in row {number} of {path}", row["file"], expected)
                 if not row["label"]:
-                    raise wrong_value(f"the label {where}", row["label"], "the name of a class")
+                    expected = "the name of a class"
+                    raise wrong_value(
+                        f"the label in row {number} of {path}", row["label"], expected
+                    )
                 labels[file] = row["label"]
     except (csv.Error, UnicodeDecodeError) as error:
         raise wrong_argument(str(path), first_line(error), "a CSV file in UTF-8") from error
@@ -104,38 +105,29 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of "train", "test" and maybe "validation", or {} without such folders.
+    """Return the sub-folders for "train", "test" and maybe "validation".
 
-    The folder must have a sub-folder for training and one for validation or test. Without a test
-    folder, the validation folder is used for test.
+    A folder has such sub-folders if one of them is for training and another one for validation or
+    test. Otherwise the folder itself is returned as "train". If there is no test folder, the
+    validation folder is used for test.
     """
-    names = [path.name for path in _visible(folder) if path.is_dir()]
-    splits: dict[str, Path] = {}
-    others = []
-    for name in names:
-        split = SPLIT_FOLDERS.get(name.lower())
-        if split is None:
-            others.append(name)
-        elif split in splits:
-            expected = f"one for {split}, not {splits[split].name} and {name}"
-            raise wrong_value(f"the sub-folders of {folder}", names, expected)
-        else:
-            splits[split] = folder / name
-    if "train" not in splits or len(splits) < 2:
-        return {}
-    if others:
-        expected = f"only splits (train, val, test) or only classes, not {others}"
+    names = [path.name for path in _list_visible(folder) if path.is_dir()]
+    splits = {SPLIT_FOLDERS.get(name.lower(), name): folder / name for name in names}
+    if "train" not in splits or splits.keys().isdisjoint(("validation", "test")):
+        return {"train": folder}
+    if len(splits) < len(names) or not splits.keys() <= set(SPLITS):
+        expected = "only classes, or one folder each for train, val and test"
         raise wrong_value(f"the sub-folders of {folder}", names, expected)
     if "test" not in splits:
         splits["test"] = splits.pop("validation")
     return splits
 
 
-def _find_labeled(folder: Path) -> list[tuple[Path, str]]:
+def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
     """Return the files in each sub-folder of a folder, with the name of the sub-folder as label."""
     pictures = []
-    for subfolder in filter(Path.is_dir, _visible(folder)):
-        files = _visible(subfolder)
+    for subfolder in filter(Path.is_dir, _list_visible(folder)):
+        files = _list_visible(subfolder)
         nested = [file.name for file in files if file.is_dir()]
         if nested or not files:
             expected = "one picture or more, and no folders"
@@ -144,13 +136,14 @@ def _find_labeled(folder: Path) -> list[tuple[Path, str]]:
     return pictures
 
 
-def _visible(folder: Path) -> list[Path]:
+def _list_visible(folder: Path) -> list[Path]:
+    """Return the files and folders in a folder in the order of their names, without hidden ones."""
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return sorted(paths, key=lambda path: path.name)
 
 
 def sort_classes(names: Sequence[str]) -> list[str]:
-    """Sort class names as numbers if all of them are different integers, and as text otherwise.
+    """Sort the names of classes as numbers if they are different integers, and else as text.
 
     >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
     (['0', '2', '10'], ['class_10', 'class_2'])
@@ -159,7 +152,7 @@ def sort_classes(names: Sequence[str]) -> list[str]:
 
 
 def class_numbers(names: Sequence[str]) -> list[int] | None:
-    """Return class names as integers, or None if they are not all different integers."""
+    """Return the names of classes as integers, or None if they are not all different integers."""
     try:
         numbers = [int(name) for name in names]
     except ValueError:
@@ -168,18 +161,17 @@ def class_numbers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
-    """Return the pictures of a folder or a CSV file as `PictureFiles`.
+    """Return the pictures of a folder or a CSV file as `PictureFiles`, which are read when used.
 
     The images are gray if every file is gray, and RGB otherwise. All pictures must have the same
-    size, unless they are resized to an `image_size`.
+    size, unless they are resized to `image_size`.
     """
     pictures, classes = find_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
     in_channels = 1 if all(read_header(file)[0] in GRAY_MODES for file in files) else 3
     resize = image_size is not None
-    size = check_image_size(
-        "image_size", image_size if resize else read_picture(files[0]).shape[1:]
-    )
+    size = image_size if resize else read_picture(files[0]).shape[1:]
+    size = check_image_size("image_size", size)
 
     def to_split(labeled: list[tuple[Path, int]]) -> Split:
         images = PictureFiles([file for file, _ in labeled], in_channels, size, resize)
@@ -192,19 +184,19 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
 
 
 def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
-    """Make a data set from copies of its arrays, and check the arrays.
+    """Check the arrays of a data set, and return copies of them as splits.
 
     Args:
-        arrays: Arrays named "images" and "labels", and maybe the same names with the prefix "test_"
-            or "validation_". Without test images, the validation images are used for test.
-        axes: Order of the axes, see `teka.data.from_arrays`.
+        arrays: Arrays with the names "images" and "labels", and maybe with the same names and the
+            prefix "test_" or "validation_". Without test images, the validation images are used for
+            test.
+        axes: Order of the axes of images, such as "NHWC"; see `teka.data.from_arrays`.
     """
     if axes is None:
         axes = _guess_axes(_to_numpy("images", arrays["images"]).shape)
     check_name("axes", axes, AXES)
-    train = _read_split(arrays, "", axes)
-    test = _read_split(arrays, "test_", axes)
-    validation = _read_split(arrays, "validation_", axes)
+    prefixes = ("", "test_", "validation_")
+    train, test, validation = (_read_split(arrays, prefix, axes) for prefix in prefixes)
     assert train is not None
     if test is None:
         test, validation = validation, None
@@ -219,15 +211,14 @@ def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> 
 
 
 def read_npz(path: Path) -> RawDataset:
-    """Read images and labels from an .npz file, whose arrays have names in `ARRAY_NAMES`.
+    """Read images and labels from a NumPy archive (.npz) without unpickling anything.
 
-    Nothing is unpickled. Labels may have shape (N, 1).
+    The names of the arrays are those in `ARRAY_NAMES`. Labels may have shape (N, 1).
     """
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is not a zip archive")
         loaded = np.load(path, allow_pickle=False)
-        assert isinstance(loaded, np.lib.npyio.NpzFile)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it is not a zip archive")
         arrays: dict[str, np.ndarray] = {}
         with loaded as file:
             check_unpacked_size(file.zip, path)
@@ -273,7 +264,7 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
 
 
 def _read_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
-    """Return the checked and copied arrays of a split, or None if the split has no arrays."""
+    """Check and copy the images and labels of a split. Return None if there are none."""
     names = (f"{prefix}images", f"{prefix}labels")
     missing = [name for name in names if arrays.get(name) is None]
     if len(missing) == 2 and prefix:

@@ -17,7 +17,6 @@ from teka.checks import (
     check_image_size,
     check_instance,
     check_sizes,
-    check_tensor,
 )
 from teka.data.pictures import PictureFiles, resize_bilinear, to_intensities
 from teka.errors import wrong_argument, wrong_shape, wrong_value
@@ -61,18 +60,17 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     labels: Tensor
 
     def __post_init__(self) -> None:
-        check_dense("labels", self.labels)
         if not isinstance(self.images, PictureFiles):
-            check_dense("images", self.images)
-            dtypes = None if self.images.dtype == torch.uint8 else FLOAT_DTYPES
+            is_bytes = getattr(self.images, "dtype", None) == torch.uint8
+            dtypes = None if is_bytes else FLOAT_DTYPES
             shape = ("batch", "channels", "height", "width")
-            check_tensor("images", self.images, *shape, dtypes=dtypes)
+            check_dense("images", self.images, *shape, dtypes=dtypes)
             if self.images.is_floating_point() and self.images.numel():
                 lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
                 if not (lowest >= 0 and highest <= 1):  # also for NaN
                     description = f"from {lowest} to {highest}"
                     raise wrong_argument("images", description, "intensities from 0 to 1")
-        check_tensor("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
+        check_dense("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -82,8 +80,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
         """Return a split with the images at the given indices, in this order."""
-        check_dense("indices", indices)
-        check_tensor("indices", indices, "batch", dtypes=INTEGER_DTYPES)
+        check_dense("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         indices = indices.long()
         is_files = isinstance(self.images, PictureFiles)
         images = self.images.take(indices) if is_files else self.images[indices]

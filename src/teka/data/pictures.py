@@ -1,8 +1,6 @@
 """Reading and resizing of picture files with Pillow."""
 
 import contextlib
-import dataclasses
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_dense, check_image_size, check_name, is_integer
-from teka.errors import first_line, require, wrong_argument, wrong_shape, wrong_type, wrong_value
+from teka.checks import check_dense, check_image_size, check_name, check_path, is_integer
+from teka.errors import first_line, require, wrong_argument, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS
 
 if TYPE_CHECKING:
@@ -42,10 +40,11 @@ _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
 GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 
-def open_picture(picture: "str | Path | Image") -> "Image":
-    """Open a picture file with Pillow, and apply the EXIF orientation.
+@contextlib.contextmanager
+def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
+    """Open a picture file with Pillow, and name the file in each error of the context.
 
-    If the file has several frames, the first frame is returned.
+    A picture of Pillow is returned as it is. If a file has several frames, the first frame is read.
 
     Args:
         picture: Path of a file, or a picture of Pillow.
@@ -54,45 +53,33 @@ def open_picture(picture: "str | Path | Image") -> "Image":
         ValueError: The file is missing, damaged, too large or of another format than `FORMATS`.
     """
     require("PIL", "pictures need", "teka[train]")
-    from PIL import Image, ImageOps
-
-    if isinstance(picture, Image.Image):
-        return ImageOps.exif_transpose(picture)
-    with _open(picture) as opened:
-        return ImageOps.exif_transpose(opened)
-
-
-def read_header(path: "str | Path") -> tuple[str, int, int]:
-    """Return Pillow's mode, the height and the width of a picture file without decoding it."""
-    require("PIL", "pictures need", "teka[train]")
-    with _open(path) as opened:
-        return opened.mode, opened.height, opened.width
-
-
-@contextlib.contextmanager
-def _open(path: "str | Path") -> "Iterator[Image]":
-    """Open a picture file, and convert each error in the context to a ValueError with its path."""
     from PIL import Image
 
-    if not isinstance(path, (str, os.PathLike)):
-        raise wrong_type("picture", path, "a path or a picture of Pillow")
-    if not Path(path).is_file():
+    if isinstance(picture, Image.Image):
+        yield picture
+        return
+    path = check_path("picture", picture)
+    if not path.is_file():
         raise wrong_value("picture", str(path), "an existing file")
     Image.init()  # a Pillow that was built without a format does not know its name
     formats = [name for name in FORMATS if name in Image.OPEN]
     try:
         # Pillow maps an uncompressed TIFF that it opens by its name into memory, and then misreads
         # a rotated one.
-        with Path(path).open("rb") as file, Image.open(file, formats=formats) as picture:
-            if picture.height * picture.width > MAX_IMAGE_PIXELS:
+        with path.open("rb") as file, Image.open(file, formats=formats) as opened:
+            if opened.height * opened.width > MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"more than {MAX_IMAGE_PIXELS:,} pixels")
-            yield picture
+            yield opened
     except Exception as error:  # the kind of error of a damaged file depends on its format
-        names = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        expected = (
-            f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels in the format {names}"
-        )
-        raise wrong_argument(str(path), first_line(error), expected) from error
+        expected = f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels"
+        hint = f"The formats are {', '.join(FORMATS)}."
+        raise wrong_argument(str(path), first_line(error), expected, hint) from error
+
+
+def read_header(path: "str | Path") -> tuple[str, int, int]:
+    """Return Pillow's mode, the height and the width of a picture file without decoding it."""
+    with open_picture(path) as opened:
+        return opened.mode, opened.height, opened.width
 
 
 def read_picture(
@@ -119,16 +106,20 @@ def read_picture(
     """
     check_name("ground", ground, GROUNDS)
     if not is_integer(in_channels) or in_channels not in _MODES:
-        raise wrong_value("in_channels", in_channels, "1 or 3; a picture is gray or RGB")
-    opened = open_picture(picture)
-    mode = opened.mode
+        raise wrong_value("in_channels", in_channels, "1 for gray or 3 for RGB")
+    require("PIL", "pictures need", "teka[train]")
+    from PIL import ImageOps
+
+    with open_picture(picture) as opened:
+        upright = ImageOps.exif_transpose(opened)
+    mode = upright.mode
     if mode in _DEEP_MODES:
-        levels = _to_bytes(np.asarray(opened), picture)[..., None].repeat(in_channels, axis=2)
+        levels = _to_bytes(np.asarray(upright), picture)[..., None].repeat(in_channels, axis=2)
     else:
-        if opened.has_transparency_data:
-            opened = _blend_with_ground(opened.convert("RGBA"), ground)
+        if upright.has_transparency_data:
+            upright = _blend_with_ground(upright.convert("RGBA"), ground)
         try:
-            levels = np.array(opened.convert(_MODES[in_channels]))
+            levels = np.array(upright.convert(_MODES[in_channels]))
         except ValueError as error:
             expected = "a mode that Pillow converts to gray or RGB"
             raise wrong_value(f"the mode of {picture}", mode, expected) from error
@@ -215,7 +206,8 @@ class PictureFiles:
 
     def take(self, indices: Tensor) -> "PictureFiles":
         """Return the files at these indices, in this order, without reading them."""
-        return dataclasses.replace(self, paths=[self.paths[index] for index in indices.tolist()])
+        paths = [self.paths[index] for index in indices.tolist()]
+        return PictureFiles(paths, self.in_channels, self.image_size, self.resize)
 
     def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:
         levels = read_picture(path, in_channels=self.in_channels)
@@ -257,9 +249,7 @@ def resize_bilinear(
     Raises:
         ValueError: Images of another shape or dtype, or a size below 1.
     """
-    check_dense("images", images)
-    if images.ndim != 4:
-        raise wrong_shape("images", images.shape, "(images, channels, height, width)")
+    check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
     if images.dtype != torch.uint8:
         raise wrong_value("images.dtype", images.dtype, "torch.uint8")
     height, width = check_image_size("image_size", image_size)

@@ -102,7 +102,11 @@ class PublishedDataset:
         return self.train + self.test
 
     def read(self, data_dir: str | Path | None = None) -> RawDataset:
-        """Read the data set from the first folder that has all files.
+        """Read the data set from the first folder that has all its files.
+
+        Args:
+            data_dir: Folder to search, see `folders`. Without it, only the folder of the operating
+                system is searched.
 
         Raises:
             ValueError: A file is damaged, or no folder has all files. The error lists the folders.
@@ -140,18 +144,16 @@ class PublishedDataset:
         if self.archive_hash is None:
             for file in missing:
                 url = f"{self.url}{file.name}.gz"
-                fetch(url, folder / file.name, f"sha256:{file.sha256}", file.num_bytes)
+                fetch_file(url, folder / file.name, f"sha256:{file.sha256}", file.num_bytes)
         elif missing:
             archive = data_dir / self.url.rpartition("/")[2]
             is_new = not archive.is_file()
-            fetch(self.url, archive, self.archive_hash)
+            fetch_file(self.url, archive, self.archive_hash)
             with tarfile.open(archive) as members:
                 for file in missing:  # by full name, so that the archive does not choose any path
                     member = members.extractfile(f"{self.folder}/{file.name}")
                     assert member is not None
-                    content = member.read(file.num_bytes + 1)
-                    check_content(f"{file.name} in {archive}", content, file)
-                    write_bytes(folder / file.name, content)
+                    write_bytes(folder / file.name, member.read())
             if is_new:
                 archive.unlink()
         return folder
@@ -174,24 +176,31 @@ class PublishedDataset:
         return Split(images.contiguous(), labels.long())
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
+        """Read and check a file. Without a published hash, check the labels of its records."""
         path = find_file(folder, file)
         if path is None:
             raise wrong_value(f"a file in {folder}", None, file.name)
         content = read_unpacked(path, file.num_bytes)
-        check_content(str(path), content, file)
+        hint = "`teka download` replaces damaged files."
+        if len(content) != file.num_bytes:
+            description = "more" if len(content) > file.num_bytes else f"{len(content):,} bytes"
+            expected = f"{file.num_bytes:,} bytes"
+            raise wrong_argument(f"the unpacked size of {path}", description, expected, hint)
         values = torch.frombuffer(content, dtype=torch.uint8)
-        if file.sha256 is None:  # a file of records, whose labels show some damages
+        if file.sha256 is None:
             label = int(values[:: 1 + math.prod(self.image_shape)].max())
             if label >= len(self.class_names):
                 expected = f"classes from 0 to {len(self.class_names) - 1}"
-                raise wrong_value(f"the largest label in {path}", label, expected)
+                raise wrong_value(f"the largest label in {path}", label, expected, hint)
+        elif (sha256 := hashlib.sha256(content).hexdigest()) != file.sha256:
+            raise wrong_argument(f"the unpacked SHA-256 of {path}", sha256, file.sha256, hint)
         return values
 
 
 def find_file(folder: Path, file: PublishedFile) -> Path | None:
     """Return the path of a file in a folder, unpacked or compressed by gzip, or None."""
     paths = (folder / file.name, folder / f"{file.name}.gz")
-    return next((path for path in paths if path.is_file()), None)
+    return next(filter(Path.is_file, paths), None)
 
 
 def read_unpacked(path: Path, num_bytes: int) -> bytearray:
@@ -205,26 +214,14 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
         raise wrong_argument(str(path), first_line(error), "complete gzip data") from error
 
 
-def check_content(name: str, content: bytes | bytearray, file: PublishedFile) -> None:
-    """Check that unpacked content has the size and the hash of the published file."""
-    hint = "`teka download` replaces damaged files."
-    if len(content) != file.num_bytes:
-        description = "more" if len(content) > file.num_bytes else f"{len(content):,} bytes"
-        expected = f"{file.num_bytes:,} bytes"
-        raise wrong_argument(f"the unpacked size of {name}", description, expected, hint)
-    sha256 = hashlib.sha256(content).hexdigest()
-    if file.sha256 not in (None, sha256):
-        raise wrong_argument(f"the unpacked SHA-256 of {name}", sha256, str(file.sha256), hint)
-
-
-def fetch(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
-    """Download a file with a progress bar, unless it is there with the right hash.
+def fetch_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
+    """Download a file with a progress bar, unless it exists and has the right hash.
 
     The file appears atomically, after its hash was checked. A download that fails is tried again.
 
     Args:
         url: URL of the file.
-        path: Where to put the file.
+        path: Path of the downloaded file.
         known_hash: Hash of the file, such as "sha256:…".
         unpacked_bytes: Size of the unpacked file if the download is compressed by gzip. The hash is
             then that of the unpacked file.

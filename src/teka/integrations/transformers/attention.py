@@ -60,7 +60,7 @@ NUM_CLASS_TOKENS = {
     ),
 }
 # Arguments by which models change the attention weights themselves.
-UNSUPPORTED = ("block_indices", "indices", "position_bias", "s_aux", "sinks", "softcap")
+UNSUPPORTED_ARGUMENTS = ("block_indices", "indices", "position_bias", "s_aux", "sinks", "softcap")
 Kernels = tuple[str, str | None]
 
 
@@ -120,7 +120,7 @@ def attend(
     Raises:
         ValueError: The mask, an option, or the number of tokens is not supported.
     """
-    for name in UNSUPPORTED:
+    for name in UNSUPPORTED_ARGUMENTS:
         if options.get(name) is not None:
             expected = "None; teka's kernels cannot change the attention weights in this way"
             raise wrong_argument(f"{name} of {type(module).__name__}", "a value", expected)
