@@ -14,16 +14,11 @@ EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
-    """Return an error for an unknown name that lists the known names, or the closest of many."""
+    """Return an error for an unknown name that lists the known names, or their number if many."""
     names = sorted(known)
-    if len(names) > MAX_LISTED_NAMES:
-        first, *others = difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
-        close = f"{first!r}, {', '.join(map(repr, others[:-1]))} or {others[-1]!r}"
-        return wrong_value(
-            argument, name, f"one of {len(names)} names; did you mean {close}?", hint
-        )
-    expected = f"one of {', '.join(map(repr, names))}{did_you_mean(name, names)}"
-    return wrong_value(argument, name, expected, hint)
+    is_short = len(names) <= MAX_LISTED_NAMES
+    listed = ", ".join(map(repr, names)) if is_short else f"{len(names)} names"
+    return wrong_value(argument, name, f"one of {listed}{did_you_mean(name, names)}", hint)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -1,4 +1,5 @@
 import pickle
+import shutil
 import sys
 import tracemalloc
 from pathlib import Path
@@ -597,11 +598,12 @@ def test_another_layout_of_a_folder_is_an_error(tmp_path: Path):
         read_folder(tmp_path)
     (tmp_path / "validation").mkdir()
     with pytest.raises(
-        ValueError, match=r"only splits \(train, val, test\) or only classes, not \['bus'\]"
+        ValueError, match=r"only classes, or one folder each for train, .*\['bus', 'train', 'val"
     ):
         read_folder(tmp_path)
     (tmp_path / "val").mkdir()
-    with pytest.raises(ValueError, match="one for validation, not val and validation"):
+    shutil.rmtree(tmp_path / "bus")
+    with pytest.raises(ValueError, match=r"one folder each for .*\['train', 'val', 'validation'"):
         read_folder(tmp_path)
 
 

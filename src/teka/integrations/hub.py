@@ -40,9 +40,9 @@ Classes: {class_names}
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin):
-    """Model and config that can be loaded from and saved to the Hugging Face Hub.
+    """Model that can be saved to the Hugging Face Hub and loaded from it.
 
-    A repository holds the files of `teka.models.save` and a model card.
+    A repository contains the files that `teka.models.save` writes, and a model card.
 
     >>> import tempfile
     >>> from teka.integrations.hub import HubModel
@@ -53,8 +53,8 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
     10
 
     Args:
-        model: Model.
-        model_config: Config that describes the model.
+        model: The model.
+        model_config: Config from which teka can make the model again.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -64,27 +64,30 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def of(cls, path: str | Path) -> "HubModel":
-        """Load a model folder of `teka export`, or a packaged model by its name."""
+        """Load a folder that `teka export` has written, or a model that comes with teka by name.
+
+        Args:
+            path: Path of the folder, or a name such as "digits".
+        """
         return cls(load(path), read_config(path))
 
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch classes *dense"]:
-        """Return the logits of images."""
+        """Return the logits of images with intensities from 0 to 1."""
         return self.model(images)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            saved = save(self.model, Path(folder) / "model", self.model_config)
-            for name in (CONFIG_FILE, WEIGHTS_FILE):
-                shutil.copyfile(saved / name, save_directory / name)
+            saved = save(self.model, Path(folder, "model"), self.model_config)
+            shutil.copytree(saved, save_directory, dirs_exist_ok=True)
 
     @classmethod
     def from_pretrained(cls, model_id: str | Path, **options: Any) -> "HubModel":  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load a model from a folder or a repository.
+        """Load a model from a local folder, or download it from the Hub.
 
         Args:
-            model_id: Folder, or repository OWNER/NAME.
+            model_id: Path of the folder, or name of the repository, "OWNER/NAME".
             options: Options of `huggingface_hub.snapshot_download`, such as `revision` or `token`.
         """
         if not Path(model_id).is_dir():
@@ -93,7 +96,11 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         return cls.of(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """Return a card with an example, the classes, and the facts of the config."""
+        """Return the model card: a code example, the classes, and the facts of the config.
+
+        Args:
+            repo_id: Name of the repository in the code example.
+        """
         config = self.model_config
         text = CARD.format(
             model=config.model,
