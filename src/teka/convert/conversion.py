@@ -246,7 +246,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     axes = list(zip(grid.shape, grid.periodic, strict=True))
     sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)
     lowest = tuple(-(side // 2) if periodic else -side for side, periodic in axes)
-    cells = Grid(sides, origin=lowest).positions(
+    cells = Grid(sides, origin=tuple(map(float, lowest))).positions(
         dtype=torch.float64, device=attention.output.weight.device
     )
     offsets = cells * cells.new_tensor(grid.spacing)
