@@ -128,20 +128,19 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
     Raises:
         ValueError: The size does not fit the images.
     """
-    expected = "a whole number of pixels, or one for each axis"
-    is_single = is_integer(given)
-    window: Any = [given] * len(sizes) if is_single else check_sequence(argument, given, expected)
-    if not all(map(is_integer, window)):
+    expected = f"a whole number of pixels for each axis of the images' {tuple(sizes)}"
+    window: Any = [given] * len(sizes)
+    if not is_integer(given):
+        window = check_sequence(argument, given, expected)
+    if len(window) != len(sizes) or not all(map(is_integer, window)):
         raise wrong_value(argument, given, expected)
+    is_canvas = argument == "canvas_size"
+    for part, side in zip(window, sizes, strict=True):
+        if (part < side) if is_canvas else not 1 <= part <= side:
+            bound = "none smaller than" if is_canvas else "at least 1 and none larger than"
+            raise wrong_value(argument, given, f"{bound} the images' {tuple(sizes)}")
     if math.prod(window) > MAX_IMAGE_PIXELS:
         raise wrong_value(argument, given, f"at most {MAX_IMAGE_PIXELS:,} pixels")
-    is_canvas = argument == "canvas_size"
-    inner, outer = (sizes, window) if is_canvas else (window, sizes)
-    is_inside = all(1 <= part <= side for part, side in zip(inner, outer, strict=False))
-    if len(window) != len(sizes) or not is_inside:
-        bound = "none smaller" if is_canvas else "at least 1 and none larger"
-        expected = f"a size for each axis, {bound} than the images' {tuple(sizes)}"
-        raise wrong_value(argument, given, expected)
     return tuple(window)
 
 

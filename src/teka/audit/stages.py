@@ -253,7 +253,7 @@ def _choose_examples(context: AuditContext) -> None:
 
 def _check_validity(context: AuditContext) -> None:
     settings, responses = context.settings, context.responses[0]
-    found = caveats.validity(
+    problems = caveats.validity(
         context.model,
         context.unshifted_images(),
         context.responses,
@@ -261,9 +261,7 @@ def _check_validity(context: AuditContext) -> None:
         batch_size=settings.batch_size,
         confidence=settings.confidence,
     )
-    # Keep the caveats from before an error.
-    for caveat in found:
-        context.caveats.append(caveat)
+    context.caveats.extend(problems)  # keeps the caveats from before an error
     for mode in settings.modes:
         context.caveats += caveats.fill_value(context.images, context.movement(mode))
     if context.labels is not None:

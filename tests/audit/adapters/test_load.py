@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from teka.audit.adapters import FORMS, LoadedModel, Loader, LoadOptions, load
-from teka.audit.adapters.loaded_model import tensors_only
+from teka.audit.adapters.loaded_model import load_safely
 from teka.audit.adapters.programs import load_factory
 from teka.audit.adapters.timm_torchvision import (
     load_timm,
@@ -188,11 +188,11 @@ def test_objects_cannot_be_unpickled_whatever_a_library_asks_for(tmp_path, monke
         monkeypatch.setenv(name, before)
     torch.save({"weights": torch.ones(2)}, tmp_path / "tensors.pt")
     torch.save({"object": Object()}, tmp_path / "objects.pt")
-    with tensors_only("timm:a", "a model"):
+    with load_safely("timm:a", "a model"):
         assert torch.load(tmp_path / "tensors.pt", weights_only=False)["weights"].sum() == 2
     with (
         pytest.raises(ValueError, match=r"model must be a model .*[Ww]eights.*got 'timm:a'"),
-        tensors_only("timm:a", "a model"),
+        load_safely("timm:a", "a model"),
     ):
         torch.load(tmp_path / "objects.pt", weights_only=False)
     assert os.environ.get(name) == before

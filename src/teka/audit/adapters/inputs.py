@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,11 +226,10 @@ def usual_mode(options: ImageOptions) -> tuple[str, str]:
     if options.path is None or not has_pictures(options.path):
         return "circular", "a data set of arrays"
     files: Any = _find_images(options).images
-    places = np.linspace(0, len(files) - 1, min(len(files), _NUM_HEADERS)).round().astype(int)
     sides = []
-    for place in places:
+    for file in files[:: math.ceil(len(files) / _NUM_HEADERS)]:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
-            sides.append(min(read_header(files[place])[1:]))
+            sides.append(min(read_header(file)[1:]))
     is_photograph = bool(sides) and float(np.median(sides)) >= PHOTOGRAPH_SIDE
     relation = "at least" if is_photograph else "fewer than"
     reason = f"most pictures have {relation} {PHOTOGRAPH_SIDE} pixels along the shorter side"

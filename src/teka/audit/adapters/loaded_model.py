@@ -210,16 +210,25 @@ def wrap_module(
 
 
 @contextmanager
-def read_as(model: str, expected: str) -> Iterator[None]:
-    """Return a context that turns errors of a library into a ValueError of one line."""
+def load_safely(model: str, expected: str) -> Iterator[None]:
+    """Return a context in which a library loads a model.
+
+    `torch.load` reads tensors only, and any error becomes a ValueError of one line.
+    """
+    previous = os.environ.get(_TENSORS_ONLY)
+    os.environ[_TENSORS_ONLY] = "1"
     try:
         yield
     except EXTERNAL_ERRORS as error:
         raise wrong_value("model", model, f"{expected} ({error_message(error)})") from error
+    finally:
+        del os.environ[_TENSORS_ONLY]
+        if previous is not None:
+            os.environ[_TENSORS_ONLY] = previous
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_libraries() -> Iterator[None]:
     """Return a context without log messages, warnings and progress bars of libraries."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -229,20 +238,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-@contextmanager
-def tensors_only(model: str, expected: str) -> Iterator[None]:
-    """Return a context in which `torch.load` reads tensors only, with errors as in `read_as`."""
-    before = os.environ.get(_TENSORS_ONLY)
-    os.environ[_TENSORS_ONLY] = "1"
-    try:
-        with read_as(model, expected):
-            yield
-    finally:
-        del os.environ[_TENSORS_ONLY]
-        if before is not None:
-            os.environ[_TENSORS_ONLY] = before
 
 
 def read_class_names(labels: object) -> tuple[str, ...] | None:

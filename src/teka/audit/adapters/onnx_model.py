@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, read_as, read_class_names
+from teka.audit.adapters.loaded_model import LoadedModel, load_safely, read_class_names
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing
@@ -194,7 +194,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     if provider not in providers:
         expected = f"one that onnxruntime has: {providers}"
         raise wrong_value("device", str(load_options.device), expected)
-    with read_as(str(file), "an ONNX file that onnxruntime can run"):
+    with load_safely(str(file), "an ONNX file that onnxruntime can run"):
         session = _make_session(str(file), [provider])
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:

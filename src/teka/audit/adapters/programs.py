@@ -12,7 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, quiet, read_as, tensors_only, wrap_module
+from teka.audit.adapters.loaded_model import (
+    LoadedModel,
+    load_safely,
+    silence_libraries,
+    wrap_module,
+)
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import calling
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
@@ -96,7 +101,7 @@ def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript file of `torch.jit.save`."""
     check_trusted(path, load_options, "A TorchScript program can read and write any file")
-    with read_as(path, "a program of TorchScript"), quiet(), calling():
+    with load_safely(path, "a program of TorchScript"), silence_libraries(), calling():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
@@ -117,7 +122,7 @@ def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
     check_trusted(path, load_options, "A torch.export program can run any code")
-    with tensors_only(path, "a program of torch.export"), quiet(), calling():
+    with load_safely(path, "a program of torch.export"), silence_libraries(), calling():
         program = torch.export.load(expand_user(path))
         program_module = program.module()
     names = program.graph_signature.user_inputs

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, tensors_only, wrap_module
+from teka.audit.adapters.loaded_model import LoadedModel, load_safely, wrap_module
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.verify_transform import verify_against_library
 from teka.data import Normalize
@@ -26,7 +26,7 @@ def load_timm(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     timm: Any = require("timm", "this model needs", "timm")
     name = spec.removeprefix("timm:")
     is_pretrained = load_options.weights is None
-    with tensors_only(f"timm:{name}", "a model of timm"), load_options.seeded():
+    with load_safely(f"timm:{name}", "a model of timm"), load_options.seeded():
         module = timm.create_model(
             name, pretrained=is_pretrained, **load_options.num_classes_argument
         )
@@ -48,7 +48,7 @@ def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     models: Any = require("torchvision.models", "this model needs", "torchvision")
     name = spec.removeprefix("torchvision:")
     is_pretrained = load_options.weights is None
-    with tensors_only(f"torchvision:{name}", "a model of torchvision"), load_options.seeded():
+    with load_safely(f"torchvision:{name}", "a model of torchvision"), load_options.seeded():
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         output = _PRESET_OUTPUTS.get(type(preset).__name__, "auto")

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import (
     LoadedModel,
-    quiet,
-    read_as,
+    load_safely,
     read_class_names,
+    silence_libraries,
     wrap_module,
 )
 from teka.audit.adapters.preprocessing import RESAMPLINGS, Preprocessing
@@ -68,7 +68,7 @@ def read_processor(
         return processor(levels, input_data_format="channels_last", **steps)["pixel_values"][0]
 
     name = type(processor).__name__
-    with read_as(source, f"a model whose {name} is supported"):
+    with load_safely(source, f"a model whose {name} is supported"):
         resize, crop = (None, None) if as_loaded else _read_sizes(processor)
         number = getattr(processor, "resample", None)
         resampling = "bilinear" if number is None else RESAMPLINGS[int(number)]
@@ -124,7 +124,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     source = source.removeprefix("transformers:")
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
-    with quiet():
+    with silence_libraries():
         config, output, models = _find_task(library, source)
         if load_options.weights is None:
             module = _load_weights(models, source, output)
@@ -187,7 +187,7 @@ def _as_image_encoder(module: Any) -> nn.Module:
 
 def _find_task(library: Any, source: str) -> tuple[Any, str, Any]:
     """Return a model's config, the kind of its output, and the class that loads the model."""
-    with read_as(source, "a vision model of transformers by its config"):
+    with load_safely(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_no_kernel(config)
     architecture = (config.architectures or ["ForImageClassification"])[0]
@@ -212,7 +212,7 @@ def check_no_kernel(config: Any) -> None:
 
 def _load_weights(models: Any, source: str, output: str) -> Any:
     """Return the model with the weights next to its config, and check that none is missing."""
-    with read_as(source, "a model of transformers with its weights as safetensors"):
+    with load_safely(source, "a model of transformers with its weights as safetensors"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, info = models.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
@@ -228,7 +228,7 @@ def _initialize(models: Any, config: Any, source: str, load_options: LoadOptions
     """Return the model of a config with random weights."""
     if load_options.num_classes is not None:
         config.num_labels = load_options.num_classes
-    with read_as(source, "a model of transformers by its config"), load_options.seeded():
+    with load_safely(source, "a model of transformers by its config"), load_options.seeded():
         return models.from_config(config, trust_remote_code=False)
 
 
@@ -238,7 +238,7 @@ def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> P
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None
     library: Any = require("transformers", "this model needs", "teka[audit]")
-    with quiet(), read_as(source, "a model with an image processor"):
+    with silence_libraries(), load_safely(source, "a model with an image processor"):
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.
     return read_processor(processor, in_channels, source, as_loaded=output == "boxes")

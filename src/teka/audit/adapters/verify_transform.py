@@ -10,7 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.audit.adapters.loaded_model import read_as
+from teka.audit.adapters.loaded_model import load_safely
 from teka.audit.adapters.preprocessing import LIBRARIES, Preprocessing
 from teka.data import Normalize
 from teka.errors import wrong_value
@@ -42,7 +42,7 @@ def verify_against_library(
     """
     generator, channels = np.random.default_rng(0), transform.in_channels or 3
     pictures = [generator.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES]
-    with read_as(model, f"pictures that {name} takes"):
+    with load_safely(model, f"pictures that {name} takes"):
         expected = [torch.as_tensor(np.ascontiguousarray(own(picture))) for picture in pictures]
     smallest = torch.inf
     for library in dict.fromkeys((transform.library, *LIBRARIES)):
