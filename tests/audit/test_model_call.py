@@ -7,7 +7,7 @@ from teka.audit.model_call import (
     ModelError,
     call_model,
     check_evaluation_mode,
-    evaluating,
+    evaluation_mode,
     tensor_hash,
     weights_hash,
 )
@@ -55,7 +55,7 @@ def test_a_module_is_in_evaluation_within_the_context_and_as_it_was_after_it():
     before = [part.training for part in module.modules()]
 
     def fail() -> None:
-        with evaluating(module):
+        with evaluation_mode(module):
             assert not any(part.training for part in module.modules())
             raise KeyError
 
@@ -67,7 +67,7 @@ def test_a_module_is_in_evaluation_within_the_context_and_as_it_was_after_it():
 
 
 def test_no_module_is_no_context():
-    with evaluating(None):
+    with evaluation_mode(None):
         pass
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from teka.audit.caveats import Caveat, training_mode
 from teka.audit.measure.outputs import check_labels
-from teka.audit.model_call import as_written, evaluating, module_of, tensor_hash, weights_hash
+from teka.audit.model_call import evaluation_mode, module_of, tensor_hash, uncompiled, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings
 from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
@@ -92,12 +92,14 @@ def audit(
         check_instance("settings", settings, AuditSettings)
     settings = settings or AuditSettings()
     _check_data(images, labels, class_names)
-    for argument, facts in (("model_facts", model_facts), ("data_facts", data_facts)):
-        if facts is not None:
-            check_instance(argument, facts, dict)
-    for argument, words in (("name", name), ("command", command)):
-        if words is not None:
-            check_instance(argument, words, str)
+    for argument, value, kind in (
+        ("name", name, str),
+        ("command", command, str),
+        ("model_facts", model_facts, dict),
+        ("data_facts", data_facts, dict),
+    ):
+        if value is not None:
+            check_instance(argument, value, kind)
     for caveat in check_sequence("caveats", caveats, "a list of caveats"):
         check_instance("caveats", caveat, Caveat)
     for argument, function in (("progress", progress), ("on_result", on_result)):
@@ -149,7 +151,7 @@ def audit(
         )
         return dataclasses.replace(report, verdict=verdict(report))
 
-    with evaluating(module):
+    with evaluation_mode(module):
         run_main_stages(context)
         if on_result is not None:
             on_result(make_report())
@@ -161,7 +163,7 @@ def _check_layers(model: object, settings: AuditSettings) -> None:
     """Check that the requested layers exist, before anything is measured."""
     if settings.layers is None or "layers" not in settings.parts:
         return
-    module = as_written(model)
+    module = uncompiled(model)
     if not isinstance(module, torch.nn.Module):
         hint = f"The model is a {type(module).__name__} and not a module."
         raise wrong_value("layers", list(settings.layers), "None", hint)
@@ -175,16 +177,9 @@ def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str
         raise wrong_argument("images", "NaN or infinity", "finite values")
     if labels is not None:
         labels = check_labels(labels, len(images))
-    if class_names is not None:
-        class_names = check_names("class_names", class_names)
-    if (
-        labels is not None
-        and labels.ndim == 1
-        and class_names is not None
-        and int(labels.max()) >= len(class_names)
-    ):
-        raise wrong_value(
-            "labels",
-            int(labels.max()),
-            f"classes from 0 to {len(class_names) - 1}, as class_names has",
-        )
+    if class_names is None:
+        return
+    num_classes = len(check_names("class_names", class_names))
+    if labels is not None and labels.ndim == 1 and int(labels.max()) >= num_classes:
+        expected = f"classes from 0 to {num_classes - 1}, as class_names has"
+        raise wrong_value("labels", int(labels.max()), expected)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from teka.audit.model_output import OUTPUT_CHOICES, SelectedOutput, Source, select_output
 from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
 
-_call_context: Callable[[], AbstractContextManager[None]] = nullcontext
+_model_code_context: Callable[[], AbstractContextManager[None]] = nullcontext
 Model = Callable[[Tensor], object]
 
 
@@ -34,7 +34,7 @@ class ModelError(ValueError):
     responses: Any = None
 
 
-def as_written(function: object) -> object:
+def uncompiled(function: object) -> object:
     """Return the original of a function that was compiled by torch.compile, else the function."""
     return getattr(function, "_orig_mod", function)
 
@@ -42,7 +42,7 @@ def as_written(function: object) -> object:
 def module_of(function: object) -> nn.Module | None:
     """Return the module that a function is, is a method of, or was compiled from, or None."""
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    module = as_written(module)
+    module = uncompiled(module)
     return module if isinstance(module, nn.Module) else None
 
 
@@ -61,7 +61,7 @@ def check_evaluation_mode(argument: str, function: object) -> None:
 
 
 @contextmanager
-def evaluating(module: nn.Module | None) -> Iterator[None]:
+def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
     """Return a context in which a module and its submodules are in evaluation mode.
 
     Afterwards, each submodule has its previous mode again.
@@ -76,15 +76,15 @@ def evaluating(module: nn.Module | None) -> Iterator[None]:
             part.training = True
 
 
-def observe_calls(context: Callable[[], AbstractContextManager[None]]) -> None:
+def set_model_code_context(context: Callable[[], AbstractContextManager[None]]) -> None:
     """Set the context manager in which a model's code runs from now on, such as a time limit."""
-    global _call_context
-    _call_context = context
+    global _model_code_context
+    _model_code_context = context
 
 
-def calling() -> AbstractContextManager[None]:
-    """Return a context manager for running a model's code, as set by `observe_calls`."""
-    return _call_context()
+def model_code_context() -> AbstractContextManager[None]:
+    """Return a context manager for running a model's code, as set by `set_model_code_context`."""
+    return _model_code_context()
 
 
 def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> SelectedOutput:
@@ -102,7 +102,7 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
         ModelError: The model raised an exception or returned an unsupported output.
     """
     try:
-        with calling(), torch.inference_mode():
+        with model_code_context(), torch.inference_mode():
             result = function(batch)
     except EXTERNAL_ERRORS as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
@@ -110,7 +110,7 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
             f"the model raised {type(error).__name__} {where()}: {error_message(error)}{hint}"
         ) from error
     try:
-        return output_of(function, batch, result)
+        return select_measured_output(function, batch, result)
     except EXTERNAL_ERRORS as error:
         message = error_message(error)
         if not isinstance(error, ValueError):
@@ -118,7 +118,7 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
         raise ModelError(f"the output of the model {where()} {message}") from error
 
 
-def output_of(function: Model, batch: Tensor, result: object) -> SelectedOutput:
+def select_measured_output(function: Model, batch: Tensor, result: object) -> SelectedOutput:
     """Select the output to measure, (B, …), from the result of a call.
 
     Raises:
@@ -187,13 +187,19 @@ def evaluate_model(
 
     Unlike `evaluate`, it selects the output by the tables of `teka.audit.model_output`. Classes
     count from 1, because relative differences to a class 0 would be undefined.
+
+    Args:
+        function: The model.
+        batch: Images (B, C, *S).
+        where: Description of the images for error messages.
+        expected_shape: Required shape of the output, or None.
     """
 
-    def answer(inputs: Tensor) -> Tensor:
-        values = call_model(function, inputs, lambda: where).values
+    def select_values(images: Tensor) -> Tensor:
+        values = call_model(function, images, lambda: where).values
         return values if values.is_floating_point() else values.double() + 1
 
-    return evaluate(answer, batch, expected_shape)
+    return evaluate(select_values, batch, expected_shape)
 
 
 def relative_difference(response: Tensor, reference: Tensor) -> float:

@@ -7,7 +7,7 @@ import torch
 
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import evaluating, module_of
+from teka.audit.model_call import evaluation_mode, module_of
 from teka.audit.report import AuditReport, Example, make_examples
 from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
 from teka.codec import encode
@@ -97,7 +97,7 @@ def _share_examples(
         order = num_shifts.argsort(descending=True, stable=True).tolist()
         indices = order[: cases[0].settings.num_examples]
         for case, response, shown in zip(cases, responses, examples, strict=True):
-            with evaluating(module_of(case.function)):
+            with evaluation_mode(module_of(case.function)):
                 shown += make_examples(case.function, case.images, response, indices, case.settings)
     return [
         replace(report, examples=tuple(shown))

@@ -449,7 +449,7 @@ MULTILABEL = ("multilabel", "multilabel_probabilities")
 CLASSIFIERS = tuple(kind.name for kind in KINDS if kind.predict is not None)
 WITH_PROBABILITIES = tuple(kind.name for kind in KINDS if kind.log_probabilities is not None)
 # Kinds of output that should not change under a shift.
-STILL = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
+INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
 
 
 def _choose_kind(values: Tensor, seen: Sizes, has_stride: bool, label_axes: int) -> str:

@@ -16,7 +16,7 @@ from teka.audit.layers.localize import LayerFindings, locate_layers
 from teka.audit.measure.distances import NoiseFloor, noise_floor
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import ModelError, as_written
+from teka.audit.model_call import ModelError, uncompiled
 from teka.audit.movement import Movement
 from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import NOISE, VALIDITY, Example, Failure, make_examples, worst_images
@@ -206,7 +206,7 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
 
 
 def _examine_layers(context: AuditContext) -> None:
-    model = as_written(context.model)
+    model = uncompiled(context.model)
     if not isinstance(model, torch.nn.Module):
         expected = "a torch.nn.Module, to look into its layers"
         raise wrong_value("model", type(model).__name__, expected)

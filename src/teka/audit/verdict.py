@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.model_output import STILL
+from teka.audit.model_output import INVARIANT_OUTPUTS
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import Metrics
@@ -139,7 +139,11 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
     if metrics.is_exact:
-        effect = "does not change" if metrics.output in STILL else "shifts exactly with the image"
+        effect = (
+            "does not change"
+            if metrics.output in INVARIANT_OUTPUTS
+            else "shifts exactly with the image"
+        )
         accuracy = ""
         if "accuracy" in numbers:
             accuracy = f"; {_interval(numbers['accuracy'])} of the images are classified correctly"

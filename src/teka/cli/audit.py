@@ -70,7 +70,7 @@ def audit(
         raise wrong_value("fail_under", fail_under, "a share from 0 to 1")
     results = options.results
     settings = options.make_settings([part for part in PARTS if part not in skip])
-    results.check((model, options.images.data), badge=badge)
+    results.check_files((model, options.images.data), badge=badge)
     case = options.make_inputs(options.load_model(model), settings)
     print(one_line(case.description, LONGEST_TEXT), flush=True)
     main_results: list[AuditReport] = []
@@ -79,7 +79,7 @@ def audit(
         main_results.append(report)
         print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
-    report = audit_case(case, command, results, on_result=print_result)
+    report = audit_with_progress(case, command, results, on_result=print_result)
     details = details_text(main_results[0], report)
     write_results([report], report.to_dict(), results, details, badge=badge)
     return 0 if fail_under is None or passes(report, metric, fail_under) else NOT_PASSED
@@ -96,7 +96,7 @@ def passes(report: AuditReport, metric: str, least: float) -> bool:
     return value >= least
 
 
-def audit_case(
+def audit_with_progress(
     case: AuditInputs,
     command: str,
     results: ResultOptions,

@@ -17,7 +17,7 @@ from teka.audit.adapters.inputs import (
     make_inputs,
     usual_mode,
 )
-from teka.audit.model_call import observe_calls
+from teka.audit.model_call import set_model_code_context
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import SHIFT_SETS, shift_set
@@ -65,7 +65,7 @@ class ResultOptions:
     resume: str | None = None
     debug: bool = False
 
-    def check(self, inputs: Sequence[str], **more: str | None) -> None:
+    def check_files(self, inputs: Sequence[str], **more: str | None) -> None:
         """Check that every file can be written, and make the folders.
 
         Args:
@@ -115,7 +115,7 @@ class AuditOptions:
 
     def load_model(self, model: str) -> LoadedModel:
         """Load a model. From here on, --budget limits each call of the model's code."""
-        observe_calls(report_calls(self.settings.budget_seconds))
+        set_model_code_context(report_calls(self.settings.budget_seconds))
         load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
         return load(model, load_options, loaders=LOCAL_LOADERS)
 

@@ -9,7 +9,7 @@ from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_case, write_results
+from teka.cli.audit import audit_with_progress, write_results
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.errors import one_line, wrong_value
 from teka.reporting.tables import LONGEST_TEXT
@@ -35,7 +35,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     results = options.results
     # The stages besides the shifts are only shown on the page.
     settings = options.make_settings(PARTS if results.html is not None else ())
-    results.check((*models, options.images.data))
+    results.check_files((*models, options.images.data))
     read_images = cache(load_images)  # models with the same preprocessing share their images
     subjects = [options.load_model(model) for model in models]
     names = [subject.name for subject in subjects]
@@ -47,15 +47,17 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     cases = [options.make_inputs(subject, settings, read_images, held_out) for subject in subjects]
     check_comparable(cases)
     print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n", flush=True)
-    reports = [audit_modes(case, command, results, str(index)) for index, case in enumerate(cases)]
+    reports = [
+        audit_every_mode(case, command, results, str(index)) for index, case in enumerate(cases)
+    ]
     write_comparison(compare_models(cases, reports), results)
 
 
-def audit_modes(
+def audit_every_mode(
     case: AuditInputs, command: str, results: ResultOptions, folder: str
 ) -> AuditReport:
     """Audit a model. Raise a ValueError if any mode was not measured."""
-    report = audit_case(case, command, results, folder)
+    report = audit_with_progress(case, command, results, folder)
     if len(report.metrics) < len(case.settings.modes):
         messages = "; ".join(failure.message for failure in report.failures)
         raise ValueError(f"{report.name}: {messages}")

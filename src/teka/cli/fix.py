@@ -19,7 +19,7 @@ from teka.checks import check_name
 from teka.cli.app import CommandLine
 from teka.cli.audit import write_results
 from teka.cli.audit_options import AuditOptions
-from teka.cli.compare import audit_modes, write_comparison
+from teka.cli.compare import audit_every_mode, write_comparison
 from teka.codec import encode
 from teka.errors import (
     EXTERNAL_ERRORS,
@@ -65,7 +65,7 @@ def fix(
         check_name("fix", name, FIXES)
     results = options.results
     settings = options.make_settings(PARTS if results.html is not None else ("layers",))
-    results.check((model, options.images.data), out=out)
+    results.check_files((model, options.images.data), out=out)
     case = options.make_inputs(options.load_model(model), settings)
     if not isinstance(case.function, nn.Module):
         raise wrong_value("model", model, "a torch.nn.Module, whose layers can be changed")
@@ -75,7 +75,7 @@ def fix(
         expected = f"a module that can be copied ({first_line(error)})"
         raise wrong_value("model", model, expected) from error
     print(one_line(case.description, LONGEST_TEXT), flush=True)
-    before = audit_modes(case, command, results, "before")
+    before = audit_every_mode(case, command, results, "before")
     if before.layers is None:
         failures = (f"{failure.part}: {failure.message}" for failure in before.failures)
         raise ValueError("; ".join(failures))
@@ -97,7 +97,7 @@ def fix(
         known={**case.known, "model_facts": facts},
     )
     # The state is kept per set of fixes, because the weights do not tell the sets apart.
-    after = audit_modes(fixed_case, command, results, "-".join(num_layers))
+    after = audit_every_mode(fixed_case, command, results, "-".join(num_layers))
     comparison = compare_models([case, fixed_case], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict

@@ -39,7 +39,7 @@ def written(folder: Path, form: str, model: nn.Module) -> Path:
 @pytest.mark.parametrize("form", ["safetensors", "plain", "by several processes"])
 def test_weights_are_loaded_from_a_file(tmp_path: Path, form: str):
     trained = network()
-    filled = LoadOptions(weights=written(tmp_path, form, trained)).fill(network())
+    filled = LoadOptions(weights=written(tmp_path, form, trained)).load_weights(network())
     torch.testing.assert_close(filled(IMAGES), trained(IMAGES), rtol=0, atol=0)
 
 
@@ -48,10 +48,10 @@ def test_wrong_weights_are_an_error(tmp_path: Path):
     with pytest.raises(
         ValueError, match=r"weights must be the weights of a Sequential \(.*[Mm]iss.*got '.*'"
     ):
-        LoadOptions(weights=file).fill(network())
+        LoadOptions(weights=file).load_weights(network())
     torch.save([1, 2], file)
     with pytest.raises(ValueError, match="it holds list, expected tensors by name"):
-        LoadOptions(weights=file).fill(network())
+        LoadOptions(weights=file).load_weights(network())
     with pytest.raises(
         ValueError, match=r"weights must be an existing file, or 'random'.*got 'absent'"
     ):
@@ -73,11 +73,13 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
 
 def test_options_replace_the_normalization_and_order_of_channels():
     own = Preprocessing(3, (5, 7), normalization=None)
-    transform = LoadOptions(mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True).fit(own)
+    transform = LoadOptions(
+        mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True
+    ).adapt_preprocessing(own)
     mean = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
     torch.testing.assert_close(transform.normalize(IMAGES), (IMAGES.flip(1) - mean) / 0.5)
-    assert LoadOptions().fit(own) == own
-    assert LoadOptions(input_size=9).fit(own).output_size == (9, 9)
+    assert LoadOptions().adapt_preprocessing(own) == own
+    assert LoadOptions(input_size=9).adapt_preprocessing(own).output_size == (9, 9)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,11 @@ def test_options_replace_the_normalization_and_order_of_channels():
 )
 def test_invalid_options_are_errors(said: dict, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
-        LoadOptions(**said).fit(Preprocessing(3))
+        LoadOptions(**said).adapt_preprocessing(Preprocessing(3))
 
 
 def test_one_mean_for_unknown_channels_is_an_error():
     with pytest.raises(
         ValueError, match=r"mean must be one number for each channel, got \(0.5,\)\. The model"
     ):
-        LoadOptions(mean=(0.5,), deviation=(0.5,)).fit(Preprocessing())
+        LoadOptions(mean=(0.5,), deviation=(0.5,)).adapt_preprocessing(Preprocessing())

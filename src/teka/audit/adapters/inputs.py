@@ -70,7 +70,6 @@ class AuditImages:
     """Images of a data set in [0, 1], with the channels and size of a model.
 
     Args:
-        name: Name of the data set.
         images: The images.
         labels: Class of each image, or None.
         num_classes: Number of classes of the data set.
@@ -80,7 +79,6 @@ class AuditImages:
         description: Number of images, and the part of the data set that they come from.
     """
 
-    name: str
     images: Float[Tensor, "images channels height width"]
     labels: Int[Tensor, " images"] | None
     num_classes: int
@@ -134,7 +132,6 @@ def load_images(
             hint = "Choose a size with --input-size, for example --input-size 224."
             raise wrong_argument("the images", f"{first} and {size} ({name})", expected, hint)
     return AuditImages(
-        options.data,
         torch.cat(placed),
         None if source.labels is None else source.labels[chosen],
         source.num_classes,
@@ -322,7 +319,7 @@ def make_inputs(
                 names = chosen.class_names
     preprocessing = transform.describe(chosen.image_size)
     data_facts = {
-        "name": chosen.name,
+        "name": options.data,
         "image_size": encode(chosen.image_size),
         "used": chosen.description,
         "available_images": chosen.num_available,

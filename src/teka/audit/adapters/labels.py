@@ -66,7 +66,7 @@ def match_labels(
         reason = f"{model.name} has no class names"
     message = f"{reason}: class k of the data was taken for class k of the model."
     if names:
-        first = _list(f"{index} is {name!r}" for index, name in enumerate(names))
+        first = _list_some(f"{index} is {name!r}" for index, name in enumerate(names))
         message += f" In the data, {first}."
     return labels, [_caveat(message)]
 
@@ -139,8 +139,8 @@ def _check_one_to_one(
         if len(indices) != 1:
             problems.append(f"{name!r}, which matches {matches}" if matches else repr(name))
     if problems:
-        expected = f"each one of those of {model.name}, {_list(map(repr, known))}"
-        raise wrong_argument(_NAMES, _list(problems), expected, _HINT)
+        expected = f"each one of those of {model.name}, {_list_some(map(repr, known))}"
+        raise wrong_argument(_NAMES, _list_some(problems), expected, _HINT)
     owners: dict[int, str] = {}
     for name, (index,) in zip(names, candidates, strict=True):
         if index in owners:
@@ -155,6 +155,6 @@ def _caveat(message: str) -> Caveat:
     return Caveat("labels matched by number", "note", message)
 
 
-def _list(words: Iterable[str]) -> str:
+def _list_some(words: Iterable[str]) -> str:
     listed = list(words)
     return ", ".join(listed[:_NUM_NAMED]) + (", …" if len(listed) > _NUM_NAMED else "")

@@ -29,7 +29,7 @@ class LoadOptions:
 
     >>> from teka.audit.adapters import Preprocessing, LoadOptions
     >>> load_options = LoadOptions(input_size=224, mean=(0.5,), deviation=(0.25,))
-    >>> transform = load_options.fit(Preprocessing(in_channels=1))
+    >>> transform = load_options.adapt_preprocessing(Preprocessing(in_channels=1))
     >>> transform.output_size, transform.normalization
     ((224, 224), Normalize(mean=(0.5,), deviation=(0.25,)))
 
@@ -85,7 +85,7 @@ class LoadOptions:
             return {}
         return {"num_classes": self.num_classes}
 
-    def fit(self, transform: Preprocessing) -> Preprocessing:
+    def adapt_preprocessing(self, transform: Preprocessing) -> Preprocessing:
         """Return a model's preprocessing with these options applied.
 
         Raises:
@@ -112,13 +112,13 @@ class LoadOptions:
         return replace(transform, blue_first=self.blue_first or transform.blue_first)
 
     @contextmanager
-    def seeded(self) -> Iterator[None]:
+    def fixed_seed(self) -> Iterator[None]:
         """Return a context with random seed 0, which restores the random state afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
 
-    def fill(self, module: M) -> M:
+    def load_weights(self, module: M) -> M:
         """Load the file of weights, if given, into a module and return the module.
 
         Raises:

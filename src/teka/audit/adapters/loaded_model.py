@@ -132,10 +132,12 @@ class WrappedModule(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
         """Return the selected output of the model for images in [0, 1]."""
-        return _run(self.model, self.before, self.after, images)
+        return _call_wrapped(self.model, self.before, self.after, images)
 
 
-def _run(function: Callable, before: Before | None, after: After | None, images: Tensor) -> object:
+def _call_wrapped(
+    function: Callable, before: Before | None, after: After | None, images: Tensor
+) -> object:
     result = function(images if before is None else before(images))
     return result if after is None else after(result, images)
 
@@ -149,7 +151,7 @@ def wrap_function(
     """
     if isinstance(function, nn.Module):
         return WrappedModule(function, before, after)
-    return partial(_run, function, before, after)
+    return partial(_call_wrapped, function, before, after)
 
 
 def wrap_module(
@@ -178,7 +180,7 @@ def wrap_module(
         **known: Further fields of `LoadedModel`.
     """
     module = module if load_options.device is None else module.to(load_options.device)
-    transform = load_options.fit(transform)
+    transform = load_options.adapt_preprocessing(transform)
     num_outputs = known.get("num_classes")
     if output == "auto" and num_outputs == 1:
         known |= {"num_classes": num_classes_of(num_outputs), "class_names": None}

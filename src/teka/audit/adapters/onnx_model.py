@@ -83,7 +83,7 @@ class OnnxFunction(nn.Module):
     def _add_layers(self, graph: Any) -> None:
         for node in graph.node:
             if node.output and node.output[0]:  # an omitted output has no name
-                layer = self._layers[node.output[0]] = _make_layer(node)
+                layer = self._layers[node.output[0]] = _make_node_layer(node)
                 self.add_module(self._unused_name(node.name or node.output[0]), layer)
         for tensor in graph.initializer:
             if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # may be position embeddings
@@ -139,7 +139,7 @@ class OnnxFunction(nn.Module):
     def _session_with_layers(self) -> Any:
         """Return a session that outputs the first output of every node."""
         if self._layer_session is None:
-            onnx = _library("onnx")
+            onnx = _require("onnx")
             model = onnx.ModelProto()
             model.CopyFrom(self._graph)
             known = {output.name for output in model.graph.output}
@@ -171,7 +171,7 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
     return by_name[name]
 
 
-def _make_layer(node: Any) -> OnnxNode:
+def _make_node_layer(node: Any) -> OnnxNode:
     """Return a layer for a node, with torch's attributes if it is a convolution or pooling."""
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
@@ -190,7 +190,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     if not file.is_file():
         raise wrong_value("model", str(path), "an ONNX file; there is none")
     provider = f"{torch.device(load_options.device or 'cpu').type.upper()}ExecutionProvider"
-    providers = _library("onnxruntime").get_available_providers()
+    providers = _require("onnxruntime").get_available_providers()
     if provider not in providers:
         expected = f"one that onnxruntime has: {providers}"
         raise wrong_value("device", str(load_options.device), expected)
@@ -221,7 +221,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         class_names=names if num_classes in (None, len(names or ())) else None,
         num_classes=num_classes,
         transform=transform,
-        weights_hash=_hash(file),
+        weights_hash=_hash_files(file),
         note="; ".join(notes),
         declares_preprocessing=is_declared,
     )
@@ -240,7 +240,7 @@ def _read_transform(
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
         transform = transform.resized_to(size)
-    transform = load_options.fit(transform)
+    transform = load_options.adapt_preprocessing(transform)
     if size is not None and size != transform.output_size:
         expected = f"{size}, as {file.name} takes no other"
         raise wrong_value("input_size", load_options.input_size, expected)
@@ -266,14 +266,14 @@ def _num_classes(output: Any) -> int | None:
     return num_classes_of(sizes[0] if sizes else 1)
 
 
-def _library(name: str) -> Any:
+def _require(name: str) -> Any:
     return require(name, "this model needs", "teka[audit]")
 
 
 def _read_graph(file: Path) -> Any:
     """Return the graph of a file, or None if onnx is missing or cannot read the file."""
     try:
-        graph = _library("onnx").load(file)
+        graph = _require("onnx").load(file)
         return graph if graph.ByteSize() < _MAX_BYTES else None
     except EXTERNAL_ERRORS:
         return None
@@ -281,7 +281,7 @@ def _read_graph(file: Path) -> Any:
 
 def _make_session(model: str | bytes, providers: Sequence[str]) -> Any:
     """Return a session of onnxruntime for a file or the content of one."""
-    library = _library("onnxruntime")
+    library = _require("onnxruntime")
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors, which are raised as well
@@ -292,7 +292,7 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
     return shape[3] in _CHANNELS and shape[1] not in _CHANNELS
 
 
-def _hash(file: Path) -> str:
+def _hash_files(file: Path) -> str:
     """Return the SHA-256 of a file and of its weight files, such as model.onnx.data."""
     digest = hashlib.sha256()
     for path in sorted(file.parent.iterdir()):

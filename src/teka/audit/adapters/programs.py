@@ -19,7 +19,7 @@ from teka.audit.adapters.loaded_model import (
     wrap_module,
 )
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.model_call import calling
+from teka.audit.model_call import model_code_context
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
 from teka.files import expand_user
 
@@ -101,7 +101,7 @@ def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript file of `torch.jit.save`."""
     check_trusted(path, load_options, "A TorchScript program can read and write any file")
-    with load_safely(path, "a program of TorchScript"), silence_libraries(), calling():
+    with load_safely(path, "a program of TorchScript"), silence_libraries(), model_code_context():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
@@ -122,7 +122,7 @@ def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
     check_trusted(path, load_options, "A torch.export program can run any code")
-    with load_safely(path, "a program of torch.export"), silence_libraries(), calling():
+    with load_safely(path, "a program of torch.export"), silence_libraries(), model_code_context():
         program = torch.export.load(expand_user(path))
         program_module = program.module()
     names = program.graph_signature.user_inputs
@@ -156,10 +156,10 @@ def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) ->
         raise wrong_value("model", spec, expected)
     label, transform = f"{file.stem}:{name}", Preprocessing()
     if isinstance(model, nn.Module):
-        model = load_options.fill(model)
+        model = load_options.load_weights(model)
         return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
     is_declared = load_options.mean is not None
-    transform = load_options.fit(transform)
+    transform = load_options.adapt_preprocessing(transform)
     return LoadedModel(
         label, "factory", model, transform=transform, declares_preprocessing=is_declared
     )
@@ -174,7 +174,7 @@ def _call_function(file: Path, name: str) -> object:
     sys.path.insert(0, folder)
     sys.modules[spec.name] = module  # dataclasses and pickle look the module up here
     try:
-        with calling():
+        with model_code_context():
             spec.loader.exec_module(module)
             if callable(function := getattr(module, name, None)):
                 return function()

@@ -26,11 +26,11 @@ def load_timm(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     timm: Any = require("timm", "this model needs", "timm")
     name = spec.removeprefix("timm:")
     is_pretrained = load_options.weights is None
-    with load_safely(f"timm:{name}", "a model of timm"), load_options.seeded():
+    with load_safely(f"timm:{name}", "a model of timm"), load_options.fixed_seed():
         module = timm.create_model(
             name, pretrained=is_pretrained, **load_options.num_classes_argument
         )
-    module = load_options.fill(module.eval())
+    module = load_options.load_weights(module.eval())
     config = timm.data.resolve_model_data_config(module)
     own = _take_arrays(timm.data.create_transform(**config))
     transform = verify_against_library(own, read_data_config(config), spec, "its transform")
@@ -48,7 +48,7 @@ def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     models: Any = require("torchvision.models", "this model needs", "torchvision")
     name = spec.removeprefix("torchvision:")
     is_pretrained = load_options.weights is None
-    with load_safely(f"torchvision:{name}", "a model of torchvision"), load_options.seeded():
+    with load_safely(f"torchvision:{name}", "a model of torchvision"), load_options.fixed_seed():
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         output = _PRESET_OUTPUTS.get(type(preset).__name__, "auto")
@@ -58,7 +58,7 @@ def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
             arguments = {**arguments, "weights_backbone": None}
         module = models.get_model(name, weights=weights if is_pretrained else None, **arguments)
         settings = read_preset(preset)
-    module = load_options.fill(module.eval())
+    module = load_options.load_weights(module.eval())
     transform = verify_against_library(_take_arrays(preset), settings, spec, "its preset")
     class_names = tuple(weights.meta["categories"])
     num_classes = load_options.num_classes or len(class_names)

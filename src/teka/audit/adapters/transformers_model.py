@@ -129,7 +129,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         if load_options.weights is None:
             module = _load_weights(models, source, output)
         else:
-            module = load_options.fill(_initialize(models, config, source, load_options))
+            module = load_options.load_weights(_initialize(models, config, source, load_options))
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
         own = find_preprocessing(source, in_channels, output)
@@ -228,7 +228,7 @@ def _initialize(models: Any, config: Any, source: str, load_options: LoadOptions
     """Return the model of a config with random weights."""
     if load_options.num_classes is not None:
         config.num_labels = load_options.num_classes
-    with load_safely(source, "a model of transformers by its config"), load_options.seeded():
+    with load_safely(source, "a model of transformers by its config"), load_options.fixed_seed():
         return models.from_config(config, trust_remote_code=False)
 
 

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from teka.audit.images import RealImages
 from teka.audit.layers.layer_errors import LayerErrors
 from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
-from teka.audit.model_call import Model, ModelError, calling
+from teka.audit.model_call import Model, ModelError, model_code_context
 from teka.errors import EXTERNAL_ERRORS, error_message
 
 # Copies of the images: twice unchanged, with top and bottom overwritten, with left and right
@@ -150,7 +150,7 @@ def trace_calls(
             hook = partial(after, name)
             hooks.enter_context(module.register_forward_hook(hook, always_call=True))
         try:
-            with calling(), _eager():
+            with model_code_context(), _eager():
                 model(batch)
         except EXTERNAL_ERRORS as error:
             message = f"raised {type(error).__name__} for {description}: {error_message(error)}"
