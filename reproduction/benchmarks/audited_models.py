@@ -118,7 +118,7 @@ def main(*, out: Path = Path("runs/audited"), epochs: int = 20) -> None:
         if name == "invariant":
             classifier = Classifier(make_invariant(), Normalize((0.0,), (1.0,)))
         else:
-            classifier = Classifier(make_model(name), Normalize.of(dataset.train.images))
+            classifier = Classifier(make_model(name), Normalize.from_images(dataset.train.images))
         fit(classifier, dataset, run)
         if name == "invariant":
             save_file(classifier.model.state_dict(), out / "invariant.safetensors")

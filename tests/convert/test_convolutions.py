@@ -19,8 +19,8 @@ from teka.convert.convolutions import (
     HARD_PRECISION,
     check_convolution,
     factor_matrices,
+    off_center_weight,
     offset_matrices,
-    stray_weight,
     window_reach,
 )
 from tests.convert.convolutions import draw_convolution, draw_images, largest_difference
@@ -170,14 +170,14 @@ def test_the_bound_holds_on_a_large_grid_and_is_sharp_for_large_precisions(
 ):
     cells = torch.arange(-400, 401, dtype=torch.float64)
     exact = 1 - float(torch.exp(-precision * cells.square()).sum()) ** -num_axes
-    bound = stray_weight(precision, num_axes)
+    bound = off_center_weight(precision, num_axes)
     assert exact <= bound + 1e-15
     if precision >= 1:
         assert bound - exact <= 4 * num_axes * math.exp(-2 * precision) + 1e-15
 
 
 def test_hard_heads_have_no_stray_weight():
-    assert stray_weight(math.inf, 2) == 0.0
+    assert off_center_weight(math.inf, 2) == 0.0
     for dtype in (torch.float32, torch.float64):
         assert torch.exp(torch.tensor(-HARD_PRECISION, dtype=dtype)) == 0
 
@@ -187,8 +187,8 @@ def test_the_precision_for_a_tolerance_keeps_it_and_a_smaller_one_does_not(
     tolerance: float, num_axes: int
 ):
     precision = precision_for_tolerance(tolerance, num_axes)
-    assert 2 * stray_weight(precision, num_axes) == pytest.approx(tolerance, rel=1e-12)
-    assert 2 * stray_weight(0.999 * precision, num_axes) > tolerance
+    assert 2 * off_center_weight(precision, num_axes) == pytest.approx(tolerance, rel=1e-12)
+    assert 2 * off_center_weight(0.999 * precision, num_axes) > tolerance
 
 
 def test_an_input_of_opposite_signs_comes_near_the_bound():
@@ -226,14 +226,14 @@ def test_a_tolerance_that_no_precision_or_any_keeps_is_refused(tolerance: float)
 
 def test_a_precision_that_is_not_positive_is_refused(unchecked_annotations: None):
     with pytest.raises(ValueError, match=r"precision must be a positive number.*got -1.0"):
-        stray_weight(-1.0, 1)
+        off_center_weight(-1.0, 1)
     with pytest.raises(ValueError, match=r"^precision must be a positive number"):
-        stray_weight(torch.ones(2), 1)  # pyright: ignore[reportArgumentType]
+        off_center_weight(torch.ones(2), 1)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("num_axes", [0, 1.5, (1.0,)])
 def test_a_wrong_number_of_axes_is_an_error(num_axes, unchecked_annotations: None):
-    for function, number in ((precision_for_tolerance, 0.1), (stray_weight, 1.0)):
+    for function, number in ((precision_for_tolerance, 0.1), (off_center_weight, 1.0)):
         with pytest.raises(ValueError, match="num_axes must be"):
             function(number, num_axes)
 

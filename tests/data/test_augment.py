@@ -134,7 +134,7 @@ def test_a_shift_beyond_the_image_size_is_an_error():
 
 
 def test_normalized_channels_have_mean_0_and_variance_1():
-    normalised = Normalize.of(COLORED)(COLORED)
+    normalised = Normalize.from_images(COLORED)(COLORED)
     torch.testing.assert_close(
         normalised.mean(dim=(0, 2, 3)), torch.zeros(3).double(), atol=1e-12, rtol=0
     )
@@ -152,7 +152,7 @@ def test_normalize_is_affine_in_each_channel():
 
 
 def test_normalize_does_not_depend_on_the_batch():
-    normalize = Normalize.of(COLORED)
+    normalize = Normalize.from_images(COLORED)
     assert torch.equal(normalize(COLORED)[3:5], normalize(COLORED[3:5]))
     assert normalize(COLORED[:0]).shape == (0, 3, 5, 7)
 
@@ -160,14 +160,14 @@ def test_normalize_does_not_depend_on_the_batch():
 def test_normalize_keeps_the_dtype_and_the_argument():
     images = COLORED.float()
     before = images.clone()
-    assert Normalize.of(images)(images).dtype == torch.float32
+    assert Normalize.from_images(images)(images).dtype == torch.float32
     assert torch.equal(images, before)
 
 
 def test_a_wrong_mean_or_deviation_is_an_error():
     for mean, deviation, message in [
         ((0.0, 0.0), (1.0,), "deviation must be"),
-        ((), (), "deviation must be"),
+        ((), (), "mean must be"),
         ((0.0,), (0.0,), "deviation must be"),
         ((0.0,), (float("inf"),), "deviation must be"),
         ((float("nan"),), (1.0,), "mean must be"),
@@ -180,15 +180,15 @@ def test_wrong_images_are_an_error():
     with pytest.raises(
         ValueError, match=r"images must have shape \(batch, 3, height, width\).*got \(11, 2, 5, 7\)"
     ):
-        Normalize.of(COLORED)(COLORED[:, :2])
+        Normalize.from_images(COLORED)(COLORED[:, :2])
     with pytest.raises(ValueError, match=r"images must be .*got torch\.uint8"):
-        Normalize.of(COLORED)(COLORED.byte())
+        Normalize.from_images(COLORED)(COLORED.byte())
     with pytest.raises(ValueError, match=r"images must be .*got torch\.uint8"):
-        Normalize.of(COLORED.byte())
+        Normalize.from_images(COLORED.byte())
     with pytest.raises(ValueError, match=r"images must have .*got \(0, 3, 5, 7\)"):
-        Normalize.of(COLORED[:0])
+        Normalize.from_images(COLORED[:0])
     with pytest.raises(ValueError, match="deviation must be"):
-        Normalize.of(torch.ones(2, 1, 3, 5))
+        Normalize.from_images(torch.ones(2, 1, 3, 5))
 
 
 def images_from_columns(first: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:

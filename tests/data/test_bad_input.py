@@ -67,7 +67,7 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
         "mean",
         [None, 1, "1", ["a"]],
     ),
-    (data.Normalize.of, "images", [*UNREADABLE, torch.full((2, 1, 3, 3), torch.nan)]),
+    (data.Normalize.from_images, "images", [*UNREADABLE, torch.full((2, 1, 3, 3), torch.nan)]),
     (
         lambda **given: data.resize_bilinear(image_size=4, **given),
         "images",

@@ -95,7 +95,8 @@ def test_tensors_of_every_float_dtype_are_intensities():
 
 def test_no_images_for_test_are_an_error():
     with pytest.raises(
-        ValueError, match=r"images must be at least one of each.*got 23 for training and 0 for test"
+        ValueError,
+        match=r"the number of images must be at least 1 .*got 23 for training and 0 for test",
     ):
         from_arrays(BYTES, LABELS, axes="NCHW", test_images=BYTES[:0], test_labels=LABELS[:0])
 
@@ -125,7 +126,7 @@ def test_ambiguous_axes_must_be_declared():
         images = np.zeros(shape, dtype=np.uint8)
         with pytest.raises(
             ValueError,
-            match=r"axes must be 'NHWC' or 'NCHW', got None\. The shape of images, .* not tell",
+            match=r"axes must be 'NHWC' or 'NCHW', got None\. The shape of images, .* is ambiguous",
         ):
             read(images)
         for axes in ("NHWC", "NCHW"):
@@ -165,7 +166,10 @@ def test_malformed_arrays_are_an_error_with_their_name():
             {"test_images": TEST_BYTES, "test_labels": LABELS},
             r"test_labels must have shape \(6,\).*got \(23,\)",
         ),
-        ({"images": BYTES[:4], "labels": LABELS[:4]}, "images must be at least 5.*got 4 in all"),
+        (
+            {"images": BYTES[:4], "labels": LABELS[:4]},
+            "the number of images must be at least 5, got 4",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             read(**options)

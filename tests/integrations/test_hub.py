@@ -6,7 +6,7 @@ from teka.integrations.hub import HubModel
 
 
 def test_saved_model_is_loaded_and_its_card_has_the_accuracy(tmp_path: Path):
-    model = HubModel.of("digits")
+    model = HubModel.from_teka("digits")
     for _ in range(2):  # into a new folder, and over what is there
         model.save_pretrained(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [

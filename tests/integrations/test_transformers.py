@@ -56,7 +56,7 @@ from teka.integrations.transformers import (
     TekaImageProcessor,
     register,
 )
-from teka.integrations.transformers.attention import attend
+from teka.integrations.transformers.attention import attention_forward
 from teka.models import load
 
 SIZES: dict[str, Any] = {
@@ -350,11 +350,15 @@ def test_unsupported_arguments_and_masks_are_errors():
         beit(torch.zeros(1, 3, 32, 32))
     layer, tokens = nn.Identity(), torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match=r"softcap of Identity must be .*got a value"):
-        attend(layer, tokens, tokens, tokens, None, kernels=("softmax", None), softcap=50.0)
+        attention_forward(
+            layer, tokens, tokens, tokens, None, kernels=("softmax", None), softcap=50.0
+        )
     with pytest.raises(
         ValueError, match=r"attention_mask must have shape \(batch, keys\), got \(1, 3, 3\)"
     ):
-        attend(layer, tokens, tokens, tokens, torch.ones(1, 3, 3), kernels=("softmax", None))
+        attention_forward(
+            layer, tokens, tokens, tokens, torch.ones(1, 3, 3), kernels=("softmax", None)
+        )
 
 
 def test_cross_attention_with_a_relative_kernel_is_an_error():
@@ -400,7 +404,7 @@ def test_teka_model_is_saved_and_loaded_by_auto_classes(tmp_path: Path):
     config = model.config
     assert isinstance(config, TekaConfig)
     model.save_pretrained(tmp_path)
-    TekaImageProcessor.of(config).save_pretrained(tmp_path)
+    TekaImageProcessor.from_config(config).save_pretrained(tmp_path)
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
     images = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     assert (tmp_path / "model.safetensors").is_file()

@@ -15,8 +15,8 @@ from teka.convert.convolutions import (
     Convolution,
     check_convolution,
     factor_matrices,
+    off_center_weight,
     offset_matrices,
-    stray_weight,
     window_reach,
 )
 from teka.errors import wrong_argument, wrong_value
@@ -158,7 +158,7 @@ def attention_from_convolution(
     weight = convolution.weight.detach()
     num_out, num_in = convolution.out_channels, convolution.in_channels
     kernel_size = tuple(weight.shape[2:])
-    stray_weight(precision, len(kernel_size))  # checks the precision
+    off_center_weight(precision, len(kernel_size))  # checks the precision
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head}, most=full_size)

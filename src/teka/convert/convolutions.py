@@ -136,7 +136,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     return result, float(sizes[:, rank:].norm()) / norm if norm else 0.0
 
 
-def stray_weight(precision: float, num_axes: int) -> float:
+def off_center_weight(precision: float, num_axes: int) -> float:
     """Return an upper bound of the attention that a head pays to cells other than its center.
 
     On an infinite grid of n axes, a head of precision α gives its center the weight
@@ -168,7 +168,7 @@ def stray_weight(precision: float, num_axes: int) -> float:
 def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
     """Return the precision α at which a converted convolution has at most a given relative error.
 
-    The result solves 2 · `stray_weight` = tolerance for α. The outputs of
+    The result solves 2 · `off_center_weight` = tolerance for α. The outputs of
     `attention_from_convolution` then differ from the convolution by at most
     tolerance · max|x| · max_o Σ|W_o|. The last two factors are the largest possible output.
 
@@ -198,7 +198,8 @@ def conversion_error_bound(
     The bound holds for all inputs x up to a magnitude. With g = max_o Σ|W_o|, the largest output
     for |x| ≤ 1, it is the sum of two terms:
 
-    - 2 · `stray_weight` · max|x| · g, because heads also attend to cells other than their centers,
+    - 2 · `off_center_weight` · max|x| · g, because heads also attend to cells other than their
+      centers,
     - 2ε (N + 8) max|x| · g + ε max|b|, because both layers round sums of N = D_in · ΠK products in
       a dtype with relative precision ε, to first order.
 
@@ -225,5 +226,5 @@ def conversion_error_bound(
     largest_bias = 0.0 if convolution.bias is None else float(convolution.bias.detach().abs().max())
     epsilon = torch.finfo(weight.dtype).eps
     rounding = 2 * epsilon * (weight[0].numel() + NUM_FURTHER_ROUNDINGS)
-    straying = 2 * stray_weight(precision, weight.ndim - 2)
+    straying = 2 * off_center_weight(precision, weight.ndim - 2)
     return (straying + rounding) * largest_input * gain + epsilon * largest_bias

@@ -1,7 +1,7 @@
 """Augmentation, normalization and selection of images.
 
-The random changes take a generator and draw separately for each image. No function changes its
-argument.
+Augmentations take a random generator, and change each image of a batch differently. They return new
+images and do not modify their input.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from teka.checks import (
     check_sequence,
     check_sizes,
     is_number,
+    is_positive,
 )
 from teka.errors import wrong_argument, wrong_value
 
@@ -57,7 +58,12 @@ class RandomShift:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Return the shifted images. They have shape (N, C, H, W) and any dtype."""
+        """Shift each image by its own random number of pixels.
+
+        Args:
+            images: Images of shape (N, C, H, W) and any dtype.
+            generator: Source of the random numbers.
+        """
         check_instance("generator", generator, Generator)
         _check_images(images)
         height, width = images.shape[2:]
@@ -103,7 +109,12 @@ class HorizontalFlip:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Return the images, shape (N, C, H, W) and any dtype, with some of them flipped."""
+        """Flip randomly selected images.
+
+        Args:
+            images: Images of shape (N, C, H, W) and any dtype.
+            generator: Source of the random numbers.
+        """
         check_instance("generator", generator, Generator)
         _check_images(images)
         draws = torch.rand(len(images), generator=generator, device=generator.device)
@@ -125,7 +136,7 @@ class Normalize:
     >>> import torch
     >>> from teka.data import Normalize
     >>> images = torch.rand(8, 3, 4, 4)
-    >>> normalized = Normalize.of(images)(images)
+    >>> normalized = Normalize.from_images(images)(images)
     >>> bool(normalized.mean(dim=(0, 2, 3)).abs().max() < 1e-6)
     True
     >>> normalized.square().mean(dim=(0, 2, 3)).round(decimals=3)
@@ -143,20 +154,18 @@ class Normalize:
     deviation: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for argument in ("mean", "deviation"):
-            values = getattr(self, argument)
-            expected = "a finite number for each channel"
-            if not all(map(is_number, check_sequence(argument, values, expected))):
-                raise wrong_value(argument, values, expected)
-        if len(self.mean) != len(self.deviation) or not self.mean:
-            expected = f"one number for each channel, like mean {self.mean}"
+        expected = "a finite number for each channel"
+        mean = check_sequence("mean", self.mean, expected)
+        if not mean or not all(map(is_number, mean)):
+            raise wrong_value("mean", self.mean, expected)
+        expected = f"{len(mean)} positive finite numbers, one for each channel as in mean"
+        deviation = check_sequence("deviation", self.deviation, expected)
+        if len(deviation) != len(mean) or not all(map(is_positive, deviation)):
             raise wrong_value("deviation", self.deviation, expected)
-        if min(self.deviation) <= 0:
-            raise wrong_value("deviation", self.deviation, "positive finite numbers")
 
     @classmethod
-    def of(cls, images: Tensor) -> "Normalize":
-        """Return the normalization that gives images mean 0 and variance 1 in each channel.
+    def from_images(cls, images: Tensor) -> "Normalize":
+        """Compute the normalization after which images have mean 0 and variance 1 per channel.
 
         Args:
             images: Images of shape (N, C, H, W).
@@ -171,7 +180,7 @@ class Normalize:
         return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
-        """Return the normalized images. They have shape (N, C, H, W) and a floating dtype."""
+        """Normalize floating-point images of shape (N, C, H, W)."""
         check_dense("images", images, "batch", len(self.mean), "height", "width")
         mean = images.new_tensor(self.mean)[:, None, None]
         deviation = images.new_tensor(self.deviation)[:, None, None]
@@ -181,12 +190,12 @@ class Normalize:
 def lossless_selection(
     images: Tensor, labels: Tensor, class_index: int | None = 1, margin: int = 8
 ) -> Bool[Tensor, " images"]:
-    """Select the images of a class that can be rolled sideways without losing content.
+    """Select images of a class that do not lose content if they are shifted horizontally.
 
-    The selection contains each image with more than `margin` blank columns on both sides, so that
-    only background wraps around if `teka.Grid.roll` rolls it by up to `margin` columns. For the
-    test images at 32×32, the defaults select 854 of MNIST's 1,135 ones and 791 of Fashion-MNIST's
-    1,000 trousers.
+    The function selects each image with more than `margin` blank columns on both sides. If
+    `teka.Grid.roll` shifts such an image circularly by up to `margin` columns, only background
+    wraps around. For the test images at 32×32, the defaults select 854 of MNIST's 1,135 ones and
+    791 of Fashion-MNIST's 1,000 trousers.
 
     >>> import torch, teka
     >>> images = torch.zeros(1, 1, 4, 28)
@@ -198,7 +207,7 @@ def lossless_selection(
         images: Images of shape (N, C, H, W) with background 0.
         labels: Indices of the classes.
         class_index: Class to select, or None for all classes.
-        margin: Number of columns. With 0, all images of the class are selected.
+        margin: Largest shift in columns. With 0, all images of the class are selected.
 
     Returns:
         Mask that is True for selected images.

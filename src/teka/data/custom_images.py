@@ -1,4 +1,4 @@
-"""Reading of your own images: picture files in a folder or a CSV list, and arrays."""
+"""Reading of custom images: picture files in a folder or a CSV file, and NumPy arrays."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -246,7 +246,7 @@ def _guess_axes(shape: Sequence[int]) -> str:
         raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
     is_first = shape[1] in (1, 3)
     if is_first == (shape[3] in (1, 3)):
-        hint = f"The shape of images, {tuple(shape)}, does not tell."
+        hint = f"The shape of images, {tuple(shape)}, is ambiguous."
         raise wrong_value("axes", None, "'NHWC' or 'NCHW'", hint)
     return "NCHW" if is_first else "NHWC"
 

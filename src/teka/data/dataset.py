@@ -79,7 +79,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self.images[indices], self.labels[indices]
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
-        """Return a split with the images at the given indices, in this order."""
+        """Return a split with the images and labels at these indices, in the same order."""
         check_dense("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         indices = indices.long()
         is_files = isinstance(self.images, PictureFiles)
@@ -87,7 +87,11 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return Split(images, self.labels[indices])
 
     def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
-        """Return a copy in memory with intensities from 0 to 1. Only uint8 images are resized."""
+        """Load all images into memory, and convert them to intensities from 0 to 1.
+
+        Args:
+            image_size: New size of uint8 images. Images of a floating dtype cannot be resized.
+        """
         images = self.images[:]
         if images.dtype == torch.uint8:
             if image_size is not None:
@@ -163,7 +167,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class RawDataset:
-    """The images of a data set before they are divided into training and validation.
+    """Images of a data set before they are divided into training and validation.
 
     Args:
         train: Images for training and validation, or all images if there are no test images.
@@ -180,13 +184,14 @@ class RawDataset:
 
 
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Choose a fifth of the images for test, and return the indices of training and test images.
+    """Choose a random fifth of a data set for test. Return the indices for training and for test.
 
-    Test images are the last fifth of `numpy.random.default_rng(0).permutation(num_images)`.
+    The choice depends only on the number of images: the indices for test are the last fifth of
+    `numpy.random.default_rng(0).permutation(num_images)`.
     """
     if num_images < TEST_FRACTION:
-        expected = f"at least {TEST_FRACTION}, a fifth of them for test"
-        raise wrong_argument("images", f"{num_images} in all", expected)
+        hint = "A fifth of the images is held out for test."
+        raise wrong_value("the number of images", num_images, f"at least {TEST_FRACTION}", hint)
     order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
     num_train = num_images - num_images // TEST_FRACTION
     return order[:num_train], order[num_train:]
@@ -202,17 +207,27 @@ def make_dataset(
     seed: int,
     stream: bool | None = None,
 ) -> Dataset:
-    """Divide the images of a data set into splits and convert them to intensities.
+    """Divide a data set into training, validation and test, and convert images to intensities.
 
-    The options are those of `teka.data.load`. Images that the data set declares for validation are
-    used for validation. If `validation_size` is given, they are treated like training images.
+    Images that the data set declares for validation are used for validation. If `validation_size`
+    is not None, they are treated like training images.
+
+    Args:
+        name: Name of the data set.
+        raw: The images, as they were read.
+        image_size: As in `teka.data.load`, like all further arguments.
+        validation_size: Number of validation images.
+        train_size: Number of training images.
+        seed: Seed of the split.
+        stream: Read pictures from their files in every epoch.
     """
     train, test = raw.train, raw.test
     if test is None:
         train, test = (raw.train.take(indices) for indices in hold_out_test(len(raw.train)))
     if not (len(train) and len(test)):
         description = f"{len(train)} for training and {len(test)} for test"
-        raise wrong_argument("images", description, "at least one of each")
+        expected = "at least 1 for training and 1 for test"
+        raise wrong_argument("the number of images", description, expected)
     num_declared = raw.num_validation if validation_size is None else 0
     num_images = len(train) - num_declared
     if validation_size is None:

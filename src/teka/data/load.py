@@ -69,8 +69,9 @@ def load(
             picture files are always held in memory.
 
     Raises:
-        ImportError: Digits without scikit-learn, or pictures or resizing without Pillow.
-        ValueError: An unknown name, a wrong size, or missing or damaged files.
+        ImportError: scikit-learn is not installed (for digits), or Pillow (for pictures and
+            resizing).
+        ValueError: The name is unknown, a size is out of range, or files are missing or damaged.
     """
     path = check_path("name", name)
     if data_dir is not None:
@@ -135,8 +136,8 @@ def from_arrays(
         test_images: Images for test, with the same axes. By default a fifth of `images`, the same
             for every seed.
         test_labels: Class of each test image.
-        axes: "NHW" (gray), "NHWC" or "NCHW". Needed if the shape does not tell, because both or
-            neither of the second and the last axis have size 1 or 3.
+        axes: Order of the axes: "NHW" (gray), "NHWC" or "NCHW". It is required if the shape is
+            ambiguous: both or neither of the second and the last axis have size 1 or 3.
         name: Name of the data set.
         image_size: As in `load`, but only for uint8.
         validation_size: As in `load`. By default a tenth of the training images.
@@ -144,7 +145,7 @@ def from_arrays(
         seed: As in `load`.
 
     Raises:
-        ValueError: Arrays of another shape, dtype or range, or sizes that do not match.
+        ValueError: An array has another shape, dtype or range, or sizes do not match.
     """
     check_instance("name", name, str)
     arrays = {
@@ -178,7 +179,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
     Args:
         name: "mnist", "fashion-mnist" or "cifar10".
-        data_dir: Folder for the files. It is made if it is missing.
+        data_dir: Folder for the files. It is created if necessary.
 
     Returns:
         The folder with the files.
@@ -194,15 +195,20 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
 
 def check_downloadable(name: str) -> None:
-    """Check that a data set of this name can be downloaded."""
+    """Check that a name is that of a data set which `download` supports."""
     check_name("name", name, NAMES)
     if name not in PUBLISHED_DATASETS:
-        hint = "The digits come with scikit-learn."
+        hint = "The digits come with scikit-learn and need no download."
         raise wrong_value("name", name, "a data set with files on the web", hint)
 
 
 def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, ...] | None:
-    """Return the names of the classes of a data set, or None for arrays, which have no names."""
+    """Return the names of the classes of a data set, or None if it is an .npz file without names.
+
+    Args:
+        name: Name or path of the data set, as in `load`.
+        data_dir: Folder in which a relative path is looked for first.
+    """
     if name == "digits":
         return DIGIT_NAMES
     if name in PUBLISHED_DATASETS:
@@ -212,7 +218,10 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
 
 
 def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Search a folder or file in `data_dir` and then in the working directory. May return None."""
+    """Return the path of a folder or file in `data_dir` or else in the working directory.
+
+    The result is None if neither exists.
+    """
     return next((path for path in _candidates(name, data_dir) if path.exists()), None)
 
 

@@ -1,4 +1,4 @@
-"""Download and reading of published data sets.
+"""Download and reading of published data sets, such as MNIST.
 
 To add a data set in the format "idx" or "records", add an entry to `published.json`. MNIST comes
 from the copy that PyTorch uses, because the server of its authors often refuses. CIFAR-10 is read
@@ -50,7 +50,7 @@ MAX_DIGIT_LEVEL = 16
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """Description of a file of a published data set.
+    """File of a published data set, with its size and its hash.
 
     Args:
         name: Name of the unpacked file.
@@ -65,7 +65,7 @@ class PublishedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset:
-    """Description of a data set on the web, with methods that download and read it.
+    """Data set on the web, with methods that download and read it.
 
     Args:
         name: Name for `teka.data.load`.
@@ -78,8 +78,8 @@ class PublishedDataset:
             more per axis, then the values; "records" for one byte with the label before each image.
         image_shape: (channels, height, width).
         class_names: Names of the classes.
-        license: Conditions of use, as far as the authors state them.
-        advice: How to get the files without `teka download`.
+        license: License of the data set, as stated by its authors.
+        advice: Sentence that says how to get the files without `teka download`.
         system_folder: Folder in which a package of the operating system installs the files.
     """
 
@@ -269,7 +269,7 @@ PUBLISHED_DATASETS = _read_table()
 
 
 def read_digits(canvas_size: ImageSize = 16) -> RawDataset:
-    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, each centered on a canvas.
+    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, centered on a larger canvas.
 
     The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the others
     for test. If the margin is odd, its smaller half is above and to the left.

@@ -47,7 +47,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
     >>> import tempfile
     >>> from teka.integrations.hub import HubModel
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = HubModel.of("digits").save_pretrained(folder)
+    ...     _ = HubModel.from_teka("digits").save_pretrained(folder)
     ...     model = HubModel.from_pretrained(folder)
     >>> model.model_config.num_classes
     10
@@ -63,7 +63,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         self.model_config = model_config
 
     @classmethod
-    def of(cls, path: str | Path) -> "HubModel":
+    def from_teka(cls, path: str | Path) -> "HubModel":
         """Load a folder that `teka export` has written, or a model that comes with teka by name.
 
         Args:
@@ -93,7 +93,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         if not Path(model_id).is_dir():
             files = [CONFIG_FILE, WEIGHTS_FILE]
             model_id = snapshot_download(str(model_id), allow_patterns=files, **options)
-        return cls.of(Path(model_id).resolve())
+        return cls.from_teka(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
         """Return the model card: a code example, the classes, and the facts of the config.

@@ -79,11 +79,11 @@ def register_attention() -> None:
                 continue
             names[f"{NAME}:{kernel}{suffix}"] = (kernel, relative)
     for name, kernels in names.items():
-        AttentionInterface.register(name, partial(attend, kernels=kernels))
-        AttentionMaskInterface.register(name, padding_mask)
+        AttentionInterface.register(name, partial(attention_forward, kernels=kernels))
+        AttentionMaskInterface.register(name, make_padding_mask)
 
 
-def attend(
+def attention_forward(
     module: nn.Module,
     query: Float[Tensor, "batch heads queries dim"],
     key: Float[Tensor, "batch key_heads keys dim"],
@@ -108,7 +108,7 @@ def attend(
         key: Keys. Their number of heads divides that of the queries. The keys of a static cache end
             with empty slots, which the mask does not cover.
         value: Values.
-        attention_mask: Result of `padding_mask`.
+        attention_mask: Key mask that `make_padding_mask` returns.
         kernels: Content kernel and relative kernel of a layer without replaced heads.
         scaling: Factor of the scores.
         dropout: Probability of zeroing an element of the output during training.
@@ -160,7 +160,7 @@ def attend(
     return nn.functional.dropout(output.transpose(1, 2), dropout, module.training), None
 
 
-def padding_mask(
+def make_padding_mask(
     *,
     batch_size: int,
     q_length: int,
@@ -172,7 +172,7 @@ def padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Make the mask of `attend` for transformers' `AttentionMaskInterface`.
+    """Make the mask of `attention_forward` for transformers' `AttentionMaskInterface`.
 
     A causal mask ends at the last query, so that it is shorter than the keys of a static cache.
 
@@ -304,5 +304,5 @@ def refuse_to_save(*_: object, **__: object) -> None:
 
 # Cross-attention layers of a model with replaced heads keep the softmax. A process that unpickles
 # such a model imports this module and needs the implementation too.
-AttentionInterface.register(REPLACED, partial(attend, kernels=("softmax", None)))
-AttentionMaskInterface.register(REPLACED, padding_mask)
+AttentionInterface.register(REPLACED, partial(attention_forward, kernels=("softmax", None)))
+AttentionMaskInterface.register(REPLACED, make_padding_mask)

@@ -24,7 +24,7 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def lazy_initialization(self, key_states: Heads, value_states: Heads) -> None:
-        """Mark the layer as initialized. The first call of `attend` makes the state."""
+        """Mark the layer as initialized. The first call of `attention_forward` makes the state."""
         self.is_initialized = True
 
     def update(
@@ -32,7 +32,7 @@ class StateLayer(CacheLayerMixin):
     ) -> tuple[Heads, Heads]:
         """Count the new tokens, and return their keys and values.
 
-        `attend` finds this layer as an attribute of the keys.
+        `attention_forward` finds this layer as an attribute of the keys.
 
         Raises:
             ValueError: The attention of the model has not updated the state.

@@ -82,7 +82,7 @@ class TekaConfig(PretrainedConfig):
         _ = self.model_config  # checks all values
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "TekaConfig":
+    def from_model_config(cls, config: ModelConfig) -> "TekaConfig":
         """Return the config of a teka model."""
         names = config.class_names or tuple(map(str, range(config.num_classes)))
         id2label = dict(enumerate(names))
@@ -130,7 +130,7 @@ class TekaForImageClassification(PreTrainedModel):
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
         """Load a model file that `teka export` has written, or a packaged model by its name."""
-        classifier = cls(TekaConfig.of(read_config(path)))
+        classifier = cls(TekaConfig.from_model_config(read_config(path)))
         classifier.model.load_state_dict(load(path).state_dict())
         return classifier.eval()
 
@@ -211,7 +211,7 @@ class TekaImageProcessor(BaseImageProcessor):
         self.pictures = None if pictures is None else dict(pictures)
 
     @classmethod
-    def of(cls, config: TekaConfig) -> "TekaImageProcessor":
+    def from_config(cls, config: TekaConfig) -> "TekaImageProcessor":
         """Return the image processor of a model."""
         return cls(config.image_size, config.in_channels, config.pictures)
 
