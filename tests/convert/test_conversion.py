@@ -37,7 +37,7 @@ def apply(layer: BorderedAttention, images: Tensor, **options: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("num_axes", "kernel_size"), [(1, 1), (1, 7), (2, 1), (2, 3), (2, 7), (3, 1), (3, 3), (3, 5)]
 )
-def test_hard_heads_are_the_convolution_to_rounding_and_a_tolerance_is_kept(
+def test_outputs_differ_from_the_convolution_by_at_most_the_bound(
     num_axes: int, kernel_size: int, dtype: torch.dtype
 ):
     convolution, images = (
@@ -64,9 +64,7 @@ def test_hard_heads_are_the_convolution_to_rounding_and_a_tolerance_is_kept(
 
 @pytest.mark.parametrize("backend", ["dense", "toeplitz", "fft"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_whole_numbers_come_out_to_the_last_bit_for_the_weights_are_ones_and_zeros(
-    dtype: torch.dtype, backend: str
-):
+def test_hard_heads_are_exact_for_integers(dtype: torch.dtype, backend: str):
     convolution = draw_convolution(2, 5, dtype=dtype)
     nn.init.normal_(convolution.weight, std=9).data.round_()
     nn.init.normal_(convolution.bias, std=9).data.round_()
@@ -93,7 +91,7 @@ def test_whole_numbers_come_out_to_the_last_bit_for_the_weights_are_ones_and_zer
     ],
     ids=str,
 )
-def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(
+def test_any_odd_kernel_size_dilation_and_channels_are_converted(
     num_axes: int, options: dict[str, Any]
 ):
     convolution = draw_convolution(num_axes, **options)
@@ -118,7 +116,7 @@ def test_windows_of_any_odd_sides_dilation_and_channels_are_converted(
     ],
     ids=str,
 )
-def test_strides_tori_and_groups_are_converted_and_come_back(
+def test_strides_circular_padding_and_groups_survive_a_round_trip(
     num_axes: int, options: dict[str, Any]
 ):
     numbers = each_axis(num_axes)
@@ -148,7 +146,7 @@ def each_axis(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]
     return numbers
 
 
-def test_a_torus_that_the_stride_does_not_divide_is_refused():
+def test_a_periodic_side_that_the_stride_does_not_divide_is_an_error():
     convolution = draw_convolution(1, 3, stride=2, padding=1, padding_mode="circular")
     layer, grid = attention_from_convolution(convolution), Grid(11, periodic=True)
     with pytest.raises(ValueError, match=r"sides that are multiples of the stride \(2,\)"):
@@ -157,7 +155,7 @@ def test_a_torus_that_the_stride_does_not_divide_is_refused():
         layer(torch.zeros(2, 12, 3).double(), Grid(12))
 
 
-def test_the_layer_counts_cells_on_grids_of_any_spacing_and_origin():
+def test_outputs_do_not_depend_on_spacing_and_origin():
     convolution, images = draw_convolution(2, 3), draw_images(2)
     layer = attention_from_convolution(convolution, precision=3.0)
     moved = apply(layer, images, spacing=(0.7, 3.1), origin=(1e6, -4.0))
@@ -169,7 +167,7 @@ def test_the_layer_counts_cells_on_grids_of_any_spacing_and_origin():
         assert largest_difference(moved, convolution(images)) <= bound
 
 
-def test_heads_of_size_d_compute_every_convolution_with_d_nonzero_output_channels():
+def test_heads_of_size_d_compute_convolutions_with_d_nonzero_outputs():
     # The paper's min(D_h, D_out): heads of size 4 compute 4 of 8 output channels, but not 5.
     convolution, images = draw_convolution(2, 3, (6, 8)), draw_images(2, 6)
     with torch.no_grad():
@@ -184,7 +182,7 @@ def test_heads_of_size_d_compute_every_convolution_with_d_nonzero_output_channel
         attention_from_convolution(convolution, dim_head=4)
 
 
-def test_it_has_parameters_of_its_own_that_can_be_trained():
+def test_converted_layer_has_trainable_parameters_of_its_own():
     convolution, other, images = draw_convolution(2, 3), draw_convolution(2, 3), draw_images(2)
     nn.init.normal_(other.weight, std=0.2)
     grid = Grid(SHAPES[2])
@@ -208,7 +206,7 @@ def test_it_has_parameters_of_its_own_that_can_be_trained():
     assert torch.equal(convolution.weight, before)
 
 
-def test_no_gradient_reaches_the_centres_of_hard_heads():
+def test_centers_of_hard_heads_have_no_gradient():
     layer, grid = attention_from_convolution(draw_convolution(2, 3)), Grid(SHAPES[2])
     layer(grid.flatten(draw_images(2)), grid).square().sum().backward()
     gradients = {
@@ -224,7 +222,7 @@ def test_no_gradient_reaches_the_centres_of_hard_heads():
     assert all(gradients.values())
 
 
-def test_dtype_and_mode_are_those_of_the_convolution():
+def test_dtype_and_training_mode_are_those_of_the_convolution():
     convolution = draw_convolution(1, 3, dtype=torch.bfloat16)
     layer = attention_from_convolution(convolution)
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.bfloat16}
@@ -244,12 +242,12 @@ def test_dtype_and_mode_are_those_of_the_convolution():
         ({"dim_head": 4}, "dim_head must be a whole number up to 3, got 4"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str):
+def test_options_out_of_range_are_an_error(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         attention_from_convolution(draw_convolution(2, 3), **options)
 
 
-def test_a_precision_that_no_float_can_hold_is_refused(unchecked_annotations):
+def test_a_precision_too_large_for_a_float_is_an_error(unchecked_annotations):
     with pytest.raises(ValueError, match="precision"):
         attention_from_convolution(nn.Conv1d(2, 2, 3, padding=1), precision=10**400)
 
@@ -270,7 +268,7 @@ def draw(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def test_it_is_attention_on_the_larger_grid_of_which_the_inner_cells_are_kept():
+def test_bordered_attention_equals_attention_on_the_larger_grid():
     layer, images = build(dim_head=5), draw(2, 4, 5, 7)
     grid, larger = Grid((5, 7), origin=3.0), Grid((9, 9))
     found = BorderedAttention(layer, (1, 1), (2, 1))(grid.flatten(images), grid)
@@ -280,13 +278,13 @@ def test_it_is_attention_on_the_larger_grid_of_which_the_inner_cells_are_kept():
     assert torch.allclose(grid.unflatten(found), inner, atol=1e-13)
 
 
-def test_without_a_border_it_is_the_layer():
+def test_bordered_attention_without_border_equals_the_layer():
     layer, tokens = build(context_dim=6), draw(2, 35, 6)
     found = BorderedAttention(layer, (1, 1), (0, 0))(tokens, Grid((5, 7)))
     assert torch.allclose(found, layer(tokens, Grid((5, 7))), atol=1e-14)
 
 
-def test_its_state_is_that_of_the_layer_and_its_border_is_printed():
+def test_bordered_attention_adds_no_state_and_prints_its_border():
     module = BorderedAttention(build(), (1, 1), (2, 1))
     assert set(module.state_dict()) == {f"attention.{name}" for name in build().state_dict()}
     assert "stride=(1, 1), border=(2, 1)" in repr(module)
@@ -330,7 +328,7 @@ def test_wrong_arguments_of_bordered_attention_are_an_error(
         (torch.ones(2, 35, 4).double(), None, "grid must be a grid of 2 axes with edges.*got None"),
     ],
 )
-def test_other_tokens_and_grids_are_refused(
+def test_wrong_tokens_and_grids_are_an_error(
     tokens: torch.Tensor, grid: Grid, message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
@@ -350,7 +348,7 @@ def quadratic(centers: list[list[float]], precision: float) -> RelativeKernel:
     return module
 
 
-def test_every_query_that_sees_the_place_gives_it_at_least_that_share():
+def test_queries_give_the_offset_at_least_the_stated_share():
     relative, grid = quadratic([[1.2, -2.1], [0.0, 0.4]], 3.0), Grid((7, 9))
     found = head_offsets(build_by_position(relative), grid)
     assert [one.offset for one in found] == [(1, -2), (0, 0)]
@@ -382,7 +380,7 @@ def test_offsets_are_counted_in_cells_of_the_grid():
     assert [head.offset for head in heads] == [(1, -2), (0, 1)]
 
 
-def test_it_reads_any_relative_kernel_of_the_offset_alone():
+def test_head_offsets_of_other_relative_kernels():
     table = RelativeKernel("table", num_axes=2, heads=2, max_offset=3)
     with torch.no_grad():
         table.tables.zero_()
@@ -426,7 +424,7 @@ def test_it_reads_any_relative_kernel_of_the_offset_alone():
         ),
     ],
 )
-def test_layers_without_an_offset_for_each_head_are_refused(
+def test_a_layer_without_an_offset_for_each_head_is_an_error(
     layer: Attention, grid: Grid, message: str
 ):
     with pytest.raises(ValueError, match=message):
@@ -443,7 +441,7 @@ def test_layers_without_an_offset_for_each_head_are_refused(
     ],
     ids=str,
 )
-def test_a_convolution_comes_back_from_the_attention_it_was_made(
+def test_a_convolution_survives_a_round_trip(
     num_axes: int, options: dict[str, Any], dtype: torch.dtype
 ):
     convolution = draw_convolution(num_axes, dtype=dtype, **options)
@@ -462,7 +460,7 @@ def test_a_convolution_comes_back_from_the_attention_it_was_made(
     assert (back.training, back.weight.dtype) == (False, dtype)
 
 
-def test_a_convolution_of_low_rank_comes_back_to_rounding():
+def test_a_low_rank_convolution_survives_a_round_trip():
     convolution = draw_convolution(2, 3, (6, 8))
     with torch.no_grad():
         convolution.weight[2:] = 0
@@ -474,7 +472,7 @@ def test_a_convolution_of_low_rank_comes_back_to_rounding():
 
 @torch.no_grad()
 @pytest.mark.parametrize("values", ["projected", "tokens"])
-def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values: str):
+def test_heads_with_equal_offsets_are_added(values: str):
     # Heads 0 and 2 look at the same place, no centre lies on a cell, and all values have a bias.
     torch.manual_seed(0)
     centers = [[0.2, 2.1], [-1.9, 0.0], [0.1, 1.9], [2.0, -2.2]]
@@ -505,7 +503,7 @@ def test_attention_is_the_convolution_it_gives_and_its_heads_are_added_up(values
     assert largest_difference(plain, convolution(images)) > 0.1
 
 
-def test_attention_that_is_soft_comes_back_where_that_is_asked_for():
+def test_soft_heads_are_converted_with_a_smaller_least_share():
     convolution = draw_convolution(1, 3)
     precision = precision_for_tolerance(0.2, 1)
     layer = attention_from_convolution(convolution, precision=precision)
@@ -517,13 +515,13 @@ def test_attention_that_is_soft_comes_back_where_that_is_asked_for():
     assert torch.equal(back.weight, convolution.weight)
 
 
-def test_a_single_head_on_its_own_cell_is_a_window_of_one():
+def test_a_head_on_its_own_cell_becomes_a_window_of_one_cell():
     layer = build_by_position(quadratic([[0.0, 0.0]], 30.0), heads=1)
     back = convolution_from_attention(layer, Grid((5, 6)))
     assert (back.kernel_size, back.dilation, back.padding) == ((1, 1), (1, 1), (0, 0))
 
 
-def test_a_convolution_comes_back_on_a_grid_of_another_spacing():
+def test_a_round_trip_on_a_grid_of_another_spacing():
     convolution = draw_convolution(2, 3)
     layer = attention_from_convolution(convolution)
     back = convolution_from_attention(layer, Grid((5, 6), (0.3, 2.0)))
@@ -576,7 +574,7 @@ def test_a_convolution_comes_back_on_a_grid_of_another_spacing():
         ),
     ],
 )
-def test_what_is_no_convolution_is_refused_with_the_head_and_how_hard_it_is(
+def test_attention_that_is_no_convolution_is_an_error(
     layer: Attention, options: dict[str, Any], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):

@@ -58,21 +58,21 @@ class Doubled(nn.Conv2d):
     ],
     ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
 )
-def test_other_modules_are_refused(module: nn.Module, message: str):
+def test_unsupported_modules_are_an_error(module: nn.Module, message: str):
     with pytest.raises(ValueError, match=message):
         check_convolution(module)
 
 
-def test_a_rank_is_that_of_all_channels():
+def test_the_rank_of_a_grouped_convolution_is_an_error():
     with pytest.raises(ValueError, match=r"groups must be 1.*got 2"):
         low_rank_convolution(nn.Conv2d(4, 4, 3, padding=1, groups=2), 1)
 
 
-def test_the_window_reaches_as_far_as_sides_and_dilation_say():
+def test_window_reach_depends_on_kernel_size_and_dilation():
     assert window_reach(draw_convolution(3, (1, 3, 7), dilation=(5, 2, 1))) == (0, 2, 3)
 
 
-def test_the_matrices_are_those_of_the_offsets_in_row_major_order():
+def test_offset_matrices_are_in_row_major_order():
     convolution = draw_convolution(2, (3, 5))
     matrices = offset_matrices(convolution)
     assert matrices.shape == (15, 4, 3)
@@ -90,7 +90,7 @@ def test_the_factors_multiply_to_the_matrices():
         assert torch.equal(outputs @ values, products)
 
 
-def test_a_matrix_of_low_rank_is_parted_into_factors_of_equal_size():
+def test_factors_of_a_low_rank_matrix_have_equal_norms():
     generator = torch.Generator().manual_seed(0)
     left, right = (
         torch.randn(*shape, dtype=torch.float64, generator=generator)
@@ -107,7 +107,7 @@ def test_a_matrix_of_low_rank_is_parted_into_factors_of_equal_size():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("rank", [1, 3, 5])
-def test_the_nearest_convolution_fits_heads_of_its_rank_and_its_error_is_that_of_white_inputs(
+def test_nearest_convolution_fits_heads_of_its_rank_and_has_the_predicted_error(
     rank: int, dtype: torch.dtype
 ):
     convolution = draw_convolution(2, 3, (5, 7), dtype=dtype, bias=False)
@@ -124,7 +124,7 @@ def test_the_nearest_convolution_fits_heads_of_its_rank_and_its_error_is_that_of
     assert float((found - truth).norm() / truth.norm()) == pytest.approx(error, rel=0.05, abs=1e-6)
 
 
-def test_no_rank_one_matrices_found_by_descent_are_nearer():
+def test_gradient_descent_finds_no_nearer_rank_one_convolution():
     convolution = draw_convolution(1, 3, (4, 5))
     _, error = low_rank_convolution(convolution, 1)
     matrices = offset_matrices(convolution)
@@ -141,7 +141,7 @@ def test_no_rank_one_matrices_found_by_descent_are_nearer():
     assert distance.item() == pytest.approx(error, abs=1e-3)
 
 
-def test_the_convolution_given_stays_as_it_is_and_a_full_rank_changes_nothing():
+def test_low_rank_convolution_keeps_its_argument_and_full_ranks():
     convolution, images = draw_convolution(2, 3), draw_images(2)
     before = convolution.weight.detach().clone()
     nearest, error = low_rank_convolution(convolution, 3)
@@ -152,22 +152,20 @@ def test_the_convolution_given_stays_as_it_is_and_a_full_rank_changes_nothing():
         assert largest_difference(nearest(images), convolution(images)) < 1e-14
 
 
-def test_weights_of_0_have_no_error():
+def test_zero_weights_have_no_error():
     convolution = draw_convolution(1, 3)
     torch.nn.init.zeros_(convolution.weight)
     assert low_rank_convolution(convolution, 1)[1] == 0.0
     assert attention_from_convolution(convolution, dim_head=1).attention.dim_head == 1
 
 
-def test_a_rank_below_one_is_refused():
+def test_a_rank_below_one_is_an_error():
     with pytest.raises(ValueError, match=r"rank must be at least 1.*got 0"):
         low_rank_convolution(draw_convolution(1, 3), 0)
 
 
 @given(precision=st.floats(0.05, 20), num_axes=st.integers(1, 3))
-def test_the_bound_holds_on_a_large_grid_and_is_sharp_for_large_precisions(
-    precision: float, num_axes: int
-):
+def test_bound_of_the_off_center_weight_holds_and_is_tight(precision: float, num_axes: int):
     cells = torch.arange(-400, 401, dtype=torch.float64)
     exact = 1 - float(torch.exp(-precision * cells.square()).sum()) ** -num_axes
     bound = off_center_weight(precision, num_axes)
@@ -176,22 +174,20 @@ def test_the_bound_holds_on_a_large_grid_and_is_sharp_for_large_precisions(
         assert bound - exact <= 4 * num_axes * math.exp(-2 * precision) + 1e-15
 
 
-def test_hard_heads_have_no_stray_weight():
+def test_hard_heads_have_no_off_center_weight():
     assert off_center_weight(math.inf, 2) == 0.0
     for dtype in (torch.float32, torch.float64):
         assert torch.exp(torch.tensor(-HARD_PRECISION, dtype=dtype)) == 0
 
 
 @given(tolerance=st.floats(1e-100, 1.0), num_axes=st.integers(1, 3))
-def test_the_precision_for_a_tolerance_keeps_it_and_a_smaller_one_does_not(
-    tolerance: float, num_axes: int
-):
+def test_precision_for_tolerance_is_the_smallest_that_suffices(tolerance: float, num_axes: int):
     precision = precision_for_tolerance(tolerance, num_axes)
     assert 2 * off_center_weight(precision, num_axes) == pytest.approx(tolerance, rel=1e-12)
     assert 2 * off_center_weight(0.999 * precision, num_axes) > tolerance
 
 
-def test_an_input_of_opposite_signs_comes_near_the_bound():
+def test_inputs_of_opposite_signs_approach_the_error_bound():
     # One head, whose own cell is 1 and all other cells −1, so that stray weight counts twice.
     convolution = draw_convolution(1, 1, (1, 1), bias=False)
     grid, precision = Grid(41), 8.0
@@ -204,7 +200,7 @@ def test_an_input_of_opposite_signs_comes_near_the_bound():
     assert 0.998 * bound < error <= bound
 
 
-def test_the_rounding_floor_is_that_of_the_dtype():
+def test_rounding_term_of_the_bound_depends_on_the_dtype():
     for dtype in (torch.float32, torch.float64):
         convolution = draw_convolution(2, 3, dtype=dtype)
         floor = conversion_error_bound(convolution, precision=math.inf, largest_input=1.0)
@@ -213,18 +209,18 @@ def test_the_rounding_floor_is_that_of_the_dtype():
 
 
 @pytest.mark.parametrize("largest_input", [-1.0, math.inf, math.nan])
-def test_a_largest_input_that_is_none_is_refused(largest_input: float):
+def test_a_wrong_largest_input_is_an_error(largest_input: float):
     with pytest.raises(ValueError, match="largest_input must be"):
         conversion_error_bound(draw_convolution(1, 3), precision=1.0, largest_input=largest_input)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.1, math.nan])
-def test_a_tolerance_that_no_precision_or_any_keeps_is_refused(tolerance: float):
+def test_a_tolerance_out_of_range_is_an_error(tolerance: float):
     with pytest.raises(ValueError, match="tolerance must be"):
         precision_for_tolerance(tolerance, 1)
 
 
-def test_a_precision_that_is_not_positive_is_refused(unchecked_annotations: None):
+def test_a_precision_that_is_not_positive_is_an_error(unchecked_annotations: None):
     with pytest.raises(ValueError, match=r"precision must be a positive number.*got -1.0"):
         off_center_weight(-1.0, 1)
     with pytest.raises(ValueError, match=r"^precision must be a positive number"):
@@ -239,7 +235,7 @@ def test_a_wrong_number_of_axes_is_an_error(num_axes, unchecked_annotations: Non
 
 
 @pytest.mark.parametrize("number", ["a", math.nan, -1.0])
-def test_a_number_that_is_none_is_refused(number, unchecked_annotations: None):
+def test_a_wrong_number_is_an_error(number, unchecked_annotations: None):
     for argument in ("precision", "largest_input"):
         given = {"precision": 1.0, "largest_input": 1.0, argument: number}
         with pytest.raises(ValueError, match=f"{argument} must be"):

@@ -44,9 +44,7 @@ def difference(layer: BorderedAttention, convolution: nn.Module, images: Tensor)
     return grid.unflatten(layer(grid.flatten(images), grid)) - convolution(images)
 
 
-def test_the_code_runs_from_top_to_bottom_and_prints_what_it_says(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_the_code_of_the_page_runs_and_prints_the_stated_values(capsys: pytest.CaptureFixture[str]):
     torch.manual_seed(0)
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
@@ -61,7 +59,7 @@ def test_the_code_runs_from_top_to_bottom_and_prints_what_it_says(
 
 
 @pytest.mark.parametrize("row", ROUNDING_ROWS, ids=lambda row: row[0])
-def test_hard_heads_differ_by_at_most_the_rounding_bound_stated(row: list[str]):
+def test_table_of_rounding_bounds_of_hard_heads(row: list[str]):
     for dtype, stated in zip((torch.float32, torch.float64), row[1:], strict=True):
         convolution, images = draw(int(row[0][0]), 16, dtype=dtype)
         weight = convolution.get_parameter("weight").detach()
@@ -78,7 +76,7 @@ def test_hard_heads_differ_by_at_most_the_rounding_bound_stated(row: list[str]):
 
 
 @pytest.mark.parametrize("row", PRECISION_ROWS, ids=lambda row: row[0])
-def test_bounds_and_differences_are_those_stated(row: list[str]):
+def test_table_of_bounds_and_differences_of_soft_heads(row: list[str]):
     convolution, images = draw(3, 16)
     alpha = float(row[0])
     assert 2 * off_center_weight(alpha, 2) == pytest.approx(float(row[1]), rel=0.05)
@@ -92,7 +90,7 @@ def test_bounds_and_differences_are_those_stated(row: list[str]):
 
 
 @pytest.mark.parametrize("row", RANK_ROWS, ids=" ".join)
-def test_heads_of_the_sizes_stated_have_the_errors_stated(row: list[str]):
+def test_table_of_head_sizes_and_errors(row: list[str]):
     num_in, num_out, kept, dim_head = map(int, row[:4])
     convolution, images = draw(3, 64, (num_in, num_out), bias=False)
     with torch.no_grad():
@@ -109,7 +107,7 @@ def test_heads_of_the_sizes_stated_have_the_errors_stated(row: list[str]):
     )
 
 
-def test_every_table_was_read_and_the_rule_for_the_precision_holds():
+def test_all_tables_are_found_and_the_rule_for_the_precision_holds():
     assert (len(ROUNDING_ROWS), len(PRECISION_ROWS), len(RANK_ROWS)) == (4, 5, 5)
     for num_axes in (1, 2, 3):
         alpha = math.log(4 * num_axes / 1e-6)

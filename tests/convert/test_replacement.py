@@ -152,16 +152,16 @@ def test_distillation_without_learned_kernels_is_an_error():
     model = encoder()
     replace_attention(model, relative=None)
     with pytest.raises(
-        ValueError, match=r"kernels that learn.*got 2 AttentionHeads without parameters"
+        ValueError, match=r"kernels that have parameters.*got 2 AttentionHeads without parameters"
     ):
         distill_attention(model, [tokens()])
 
 
 @pytest.mark.parametrize("batch", [1, None, torch.zeros(2), {"other": torch.zeros(2)}])
-def test_distillation_on_inputs_that_the_model_does_not_take_is_an_error(batch: object):
+def test_distillation_on_inputs_that_the_model_rejects_is_an_error(batch: object):
     model = encoder()
     replace_attention(model, kernel="hedgehog", relative=None)
-    with pytest.raises(ValueError, match=r"^batches must be inputs that the model takes"):
+    with pytest.raises(ValueError, match=r"^batches must be inputs that the model accepts"):
         distill_attention(model, [batch])
 
 

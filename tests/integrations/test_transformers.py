@@ -332,7 +332,7 @@ def test_static_cache_generates_the_same_words(name: str):
 
 
 @pytest.mark.parametrize("cache_implementation", ["static", "dynamic"])
-def test_a_sliding_window_is_refused(cache_implementation: str):
+def test_a_sliding_window_is_an_error(cache_implementation: str):
     torch.manual_seed(0)
     sizes: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "sliding_window": 4}
     model: Any = MistralForCausalLM(MistralConfig(vocab_size=50, pad_token_id=0, **sizes))

@@ -24,16 +24,14 @@ def make(name: str, **options: Any) -> Any:
     return timm.create_model(name, img_size=64, depth=2, **options).eval()
 
 
-def test_timm_lists_our_models_once_however_often_they_are_registered(
-    recwarn: pytest.WarningsRecorder,
-):
+def test_models_are_registered_once(recwarn: pytest.WarningsRecorder):
     register()
     assert len(timm.list_models("teka_*")) == 6
     assert not recwarn.list
 
 
 @pytest.mark.parametrize("name", ["teka_tiny_patch16_224", "teka_tiny_polyphase16_224"])
-def test_a_model_of_ours_does_what_timm_asks_of_models(name: str):
+def test_models_have_the_interface_of_timm(name: str):
     model = make(name, num_classes=7)
     assert model(IMAGES).shape == (2, 7)
     assert torch.equal(model.forward_head(model.forward_features(IMAGES)), model(IMAGES))
@@ -47,11 +45,11 @@ def test_a_model_of_ours_does_what_timm_asks_of_models(name: str):
         model.reset_classifier(5, "token")
     assert resolve_model_data_config(model)["mean"] == (0.485, 0.456, 0.406)
     features = make(name, features_only=True, in_chans=1, out_indices=(0, 1))
-    assert [one.shape for one in features(IMAGES[:, :1])] == [(2, 192, 4, 4)] * 2
+    assert [output.shape for output in features(IMAGES[:, :1])] == [(2, 192, 4, 4)] * 2
     assert features.feature_info.channels() == [192, 192]
 
 
-def test_polyphase_is_exact_under_every_whole_shift():
+def test_polyphase_model_is_invariant_to_circular_shifts():
     model = make("teka_tiny_polyphase16_224").double()
     images = IMAGES.double()
     change = model(images.roll((3, 5), (2, 3))) - model(images)
@@ -59,7 +57,7 @@ def test_polyphase_is_exact_under_every_whole_shift():
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
-def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
+def test_replacement_with_softmax_keeps_the_outputs_of_a_timm_model(name: str):
     model = make(name).double()
     before, images = copy.deepcopy(model), IMAGES.double()
     report = replace_attention(model, kernel="softmax", relative=None)
@@ -70,17 +68,17 @@ def test_with_the_softmax_a_model_of_timm_stays_as_it_was(name: str):
     heads = learns.blocks[0].attn.heads
     assert (heads.grid, heads.num_prefix_tokens) == (Grid((4, 4)), model.num_prefix_tokens)
     learns(images).sum().backward()
-    assert all(one.grad is not None for one in learns.parameters())
+    assert all(parameter.grad is not None for parameter in learns.parameters())
 
 
-def test_attention_that_rotates_by_itself_is_left_alone():
+def test_attention_with_its_own_rotary_embedding_is_an_error():
     with pytest.raises(
         ValueError, match=r"model must be a model with attention of torch.*got 'Eva'"
     ):
         replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
 
 
-def test_the_example_in_its_docstring_gives_what_it_says():
+def test_docstring_example():
     result = doctest.testmod(integration)
     assert result.attempted
     assert not result.failed

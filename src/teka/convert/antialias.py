@@ -1,4 +1,4 @@
-"""Fixes of padding, sampling and positions that make a model less sensitive to shifts."""
+"""Changes of padding, sampling and position embeddings that reduce a model's reaction to shifts."""
 
 import copy
 import threading
@@ -21,13 +21,13 @@ from teka.nn.sampling.polyphase import PolyphaseDownsample
 
 Images = Float[Tensor, "batch channels height width"]
 Outputs = Float[Tensor, "batch out_channels out_height out_width"]
-# The model's offsets, the sides and the stride of a sampled grid.
+# Key of a grid: the `SharedOffsets` of its model, its sides and the stride.
 SampledGrid: TypeAlias = tuple["SharedOffsets | int", ...]
 
 
 @dataclass(frozen=True)
 class FixReport:
-    """List of the layers that `fix` changed and of the layers that it could not change.
+    """Layers of a model that `teka.convert.fix` changed, and layers that it could not change.
 
     >>> from teka.convert import FixReport
     >>> reason = "its stride does not divide its map"
@@ -36,8 +36,8 @@ class FixReport:
     blur: not conv2: its stride does not divide its map
 
     Attributes:
-        fixed: Names of the changed layers, by fix.
-        left: Names of the layers that could not be changed, with the reason, by fix.
+        fixed: For each fix, the names of the changed layers.
+        left: For each fix, the names of the layers that it could not change, with the reasons.
     """
 
     fixed: dict[str, tuple[str, ...]]
@@ -45,7 +45,7 @@ class FixReport:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters and buffers whose values changed."""
+        """Names of the parameters and buffers whose values changed: position embeddings."""
         return self.fixed.get("positions", ())
 
     def __str__(self) -> str:
@@ -138,7 +138,10 @@ def fix(
 
 @torch.no_grad()
 def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
-    """Replace each position vector by the mean vector. Class and register tokens keep theirs."""
+    """Replace each vector of a position embedding by the mean over all positions.
+
+    The vectors of class and register tokens do not change.
+    """
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
     if placement is None:
@@ -151,6 +154,7 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
 
 
 def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
+    """Apply fixes of padding and sampling to a layer in place."""
     # The class is changed in place, as in torch's parametrizations, so that layers that are used
     # twice and hooks stay.
     changed: Any = module
@@ -158,18 +162,19 @@ def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") 
         changed.padding_mode = "circular"
     elif type(module) in SAMPLED_CLASSES:
         changed.__class__ = SAMPLED_CLASSES[type(module)]
-        changed.prepare(fixes, offsets)
+        changed.add_sampling(fixes, offsets)
     else:
         changed.__class__ = nn.CircularPad2d
 
 
 class SharedOffsets:
-    """Sampling offsets that the layers of a model share within a forward pass, one per grid.
+    """Offsets at which layers with a stride start sampling, shared by all layers of a model.
 
     All branches of a residual block must start sampling at the same offset. Otherwise their sum
-    does not move with the content (Chaman & Dokmanić 2021). Therefore the first layer that samples
-    a grid chooses the offset, and the other layers use it. If a layer is called again, for example
-    because a model processes several images one after another, it chooses a new offset.
+    does not move with the content (Chaman & Dokmanić 2021). Therefore, in each forward pass, the
+    first layer that samples a grid of some size chooses the offset, and the other layers use it. If
+    a layer is called again, for example because a model processes several images one after another,
+    it chooses a new offset.
 
     Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with the offsets
     of their forward pass.
@@ -181,7 +186,13 @@ class SharedOffsets:
             del _thread.choices[grid]
 
     def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:
-        """Return every s-th cell, at the offset that this or another layer chose for the grid."""
+        """Return every s-th cell, starting at the offset of the grid.
+
+        Args:
+            layer: Layer that samples.
+            cells: Output of the layer at every cell.
+            sampling: Downsampling, which chooses the offset if no other layer has chosen it.
+        """
         # The batch size is not part of the grid, because a symbolic size cannot be hashed.
         grid = (self, *cells.shape[2:], *sampling.stride)
         offset, layers = _thread.choices.get(grid, (None, ()))
@@ -193,7 +204,7 @@ class SharedOffsets:
 
 
 class _Thread(threading.local):
-    """Offsets that were chosen in the forward passes of a thread, and the layers that used them."""
+    """Chosen offsets of the current thread, and the layers that have used them, for each grid."""
 
     def __init__(self) -> None:
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
@@ -206,13 +217,18 @@ restore_in_recomputation(_thread)
 
 
 class _SampledLayer(nn.Module):
-    """Convolution or pooling that computes every cell and then keeps every s-th cell."""
+    """Base class of convolutions and pooling that compute every cell and keep every s-th cell."""
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
-    def prepare(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Replace the stride and the padding of the layer by a sampling step and its margins."""
+    def add_sampling(self, fixes: Set[str], offsets: SharedOffsets) -> None:
+        """Replace the stride and the padding of this layer by explicit margins and a sampling step.
+
+        Args:
+            fixes: Names of the fixes to apply.
+            offsets: Sampling offsets of the model.
+        """
         layer: Any = self
         stride = pair(layer.stride)
         top, left = (0, 0) if layer.padding == "valid" else pair(layer.padding)

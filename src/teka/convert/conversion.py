@@ -1,4 +1,4 @@
-"""Conversion of convolutions to attention layers and back (Cordonnier et al. 2020)."""
+"""Conversion between convolutions and attention layers (Cordonnier et al. 2020)."""
 
 import math
 from collections.abc import Sequence

@@ -137,9 +137,10 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def off_center_weight(precision: float, num_axes: int) -> float:
-    """Return an upper bound of the attention that a head pays to cells other than its center.
+    """Return an upper bound of the attention weight that a head gives to cells off its center.
 
-    On an infinite grid of n axes, a head of precision α gives its center the weight
+    The attention weight of the head is a Gaussian function of the offset. On an infinite grid of n
+    axes, a head of precision α gives its center the weight
 
         (Σ_m e^(−α m²))^(−n) ≥ (Σ_m e^(−α |m|))^(−n) = tanh(α/2)^n,
 

@@ -1,4 +1,4 @@
-"""Training of attention kernels to imitate softmax attention (Hedgehog)."""
+"""Distillation of softmax attention into learned attention kernels (Hedgehog)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -19,18 +19,20 @@ MIN_WEIGHT = 1e-6  # smallest attention weight in the logarithm of the loss
 def distill_attention(
     model: nn.Module, batches: Iterable[Any], *, learning_rate: float = 0.01
 ) -> list[float]:
-    """Train the kernels of a model to imitate softmax attention with the same queries and keys.
+    """Train the attention kernels of a model to imitate softmax attention.
 
-    The loss is the cross-entropy between the softmax weights p and the weights w of the kernels,
+    Kernels and softmax get the same queries and keys. The loss is the cross-entropy between the
+    softmax weights p and the weights w of the kernels,
 
         loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),
 
-    averaged over queries, heads and layers. Adam trains only the parameters of `AttentionHeads`.
-    Each layer passes the output of the softmax to the next layer, so that the model is its own
-    teacher. If queries and keys are trained already, a tenth of an epoch is often enough. Then
-    train the whole model as usual.
+    averaged over queries, heads and layers. Adam trains only the parameters of
+    `teka.nn.AttentionHeads`. Each layer passes the output of the softmax to the next layer, so that
+    the model is its own teacher. If queries and keys are already trained, a tenth of an epoch is
+    often enough. Then train the whole model as usual.
 
-    The cost is O(L²), because the loss needs the weights of all pairs. Masks of keys are supported.
+    The cost is O(L²) for L tokens, because the loss needs the weights of all pairs. Key masks are
+    supported.
 
     >>> import torch, teka
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -41,10 +43,10 @@ def distill_attention(
     3
 
     Args:
-        model: Model after `replace_attention`, with a kernel that has parameters, such as
-            "hedgehog".
-        batches: Inputs of the model: tensors, sequences of its arguments, or mappings of their
-            names.
+        model: Model after `teka.convert.replace_attention`, with a kernel that has parameters, such
+            as "hedgehog".
+        batches: Inputs for calls of the model. Each input is a tensor, a sequence of positional
+            arguments, or a mapping of keyword arguments.
         learning_rate: Step size of Adam.
 
     Returns:
@@ -65,7 +67,8 @@ def distill_attention(
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     if not parameters:
         description = f"{len(layers)} AttentionHeads without parameters"
-        raise wrong_argument("model", description, "a model with kernels that learn: 'hedgehog'")
+        expected = "a model with kernels that have parameters, such as 'hedgehog'"
+        raise wrong_argument("model", description, expected)
     if not is_positive(learning_rate):
         raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
@@ -87,8 +90,9 @@ def distill_attention(
                     else:
                         model(batch)
                 except Exception as error:  # its kind depends on the model
-                    expected = "inputs that the model takes"
-                    raise wrong_argument("batches", first_line(error), expected) from error
+                    expected = "inputs that the model accepts"
+                    description = f"an input for which it fails ({first_line(error)})"
+                    raise wrong_argument("batches", description, expected) from error
                 loss = torch.stack(losses).mean()
                 optimizer.zero_grad()
                 loss.backward(inputs=parameters)
@@ -111,11 +115,11 @@ def _imitate_softmax(
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Append the loss of a layer to `losses`, and return the output of softmax attention."""
+    """Forward hook that appends the loss of a layer and returns the output of softmax attention."""
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]
     key_mask = others[1] if len(others) > 1 else keywords.get("key_mask")
-    # The output for one-hot values are the attention weights.
+    # With one-hot vectors as values, the outputs are the attention weights.
     one_hot = torch.eye(key.shape[2], dtype=query.dtype, device=query.device)
     one_hot = one_hot.expand(*key.shape[:3], -1)
     softmax_weights = attention(

@@ -1,7 +1,7 @@
-"""Models of teka in timm, such as `timm.create_model("teka_tiny_patch16_224")`.
+"""Models of teka for timm, such as `timm.create_model("teka_tiny_patch16_224")`.
 
-Call `register()` first. The models are `teka.models.Performer` with rotary positions. Their cost is
-linear in the number of tokens. They have no trained weights.
+Call `register()` first. The models are vision transformers with linear attention and rotary
+positions, without trained weights.
 """
 
 from collections.abc import Sequence
@@ -103,13 +103,13 @@ class TimmPerformer(Performer):
     def forward_features(
         self, x: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the normalized tokens after the last block."""
+        """Return the tokens after the last block and the final normalization."""
         return self.encode(x)[0]
 
     def forward_head(
         self, x: Float[Tensor, "batch tokens dim"], pre_logits: bool = False
     ) -> Float[Tensor, "batch *tokens_outputs"]:
-        """Return the logits of tokens, or pooled tokens if `pre_logits` is True."""
+        """Return the logits of tokens after the last block, or pooled tokens if `pre_logits`."""
         pooled = x.mean(dim=1) if self.global_pool else x
         return pooled if pre_logits else self.head(pooled)
 
@@ -128,7 +128,7 @@ class TimmPerformer(Performer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the tokens after the selected blocks. The arguments are those of timm's models."""
+        """Return the tokens after selected blocks, as the method of this name of timm's models."""
         blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
 
@@ -148,9 +148,10 @@ class TimmPerformer(Performer):
 
 
 def register() -> None:
-    """Register the models of teka with timm, such as "teka_tiny_patch16_224".
+    """Register the models of teka with timm, so that `timm.create_model` finds them.
 
-    The name has the size "tiny", "small" or "base", and the stem "patch16" or "polyphase16".
+    The names are "teka_SIZE_STEM_224" with the sizes "tiny", "small" and "base", and the stems
+    "patch16" and "polyphase16".
     """
     for size, (dim, depth, heads) in SIZES.items():
         for stem, stem_options in STEMS.items():
@@ -160,7 +161,9 @@ def register() -> None:
 
 
 def _register(name: str, options: dict[str, Any]) -> None:
-    def make(pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any) -> nn.Module:
+    def create_model(
+        pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any
+    ) -> nn.Module:
         return build_model_with_cfg(
             TimmPerformer,
             name,
@@ -170,6 +173,6 @@ def _register(name: str, options: dict[str, Any]) -> None:
             **{**options, **kwargs},
         )
 
-    make.__name__ = name
-    make.__module__ = __name__
-    register_model(make)
+    create_model.__name__ = name
+    create_model.__module__ = __name__
+    register_model(create_model)

@@ -1,4 +1,4 @@
-"""Attention implementations of transformers with teka's kernels."""
+"""Attention functions of teka for models of the library transformers."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -25,7 +25,8 @@ NAME = "teka"
 DEFAULT_KERNELS = ("squared_relu", "rotary")  # content kernel and relative kernel of `NAME`
 # Relative kernels that are useful without training. `replace_attention` supports all others too.
 RELATIVE_NAMES = (None, "rotary", "alibi", "decay")
-# Implementation of layers with the attribute `REPLACED_HEADS`, which `replace_attention` sets.
+# Value of `attn_implementation` in models after `replace_attention`, and name of the attribute that
+# holds the new heads of a layer.
 REPLACED = "teka:own"
 REPLACED_HEADS = "teka_heads"
 # Number of tokens before the patches, by the model type of the config. Register tokens come on top.
@@ -65,9 +66,10 @@ Kernels = tuple[str, str | None]
 
 
 def register_attention() -> None:
-    """Register teka's attention with transformers, for every valid pair of kernels.
+    """Register teka's attention as values of the argument `attn_implementation`.
 
-    The names are "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE".
+    There is one value for each valid pair of a content kernel and a relative kernel. The names are
+    "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE".
     """
     names: dict[str, Kernels] = {NAME: DEFAULT_KERNELS}
     for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
@@ -96,14 +98,16 @@ def attention_forward(
     is_causal: bool | None = None,
     **options: object,
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
-    """Compute attention for transformers' `AttentionInterface`.
+    """Compute attention with teka's kernels, as a function for transformers' `AttentionInterface`.
 
-    Relative kernels use the grid of `teka.on`. Without such a grid, the tokens are class tokens and
-    then the patches of the images of the config, or a sequence. Dropout acts on the output. With a
-    `StateCache`, each call continues from the state of the earlier tokens.
+    Relative kernels use the grid of a surrounding `teka.on`. Otherwise, the config of the model
+    says whether the tokens are a sequence, or class tokens followed by the patches of an image.
+    Dropout acts on the output. With a `StateCache`, each call continues from the state of the
+    earlier tokens.
 
     Args:
-        module: Attention layer of the model. If `replace_attention` gave it heads, these are used.
+        module: Attention layer of the model. If `teka.convert.replace_attention` has added heads
+            to the layer, these heads compute the attention.
         query: Queries.
         key: Keys. Their number of heads divides that of the queries. The keys of a static cache end
             with empty slots, which the mask does not cover.
@@ -172,9 +176,10 @@ def make_padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Make the mask of `attention_forward` for transformers' `AttentionMaskInterface`.
+    """Make the key mask of a model, as a function for transformers' `AttentionMaskInterface`.
 
-    A causal mask ends at the last query, so that it is shorter than the keys of a static cache.
+    The result is the argument `attention_mask` of `attention_forward`. A causal mask ends at the
+    last query, so that it is shorter than the keys of a static cache.
 
     Args:
         batch_size: Number of samples.
@@ -182,7 +187,7 @@ def make_padding_mask(
         kv_length: Number of keys.
         q_offset: Position of the first query.
         kv_offset: Position of the first key.
-        mask_function: Function that selects pairs of queries and keys.
+        mask_function: Function of transformers that selects pairs of queries and keys.
         attention_mask: True for tokens, False for padding, from position 0.
         device: Device of the mask.
 
@@ -241,7 +246,7 @@ def _pair(size: Any) -> tuple[int, ...] | None:
 
 
 def num_prefix_tokens(config: object) -> int:
-    """Return the number of class and register tokens before the patches, by the config."""
+    """Return the number of class and register tokens that a config places before the patches."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
     num_registers = getattr(config, "num_register_tokens", 0)
     return num_class_tokens + num_registers if num_class_tokens else 0
@@ -284,7 +289,10 @@ def make_heads(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Return the heads that all layers with these kernels share. Random features have seed 0."""
+    """Return heads without trained parameters, which all layers with the same kernels share.
+
+    Random features are drawn with seed 0.
+    """
     kernel, relative = kernels
     # Tensors that are made in inference mode could not be used for training later.
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):

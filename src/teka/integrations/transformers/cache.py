@@ -14,7 +14,7 @@ Heads = Float[Tensor, "batch heads tokens dim"]
 
 
 class StateLayer(CacheLayerMixin):
-    """Cache of one layer: a state of fixed size and the number of tokens in this state."""
+    """Cache of one layer: the state of its linear attention and the number of earlier tokens."""
 
     is_sliding = False
 
@@ -24,7 +24,7 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def lazy_initialization(self, key_states: Heads, value_states: Heads) -> None:
-        """Mark the layer as initialized. The first call of `attention_forward` makes the state."""
+        """Mark the layer as initialized. The first attention call creates the state."""
         self.is_initialized = True
 
     def update(
@@ -32,13 +32,16 @@ class StateLayer(CacheLayerMixin):
     ) -> tuple[Heads, Heads]:
         """Count the new tokens, and return their keys and values.
 
-        `attention_forward` finds this layer as an attribute of the keys.
+        This layer becomes an attribute of the returned keys, so that `attention_forward` can update
+        the state.
 
         Raises:
-            ValueError: The attention of the model has not updated the state.
+            ValueError: The attention of the model did not update the state in an earlier call.
         """
         if self.num_tokens and self.state is None:
-            expected = "'teka' or a variant with a StateCache"
+            expected = (
+                "'teka' or a variant such as 'teka:focused', because the cache is a StateCache"
+            )
             raise wrong_argument("the model's attn_implementation", "another one", expected)
         self.lazy_initialization(key_states, value_states)
         self.num_tokens += key_states.shape[2]
@@ -66,7 +69,7 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, "beams"]) -> None:
-        """Select the samples from which beam search continues."""
+        """Keep the states of the sequences from which beam search continues."""
         self.state = _select_samples(self.state, beam_idx)
 
 
@@ -96,7 +99,7 @@ class StateCache(Cache):
 
 
 def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
-    """Index the first axis of all tensors in a state, which is the batch."""
+    """Index the batch axis of all tensors in a nested state. The batch axis is the first."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):

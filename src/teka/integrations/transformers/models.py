@@ -1,4 +1,4 @@
-"""Config, image classifier and image processor for transformers' Auto classes."""
+"""Image classifiers of teka as models of the library transformers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,7 +83,7 @@ class TekaConfig(PretrainedConfig):
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> "TekaConfig":
-        """Return the config of a teka model."""
+        """Convert the config of a teka model to a config of transformers."""
         names = config.class_names or tuple(map(str, range(config.num_classes)))
         id2label = dict(enumerate(names))
         label2id = {name: label for label, name in enumerate(names)}
@@ -93,7 +93,7 @@ class TekaConfig(PretrainedConfig):
 
     @property
     def model_config(self) -> ModelConfig:
-        """Config from which teka makes the model."""
+        """Config of teka, from which `make_model` makes the model."""
         labels: dict[Any, str] = self.id2label or {}
         if sorted(labels) != list(range(len(labels))):
             raise wrong_value("id2label", labels, "a name for each class, with keys 0, 1, 2, …")
@@ -129,7 +129,11 @@ class TekaForImageClassification(PreTrainedModel):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
-        """Load a model file that `teka export` has written, or a packaged model by its name."""
+        """Load a folder that `teka export` has written, or a model that comes with teka by name.
+
+        Args:
+            path: Path of the folder, or a name such as "digits".
+        """
         classifier = cls(TekaConfig.from_model_config(read_config(path)))
         classifier.model.load_state_dict(load(path).state_dict())
         return classifier.eval()
@@ -156,7 +160,7 @@ class TekaForImageClassification(PreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialize the weights that a loaded file does not have."""
+        """Initialize weights that are missing in a loaded file."""
         if not self.is_complete:  # `__init__` has initialized all weights
             return
         state = self.model.state_dict(keep_vars=True)
@@ -168,6 +172,7 @@ class TekaForImageClassification(PreTrainedModel):
 
 
 def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the transformer blocks of a model, or an empty list if it has none."""
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
 
@@ -212,7 +217,7 @@ class TekaImageProcessor(BaseImageProcessor):
 
     @classmethod
     def from_config(cls, config: TekaConfig) -> "TekaImageProcessor":
-        """Return the image processor of a model."""
+        """Return the image processor for a model with this config."""
         return cls(config.image_size, config.in_channels, config.pictures)
 
     def preprocess(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -221,7 +226,12 @@ class TekaImageProcessor(BaseImageProcessor):
         return_tensors: str | None = "pt",
         **_: object,  # pipelines pass further arguments to every image processor
     ) -> BatchFeature:
-        """Return the `pixel_values` of one or more pictures, given as paths or Pillow images."""
+        """Read one or more pictures, and return them as `pixel_values`.
+
+        Args:
+            images: Paths of picture files, or pictures of Pillow.
+            return_tensors: Type of the result, "pt" for PyTorch tensors.
+        """
         pictures: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
         size = tuple(self.image_size)
         values = read_images(pictures, self.pictures, image_size=size, in_channels=self.in_channels)
@@ -231,7 +241,7 @@ class TekaImageProcessor(BaseImageProcessor):
 
 
 def register_models() -> None:
-    """Register "teka" with the Auto classes."""
+    """Register the model type "teka" with the Auto classes of transformers."""
     AutoConfig.register(TekaConfig.model_type, TekaConfig, exist_ok=True)
     AutoModelForImageClassification.register(TekaConfig, TekaForImageClassification, exist_ok=True)
     AutoImageProcessor.register(
