@@ -18,7 +18,7 @@ from teka.audit.images import (
     reflect,
     window_size,
 )
-from teka.audit.movement import check_lossless, check_room
+from teka.audit.movement import check_lossless, check_window_shifts
 from tests.raising import raises_for
 
 
@@ -122,7 +122,7 @@ def windows(draw):
 @given(windows())
 def test_in_the_window_content_moves_as_in_the_whole_image(case):
     sizes, window, shift = case
-    check_room(sizes, window, [shift])
+    check_window_shifts(sizes, window, [shift])
     images = ramp(*sizes)
     centre = (0,) * len(sizes)
     assert torch.equal(
@@ -139,7 +139,7 @@ def test_the_largest_shifts_reach_the_edges_of_the_image():
 def test_a_window_that_would_leave_the_image_is_refused():
     for shift, axis in [((2, 0), 0), ((-3, 0), 0), ((0, 1), 1)]:
         with raises_for((shift, axis), ValueError, match=rf"from -?\d to \d along axis {axis}"):
-            check_room((8, 13), (5, 13), [shift])
+            check_window_shifts((8, 13), (5, 13), [shift])
 
 
 def test_a_window_that_does_not_fit_is_refused():

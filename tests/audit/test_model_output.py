@@ -15,17 +15,17 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from teka.audit import AuditSettings, audit
 from teka.audit.adapters import LoadOptions, load
-from teka.audit.adapters.inputs import ImageOptions, make_inputs
+from teka.audit.adapters.inputs import ImageOptions, make_audit_inputs
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_output import (
     MULTILABEL,
     OUTPUTS,
-    Source,
+    OutputSource,
     arrange,
     encode_label_sets,
     infer_kind,
     read_detections,
-    read_queries,
+    read_detr_boxes,
     select_output,
 )
 from teka.audit.movement import Movement
@@ -85,7 +85,7 @@ def test_a_model_of_transformers_is_measured_by_what_it_is_for(output, pictures,
         subject = load(str(tmp_path / "model"), LoadOptions(input_size=32))
     assert subject.output == output
     settings = AuditSettings(shifts=[(0, 1), (2, 0)], parts=(), num_examples=0, num_resamples=40)
-    case = make_inputs(subject, ImageOptions(str(pictures)), settings)
+    case = make_audit_inputs(subject, ImageOptions(str(pictures)), settings)
     assert case.labels is None
     report = audit(case.function, case.images, settings=case.settings, **case.known)
     assert report.failures == ()
@@ -104,10 +104,10 @@ def test_a_segmentation_is_enlarged_to_the_images(tmp_path):
 def test_boxes_are_in_pixels_and_scores_leave_out_no_object():
     images = torch.zeros(1, 3, 10, 20)
     logits, boxes = torch.tensor([[[0.0, 2.0, 0.0]]]), torch.tensor([[[0.5, 0.5, 0.2, 0.4]]])
-    (box,) = read_queries(logits, boxes, Source(images, num_classes=2))[0]
+    (box,) = read_detr_boxes(logits, boxes, OutputSource(images, num_classes=2))[0]
     assert box[:4].tolist() == pytest.approx([8, 3, 12, 7])
     assert box[4:].tolist() == pytest.approx(torch.tensor([0.0, 2.0, 0.0]).softmax(0)[:2].tolist())
-    (box,) = read_queries(logits, boxes, Source(images, num_classes=3))[0]
+    (box,) = read_detr_boxes(logits, boxes, OutputSource(images, num_classes=3))[0]
     assert box[4:].tolist() == pytest.approx([0.5, torch.tensor(2.0).sigmoid().item(), 0.5])
 
 
@@ -122,7 +122,7 @@ def test_of_a_list_of_detections_there_is_one_row_for_each_and_the_rest_is_empty
         "scores": torch.zeros(0),
         "labels": torch.zeros(0, dtype=torch.int64),
     }
-    boxes = read_detections([found, none], Source(torch.zeros(2, 3, 8, 8), num_classes=2))
+    boxes = read_detections([found, none], OutputSource(torch.zeros(2, 3, 8, 8), num_classes=2))
     assert boxes.shape == (2, 300, 6)
     assert boxes[0, :2].tolist() == [
         pytest.approx([4, 5, 6, 7, 0.8, 0]),
@@ -155,7 +155,7 @@ class WithClassToken(nn.Module):
 
 
 def select(result, module=None, images=BATCH, **options):
-    values, kind = select_output(result, Source(images, module), **options)
+    values, kind = select_output(result, OutputSource(images, module), **options)
     return values, kind
 
 

@@ -96,9 +96,9 @@ def test_one_that_is_right_and_one_that_is_half_right_differ_by_half(here, capsy
 
 
 def test_the_images_are_read_once_for_all_models(here, monkeypatch):
-    read, asked = compare.load_images, []
+    read, asked = compare.load_audit_images, []
     monkeypatch.setattr(
-        compare, "load_images", lambda *options: asked.append(options) or read(*options)
+        compare, "load_audit_images", lambda *options: asked.append(options) or read(*options)
     )
     assert main(["compare", "models.py:right", "models.py:wrong", "models.py:half", *OPTIONS]) == 0
     assert len(asked) == 1

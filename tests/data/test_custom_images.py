@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from teka.audit.adapters import Preprocessing
-from teka.audit.adapters.inputs import ImageOptions, load_images
+from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
 from teka.data.custom_images import find_pictures, read_arrays, read_npz, read_picture_set
 from teka.data.dataset import RawDataset, hold_out_test
@@ -538,7 +538,7 @@ def test_training_prediction_and_audits_read_pictures_alike(tmp_path: Path, mode
     assert dataset.image_size == (WIDTH, HEIGHT)
     files = [tmp_path / "test" / name / "one.tif" for name in ("a", "b")]
     predicted = read_images(files, {}, image_size=dataset.image_size, in_channels=channels)
-    audited = load_images(ImageOptions(str(tmp_path)), Preprocessing()).images
+    audited = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing()).images
     assert torch.equal(dataset.test.images, predicted)
     assert torch.equal(dataset.test.images, audited)
     if mode in ("L", "P", "RGB", "I;16", "F"):
@@ -677,7 +677,7 @@ def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
         assert dataset.test.labels.tolist() == (test % 2).tolist()
         assert len(dataset.train) + len(dataset.validation) == len(train)
         assert class_names(str(csv_file)) == ("10", "11")
-        audited = load_images(ImageOptions(str(csv_file)), Preprocessing())
+        audited = load_audit_images(ImageOptions(str(csv_file)), Preprocessing())
         assert torch.equal(audited.images, images / 255)
         assert audited.class_names == ("10", "11")
 

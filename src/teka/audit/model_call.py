@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from teka.audit.model_output import OUTPUT_CHOICES, SelectedOutput, Source, select_output
+from teka.audit.model_output import OUTPUT_CHOICES, OutputSource, SelectedOutput, select_output
 from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
 
 _model_code_context: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -124,7 +124,7 @@ def select_measured_output(function: Model, batch: Tensor, result: object) -> Se
     Raises:
         ValueError: The result is unsupported. The message completes the sentence "the output …".
     """
-    output = select_output(result, Source(batch, module_of(function)))
+    output = select_output(result, OutputSource(batch, module_of(function)))
     if output.kind == "auto":
         output = output._replace(kind=output_kind_of(function))
     shape = output.values.shape

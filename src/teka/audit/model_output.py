@@ -48,48 +48,43 @@ class SelectedOutput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class OutputSource:
     """Model and input images that are needed to interpret an output.
 
     Args:
         images: The images that the model was called with.
         module: The model, if it is a module.
         num_classes: Number of classes, if known.
-        is_segmenter: Whether the model predicts a class for each pixel.
     """
 
     images: Images
     module: nn.Module | None = None
     num_classes: int | None = None
-    is_segmenter: bool = False
 
 
 # --- Which field of a structured output is measured
 
 
-def read_tensor(value: Any, source: Source) -> Tensor:
+def read_tensor(value: Any, source: OutputSource) -> Tensor:
     """Return a field that needs no conversion, such as pooled features, as a tensor."""
     return as_tensor(value)
 
 
-def read_logits(value: Any, source: Source) -> Tensor:
-    """Return the logits of the images, or those of their pixels from a segmenter."""
-    return read_maps(value, source) if source.is_segmenter else as_tensor(value)
-
-
-def read_maps(value: Any, source: Source) -> Float[Tensor, "batch classes *sizes"]:
+def read_maps(value: Any, source: OutputSource) -> Float[Tensor, "batch classes *sizes"]:
     """Return logits for every pixel, interpolated bilinearly to the size of the images."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
-def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch features"]:
+def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
     """Return one feature vector per image from a hidden state.
 
     For tokens (B, L, C) it is the class token if the architecture has one, else the mean over all
     tokens. For maps it is the mean over all positions. Maps are (B, C, H, W), or (B, H, W, C) if
-    only the last axis has the `hidden_size` of the model's config.
+    only the last axis has the `hidden_size` of the model's config. Of several maps, the last one is
+    used.
     """
-    state, module = as_tensor(value), source.module
+    state = as_tensor(value[-1] if isinstance(value, tuple) else value)
+    module = source.module
     if state.ndim > 3:
         width = getattr(getattr(module, "config", None), "hidden_size", None)
         is_channels_last = state.shape[-1] == width != state.shape[1]
@@ -103,12 +98,7 @@ def read_hidden_state(value: Any, source: Source) -> Float[Tensor, "batch featur
     return state[:, 0] if has_class_token else state.mean(dim=1)
 
 
-def read_feature_maps(value: Any, source: Source) -> Float[Tensor, "batch features"]:
-    """Return the last feature map of a backbone, averaged over its positions."""
-    return read_hidden_state(value[-1], source)
-
-
-def read_queries(logits: Tensor, pred_boxes: Tensor, source: Source) -> Boxes:
+def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) -> Boxes:
     """Return boxes in pixels with scores, from the outputs of a DETR-like detector.
 
     If there is one logit more than classes, it stands for "no object" (DETR, YOLOS), and scores
@@ -127,7 +117,7 @@ def read_queries(logits: Tensor, pred_boxes: Tensor, source: Source) -> Boxes:
     return torch.cat([corners * corners.new_tensor([width, height] * 2), scores], dim=-1)
 
 
-def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) -> Boxes:
+def read_detections(detections: Sequence[Mapping[str, Tensor]], source: OutputSource) -> Boxes:
     """Return boxes with scores, from the outputs of a torchvision detector.
 
     Args:
@@ -145,13 +135,13 @@ def read_detections(detections: Sequence[Mapping[str, Tensor]], source: Source) 
     return boxes
 
 
-class Field(NamedTuple):
+class OutputField(NamedTuple):
     """Row of `FIELDS`: fields of a structured output, and how they are read.
 
     Args:
         names: Names of the fields.
         kind: Kind of their content.
-        read: Function of the fields and the `Source` that returns the tensor to measure.
+        read: Function of the fields and the `OutputSource` that returns the tensor to measure.
     """
 
     names: tuple[str, ...]
@@ -161,21 +151,21 @@ class Field(NamedTuple):
 
 # The first row whose fields are all present is used.
 FIELDS = (
-    Field(("logits", "pred_boxes"), "boxes", read_queries),
-    Field(("logits",), "auto", read_logits),
-    Field(("out",), "segmentation", read_maps),
-    Field(("image_embeds",), "features", read_tensor),
-    Field(("pooler_output",), "features", read_tensor),
-    Field(("cls_token_value",), "features", read_tensor),
-    Field(("last_hidden_state",), "features", read_hidden_state),
-    Field(("feature_maps",), "features", read_feature_maps),
+    OutputField(("logits", "pred_boxes"), "boxes", read_detr_boxes),
+    OutputField(("logits",), "auto", read_tensor),
+    OutputField(("out",), "segmentation", read_maps),
+    OutputField(("image_embeds",), "features", read_tensor),
+    OutputField(("pooler_output",), "features", read_tensor),
+    OutputField(("cls_token_value",), "features", read_tensor),
+    OutputField(("last_hidden_state",), "features", read_hidden_state),
+    OutputField(("feature_maps",), "features", read_hidden_state),
 )
 DETECTION = {"boxes", "scores", "labels"}
 FIELD_NAMES = tuple(dict.fromkeys(name for field in FIELDS for name in field.names))
 EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(FIELD_NAMES)}"
 
 
-def select_output(result: object, source: Source, name: str | None = None) -> SelectedOutput:
+def select_output(result: object, source: OutputSource, name: str | None = None) -> SelectedOutput:
     """Return the tensor (B, …) of a model's output that is measured, by the table `FIELDS`.
 
     Args:
@@ -204,7 +194,7 @@ def select_output(result: object, source: Source, name: str | None = None) -> Se
 
 
 def _select_field(
-    result: Any, fields: Mapping[str, object] | None, source: Source
+    result: Any, fields: Mapping[str, object] | None, source: OutputSource
 ) -> tuple[Tensor, str]:
     if fields is None:
         return as_tensor(result), "auto"

@@ -179,7 +179,7 @@ class Movement:
         if mode.keeps_content:
             check_lossless(sizes, blank_margins(placed, self.background), steps, argument)
         if self.crop_size is not None:
-            check_room(sizes, self.seen_size(sizes), steps, argument)
+            check_window_shifts(sizes, self.seen_size(sizes), steps, argument)
         return steps
 
     def move(self, placed: Images, shift: Sequence[int | float]) -> Moved:
@@ -273,7 +273,7 @@ def check_lossless(
             raise wrong_value(argument, shift, f"{expected}; {', '.join(losses)}")
 
 
-def check_room(
+def check_window_shifts(
     sizes: Sequence[int],
     window: Sequence[int],
     shifts: Iterable[CheckedShift],

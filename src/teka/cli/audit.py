@@ -71,7 +71,7 @@ def audit(
     results = options.results
     settings = options.make_settings([part for part in PARTS if part not in skip])
     results.check_files((model, options.images.data), badge=badge)
-    case = options.make_inputs(options.load_model(model), settings)
+    case = options.make_audit_inputs(options.load_model(model), settings)
     print(one_line(case.description, LONGEST_TEXT), flush=True)
     main_results: list[AuditReport] = []
 
@@ -82,10 +82,10 @@ def audit(
     report = audit_with_progress(case, command, results, on_result=print_result)
     details = details_text(main_results[0], report)
     write_results([report], report.to_dict(), results, details, badge=badge)
-    return 0 if fail_under is None or passes(report, metric, fail_under) else NOT_PASSED
+    return 0 if fail_under is None or reaches_threshold(report, metric, fail_under) else NOT_PASSED
 
 
-def passes(report: AuditReport, metric: str, least: float) -> bool:
+def reaches_threshold(report: AuditReport, metric: str, least: float) -> bool:
     """Return True if the report is valid and a metric is at least `least` in every mode."""
     if report.invalid:
         print(f"not passed: the results are invalid ({', '.join(report.invalid)})")

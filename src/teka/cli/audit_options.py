@@ -13,9 +13,9 @@ from teka.audit.adapters.inputs import (
     AuditImages,
     AuditInputs,
     ImageOptions,
-    load_images,
-    make_inputs,
-    usual_mode,
+    default_mode,
+    load_audit_images,
+    make_audit_inputs,
 )
 from teka.audit.model_call import set_model_code_context
 from teka.audit.movement import TRANSLATION_MODES
@@ -104,7 +104,7 @@ class AuditOptions:
         """Return the settings of an audit with these stages."""
         modes = self.shifts.mode
         if self._has_default_mode:
-            modes = usual_mode(self.images)[:1]
+            modes = default_mode(self.images)[:1]
         return dataclasses.replace(
             self.settings,
             shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
@@ -119,19 +119,19 @@ class AuditOptions:
         load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
         return load(model, load_options, loaders=LOCAL_LOADERS)
 
-    def make_inputs(
+    def make_audit_inputs(
         self,
         model: LoadedModel,
         settings: AuditSettings,
-        read: Callable[..., AuditImages] = load_images,
+        read: Callable[..., AuditImages] = load_audit_images,
         held_out: bool | None = None,
     ) -> AuditInputs:
         """Return a model with its images."""
         note = ""
         if self._has_default_mode:
-            mode, reason = usual_mode(self.images)
+            mode, reason = default_mode(self.images)
             note = f"{mode}, the default, because {reason}"
-        return make_inputs(
+        return make_audit_inputs(
             model, self.images, settings, mode_note=note, held_out=held_out, read=read
         )
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_images
+from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_audit_images
 from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
 from teka.audit.page.text import audit_text, comparison_text
 from teka.audit.report import AuditReport
@@ -36,7 +36,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     # The stages besides the shifts are only shown on the page.
     settings = options.make_settings(PARTS if results.html is not None else ())
     results.check_files((*models, options.images.data))
-    read_images = cache(load_images)  # models with the same preprocessing share their images
+    read_images = cache(load_audit_images)  # models with the same preprocessing share their images
     subjects = [options.load_model(model) for model in models]
     names = [subject.name for subject in subjects]
     for index, model in enumerate(models):
@@ -44,7 +44,9 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
             subjects[index] = replace(subjects[index], name=model)
     # No model sees images that any of the models was trained on.
     held_out = any(is_trained_on(subject, options.images) for subject in subjects)
-    cases = [options.make_inputs(subject, settings, read_images, held_out) for subject in subjects]
+    cases = [
+        options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
+    ]
     check_comparable(cases)
     print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n", flush=True)
     reports = [

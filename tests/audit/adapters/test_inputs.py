@@ -10,10 +10,10 @@ from torch import nn
 from teka.audit.adapters import LoadedModel, Preprocessing, load
 from teka.audit.adapters.inputs import (
     ImageOptions,
-    load_images,
-    make_inputs,
+    default_mode,
+    load_audit_images,
+    make_audit_inputs,
     place_for_modes,
-    usual_mode,
 )
 from teka.audit.model_call import call_model
 from teka.audit.settings import AuditSettings
@@ -44,19 +44,23 @@ def arrays(tmp_path):
 
 
 def test_a_packaged_model_gets_images_as_in_training():
-    case = make_inputs(
+    case = make_audit_inputs(
         load("mnist", loaders=LOCAL_LOADERS), ImageOptions("digits", images=7), SETTINGS
     )
     assert case.images.shape == (7, 1, 28, 28)
     assert case.known["caveats"] == ()
-    every = make_inputs(load("digits", loaders=LOCAL_LOADERS), ImageOptions("digits"), SETTINGS)
+    every = make_audit_inputs(
+        load("digits", loaders=LOCAL_LOADERS), ImageOptions("digits"), SETTINGS
+    )
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
     assert every.known["class_names"] == tuple("0123456789")
     assert "360 of 360 test images of digits, 16 × 16" in every.description
 
 
 def test_resizing_to_the_model_is_reported(arrays):
-    case = make_inputs(model_of(Preprocessing(1, 10, crop=(10, 8))), ImageOptions(arrays), SETTINGS)
+    case = make_audit_inputs(
+        model_of(Preprocessing(1, 10, crop=(10, 8))), ImageOptions(arrays), SETTINGS
+    )
     assert tuple(case.images.shape) == (12, 1, 10, 8)
     # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
     assert (
@@ -72,9 +76,9 @@ def test_resizing_to_the_model_is_reported(arrays):
 
 def test_with_shift_before_resize_the_function_resizes(arrays):
     subject = model_of(Preprocessing(1, (10, 8)))
-    case = make_inputs(subject, ImageOptions(arrays, shift_before_resize=True), SETTINGS)
+    case = make_audit_inputs(subject, ImageOptions(arrays, shift_before_resize=True), SETTINGS)
     assert tuple(case.images.shape) == (12, 1, 20, 24)
-    after = make_inputs(subject, ImageOptions(arrays), SETTINGS)
+    after = make_audit_inputs(subject, ImageOptions(arrays), SETTINGS)
     torch.testing.assert_close(case.function(case.images), after.function(after.images))
     assert "shifted and then resized" in case.known["caveats"][0].message
 
@@ -82,16 +86,16 @@ def test_with_shift_before_resize_the_function_resizes(arrays):
 def test_a_packaged_model_gets_original_images_with_shift_before_resize(tmp_path):
     write_pictures(tmp_path, ("a", "b"), colour=False)
     mnist = load("mnist", loaders=LOCAL_LOADERS)
-    case = make_inputs(
+    case = make_audit_inputs(
         mnist, ImageOptions(str(tmp_path), shift_before_resize=True, ignore_labels=True), SETTINGS
     )
     assert tuple(case.images.shape[1:]) == (1, 9, 7)
     assert call_model(case.function, case.images, str).values.shape[1:] == (10,)
     # Of digits it is the canvas that has a size.
     assert tuple(
-        make_inputs(mnist, ImageOptions("digits", shift_before_resize=True), SETTINGS).images.shape[
-            2:
-        ]
+        make_audit_inputs(
+            mnist, ImageOptions("digits", shift_before_resize=True), SETTINGS
+        ).images.shape[2:]
     ) == (28, 28)
 
 
@@ -101,9 +105,9 @@ def test_models_with_equal_placement_share_images(arrays):
         dataclasses.replace(grey, normalization=None),
         dataclasses.replace(grey, resampling="bicubic"),
     )
-    read = cache(load_images)
+    read = cache(load_audit_images)
     first, same, other = (
-        make_inputs(model_of(one), ImageOptions(arrays), SETTINGS, read=read).images
+        make_audit_inputs(model_of(one), ImageOptions(arrays), SETTINGS, read=read).images
         for one in (grey, *others)
     )
     assert same is first
@@ -111,15 +115,18 @@ def test_models_with_equal_placement_share_images(arrays):
 
 
 def test_labels_can_be_left_out(arrays):
-    assert make_inputs(model_of(Preprocessing()), ImageOptions(arrays), SETTINGS).labels is not None
     assert (
-        make_inputs(
+        make_audit_inputs(model_of(Preprocessing()), ImageOptions(arrays), SETTINGS).labels
+        is not None
+    )
+    assert (
+        make_audit_inputs(
             model_of(Preprocessing(), 9), ImageOptions(arrays, ignore_labels=True), SETTINGS
         ).labels
         is None
     )
     with pytest.raises(ValueError, match=r"classes must be 9.*got 4"):
-        make_inputs(model_of(Preprocessing(), 9), ImageOptions(arrays), SETTINGS)
+        make_audit_inputs(model_of(Preprocessing(), 9), ImageOptions(arrays), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_crop_and_canvas_must_be_the_only_mode():
 
 
 def test_a_model_of_any_size_keeps_the_images(arrays):
-    case = make_inputs(
+    case = make_audit_inputs(
         LoadedModel("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()),
         ImageOptions(arrays, ignore_labels=True),
         SETTINGS,
@@ -185,15 +192,15 @@ def test_large_pictures_are_cropped_and_small_ones_wrapped(tmp_path, sizes, expe
         (tmp_path / label).mkdir()
         for index, (mode, *size) in enumerate(sizes):
             Image.new(mode, size).save(tmp_path / label / f"{index:03}.png")
-    mode, reason = usual_mode(ImageOptions(str(tmp_path)))
+    mode, reason = default_mode(ImageOptions(str(tmp_path)))
     assert mode == expected
     assert "128 pixels along the shorter side" in reason
-    assert usual_mode(ImageOptions(tmp_path.name, str(tmp_path.parent)))[0] == expected
+    assert default_mode(ImageOptions(tmp_path.name, str(tmp_path.parent)))[0] == expected
 
 
 def test_data_sets_and_arrays_have_circular_shifts(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
-        assert usual_mode(ImageOptions(data)) == ("circular", "a data set of arrays")
+        assert default_mode(ImageOptions(data)) == ("circular", "a data set of arrays")
 
 
 def own_model(trained_on: str) -> LoadedModel:
@@ -205,18 +212,18 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
     data, other = tmp_path / "data", tmp_path / "other"
     write_pictures(data, ("ant", "bee"))
     if kind == "arrays":
-        every = load_images(ImageOptions(str(data)), Preprocessing())
+        every = load_audit_images(ImageOptions(str(data)), Preprocessing())
         assert every.labels is not None
         levels = (255 * every.images).round().byte().numpy()
         data, other = tmp_path / "data.npz", tmp_path / "other.npz"
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
-    outside = make_inputs(
+    outside = make_audit_inputs(
         model_of(Preprocessing(), 2), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert len(outside.images) == 9
     assert f"9 of 9 images of {data} (no test part declared)" in outside.description
     assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data} (no test part declared)"
-    trained = make_inputs(
+    trained = make_audit_inputs(
         own_model(str(data)), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert torch.equal(trained.images, load_data(str(data)).test.images)
@@ -226,7 +233,7 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
     )
     assert (
         len(
-            make_inputs(
+            make_audit_inputs(
                 own_model(str(other)), ImageOptions(str(data), ignore_labels=True), SETTINGS
             ).images
         )
@@ -234,13 +241,13 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
     )
     assert (
         len(
-            make_inputs(
+            make_audit_inputs(
                 own_model("mnist"), ImageOptions(str(data), ignore_labels=True), SETTINGS
             ).images
         )
         == 9
     )
-    few = make_inputs(
+    few = make_audit_inputs(
         model_of(Preprocessing(), 2),
         ImageOptions(str(data), ignore_labels=True, images=4),
         SETTINGS,
@@ -249,11 +256,11 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
 
 
 def test_images_keep_their_order_and_fewer_are_a_subset():
-    every = load_images(ImageOptions("digits"), Preprocessing())
+    every = load_audit_images(ImageOptions("digits"), Preprocessing())
     assert torch.equal(every.images, load_data("digits").test.images)
     assert (every.num_available, every.num_classes, every.image_size) == (360, 10, (16, 16))
     some, fewer = (
-        load_images(ImageOptions("digits", images=number), Preprocessing(), seed=3)
+        load_audit_images(ImageOptions("digits", images=number), Preprocessing(), seed=3)
         for number in (50, 20)
     )
     rows = [tuple(image.flatten().tolist()) for image in some.images]
@@ -263,12 +270,15 @@ def test_images_keep_their_order_and_fewer_are_a_subset():
     assert fewer.labels is not None
     assert some.labels[found].tolist() == fewer.labels.tolist()
     assert not torch.equal(
-        fewer.images, load_images(ImageOptions("digits", images=20), Preprocessing(), seed=4).images
+        fewer.images,
+        load_audit_images(ImageOptions("digits", images=20), Preprocessing(), seed=4).images,
     )
 
 
 def test_images_get_the_channels_and_size_of_the_model():
-    found = load_images(ImageOptions("digits", image_size=12, images=5), Preprocessing(3, (11, 13)))
+    found = load_audit_images(
+        ImageOptions("digits", image_size=12, images=5), Preprocessing(3, (11, 13))
+    )
     assert tuple(found.images.shape) == (5, 3, 11, 13)
     assert found.image_size == (12, 12)
 
@@ -279,7 +289,7 @@ def test_arrays_are_resized_in_whole_levels(tmp_path):
     np.savez(
         tmp_path / "data.npz", images=levels, labels=labels, test_images=levels, test_labels=labels
     )
-    found = load_images(
+    found = load_audit_images(
         ImageOptions("data.npz", data_dir=str(tmp_path), image_size=5), Preprocessing()
     )
     expected = resize_bilinear(torch.from_numpy(levels).permute(0, 3, 1, 2), 5)
@@ -293,18 +303,18 @@ def test_arrays_are_resized_in_whole_levels(tmp_path):
 
 
 def test_all_images_are_used_if_there_are_fewer_than_requested():
-    assert len(load_images(ImageOptions("digits", images=361), Preprocessing()).images) == 360
+    assert len(load_audit_images(ImageOptions("digits", images=361), Preprocessing()).images) == 360
 
 
 @pytest.mark.parametrize(("number", "seed", "said"), [(-1, 0, "images"), (5, -1, "seed")])
 def test_a_negative_number_of_images_and_a_negative_seed_are_errors(number, seed, said):
     with pytest.raises(ValueError, match=f"{said} must be"):
-        load_images(ImageOptions("digits", images=number), Preprocessing(), seed=seed)
+        load_audit_images(ImageOptions("digits", images=number), Preprocessing(), seed=seed)
 
 
 def test_missing_data_are_an_error():
     with pytest.raises(ValueError, match="Did you mean 'digits'"):
-        load_images(ImageOptions("digitz"), Preprocessing())
+        load_audit_images(ImageOptions("digitz"), Preprocessing())
 
 
 def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
@@ -323,7 +333,7 @@ def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
 def test_pictures_equal_those_of_the_data_set(tmp_path, parted, colour):
     for part in ("train", "test") if parted else (".",):
         write_pictures(tmp_path / part, ("bee", "ant"), colour=colour)
-    found = load_images(ImageOptions(str(tmp_path)), Preprocessing(), held_out=not parted)
+    found = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing(), held_out=not parted)
     expected = load_data(str(tmp_path)).test
     assert torch.equal(found.images, expected.images)
     assert found.labels is not None
@@ -338,7 +348,7 @@ def test_pictures_equal_those_of_the_data_set(tmp_path, parted, colour):
 def test_each_picture_is_resized_from_its_own_size(tmp_path):
     write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (20, 30), (16, 16)))
     transform = Preprocessing(3, 6, crop=(5, 5))
-    loaded = load_images(ImageOptions(str(tmp_path)), transform)
+    loaded = load_audit_images(ImageOptions(str(tmp_path)), transform)
     images = loaded.images
     assert tuple(images.shape[1:]) == (3, 5, 5)
     assert loaded.image_size is None
@@ -351,34 +361,36 @@ def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
     with pytest.raises(
         ValueError, match=r"one size, .*got \(9, 7\) and \(5, 6\) \(1.png\)\. Choose"
     ):
-        load_images(ImageOptions(str(tmp_path)), Preprocessing())
-    resized = load_images(ImageOptions(str(tmp_path), image_size=4), Preprocessing())
+        load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())
+    resized = load_audit_images(ImageOptions(str(tmp_path), image_size=4), Preprocessing())
     assert resized.image_size == (4, 4)
 
 
 def test_unreadable_pictures_are_reported_when_they_are_read(tmp_path, monkeypatch):
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert usual_mode(ImageOptions(str(tmp_path)))[0] == "circular"
+    assert default_mode(ImageOptions(str(tmp_path)))[0] == "circular"
     with pytest.raises(ValueError, match=r"png must be .*, got .*exceeds limit"):
-        load_images(ImageOptions(str(tmp_path)), Preprocessing())
+        load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())
 
 
 def test_pictures_without_folders_of_classes_have_no_labels(tmp_path):
     for index in range(3):
         Image.new("RGB", (200, 300), (index, 0, 0)).save(tmp_path / f"{index}.png")
-    inputs = make_inputs(model_of(Preprocessing(3, (8, 8))), ImageOptions(str(tmp_path)), SETTINGS)
+    inputs = make_audit_inputs(
+        model_of(Preprocessing(3, (8, 8))), ImageOptions(str(tmp_path)), SETTINGS
+    )
     assert (len(inputs.images), inputs.labels) == (3, None)
-    assert usual_mode(ImageOptions(str(tmp_path)))[0] == "crop"
+    assert default_mode(ImageOptions(str(tmp_path)))[0] == "crop"
 
 
 def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tmp_path):
     model = dataclasses.replace(model_of(Preprocessing(1), 10), declares_preprocessing=False)
-    caveats = make_inputs(model, ImageOptions("digits", images=3), SETTINGS).known["caveats"]
+    caveats = make_audit_inputs(model, ImageOptions("digits", images=3), SETTINGS).known["caveats"]
     assert caveats[0].name == "unknown preprocessing"
     assert "--mean 0.485 0.456 0.406 --std" in caveats[0].message
 
 
 def test_an_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="at least two sub-folders of pictures"):
-        load_images(ImageOptions(str(tmp_path)), Preprocessing())
+        load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())

@@ -5,7 +5,7 @@ from PIL import Image
 
 from teka.audit import AuditSettings
 from teka.audit.adapters import LoadedModel
-from teka.audit.adapters.inputs import ImageOptions, make_inputs
+from teka.audit.adapters.inputs import ImageOptions, make_audit_inputs
 from teka.audit.adapters.labels import match_labels
 
 LABELS = torch.tensor([2, 0, 1, 1])
@@ -155,7 +155,7 @@ def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
         level = (255 * images.mean((1, 2, 3)) - 5) / 20
         return -(level[:, None] - torch.arange(12.0)).square()
 
-    case = make_inputs(
+    case = make_audit_inputs(
         LoadedModel("perfect", "factory", perfect),
         ImageOptions(str(tmp_path)),
         AuditSettings(shifts=((0, 0),)),

@@ -9,7 +9,12 @@ from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.programs import is_script, load_exported, load_factory, load_script
+from teka.audit.adapters.programs import (
+    is_torchscript_file,
+    load_exported,
+    load_factory,
+    load_script,
+)
 from teka.audit.adapters.timm_torchvision import load_timm, load_torchvision
 from teka.audit.adapters.transformers_model import load_transformers
 from teka.audit.model_output import num_classes_of
@@ -121,7 +126,7 @@ LOADERS = (
     Loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory, True),
     Loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
     Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported),
-    Loader("a file of TorchScript", is_script, load_script),
+    Loader("a file of TorchScript", is_torchscript_file, load_script),
     Loader(TRANSFORMERS, _is_transformers, load_transformers, True),
 )
 FORMS = tuple(loader.form for loader in LOADERS)

@@ -88,7 +88,7 @@ class AuditImages:
     description: str
 
 
-def load_images(
+def load_audit_images(
     options: ImageOptions, transform: Preprocessing, seed: int = 0, held_out: bool = False
 ) -> AuditImages:
     """Load test images with the channels and size of a model, in the order of the data set.
@@ -210,15 +210,15 @@ def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
     return is_same or Path(subject.trained_on).name == options.path.resolve().name
 
 
-PHOTOGRAPH_SIDE = 128  # pixels
+MIN_PHOTOGRAPH_SIDE = 128  # pixels
 _NUM_HEADERS = 20  # pictures
 
 
-def usual_mode(options: ImageOptions) -> tuple[str, str]:
+def default_mode(options: ImageOptions) -> tuple[str, str]:
     """Return the default mode of shifting for a data set, and the reason in words.
 
     The mode is "crop", which resembles a moving camera, for a folder in which most images have at
-    least `PHOTOGRAPH_SIDE` pixels along the shorter side, and "circular" for other data.
+    least `MIN_PHOTOGRAPH_SIDE` pixels along the shorter side, and "circular" for other data.
     """
     if options.path is None or not has_pictures(options.path):
         return "circular", "a data set of arrays"
@@ -227,9 +227,9 @@ def usual_mode(options: ImageOptions) -> tuple[str, str]:
     for file in files[:: math.ceil(len(files) / _NUM_HEADERS)]:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
             sides.append(min(read_header(file)[1:]))
-    is_photograph = bool(sides) and float(np.median(sides)) >= PHOTOGRAPH_SIDE
+    is_photograph = bool(sides) and float(np.median(sides)) >= MIN_PHOTOGRAPH_SIDE
     relation = "at least" if is_photograph else "fewer than"
-    reason = f"most pictures have {relation} {PHOTOGRAPH_SIDE} pixels along the shorter side"
+    reason = f"most pictures have {relation} {MIN_PHOTOGRAPH_SIDE} pixels along the shorter side"
     return "crop" if is_photograph else "circular", reason
 
 
@@ -256,14 +256,14 @@ class AuditInputs:
     description: str
 
 
-def make_inputs(
+def make_audit_inputs(
     subject: LoadedModel,
     options: ImageOptions,
     settings: AuditSettings,
     *,
     mode_note: str = "",
     held_out: bool | None = None,
-    read: Callable[..., AuditImages] = load_images,
+    read: Callable[..., AuditImages] = load_audit_images,
 ) -> AuditInputs:
     """Load the images for the audit of a model, and describe both.
 
@@ -275,7 +275,7 @@ def make_inputs(
         held_out: Whether to use only the held-out fifth of data without a test part. Default: if
             the model was trained on the data.
         read: Function that loads the images. To share images between models, pass one
-            `functools.cache(load_images)` for all.
+            `functools.cache(load_audit_images)` for all.
     """
     is_late = options.shift_before_resize
     # Digits have the size of their canvas, so they are not resized.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from teka.audit.adapters.load_options import LoadOptions
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import output_kind_of, weights_hash
-from teka.audit.model_output import Source, num_classes_of, select_output
+from teka.audit.model_output import OutputSource, num_classes_of, read_maps, select_output
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
@@ -84,7 +84,7 @@ class LoadedModel:
         """Return the model with one of its outputs, by name or by index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
-            return select_output(output, Source(images, self.module), name).values
+            return select_output(output, OutputSource(images, self.module), name).values
 
         known = {} if name == "logits" else {"class_names": None, "num_classes": None}
         function = wrap_function(self.function, after=choose)
@@ -195,8 +195,9 @@ def wrap_module(
         # The kind of other fields than logits follows from their names when they are measured.
         if load_options.output_name is not None or (output == "auto" and not has_logits):
             return result
-        source = Source(images, module, num_outputs, is_segmenter=output == "segmentation")
-        return select_output(result, source).values
+        source = OutputSource(images, module, num_outputs)
+        values = select_output(result, source).values
+        return read_maps(values, source) if output == "segmentation" else values
 
     return LoadedModel(
         name,

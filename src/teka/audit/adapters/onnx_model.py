@@ -201,7 +201,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
         expected = "one of images, with four axes of floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
-    transform, is_declared = _read_transform(inputs[0], file, load_options)
+    transform, is_declared = _read_preprocessing(inputs[0], file, load_options)
     config = file.parent / "config.json"
     names = read_class_names(read_json(config).get("id2label")) if config.is_file() else None
     graph = _read_graph(file)
@@ -227,7 +227,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     )
 
 
-def _read_transform(
+def _read_preprocessing(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
     """Return the preprocessing of a file, and whether it is known."""

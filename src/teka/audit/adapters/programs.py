@@ -73,7 +73,7 @@ class ExportedProgram(nn.Module):
         return run_in_batches(lambda batch: {"": program(batch)}, images, self.batch_size)[""]
 
 
-def is_script(spec: str) -> bool:
+def is_torchscript_file(spec: str) -> bool:
     """Return True for a TorchScript file, which contains code as well as weights."""
     file = expand_user(spec)
     if file.suffix == ".pt2" or not file.is_file():

@@ -69,7 +69,7 @@ def read_processor(
 
     name = type(processor).__name__
     with load_safely(source, f"a model whose {name} is supported"):
-        resize, crop = (None, None) if as_loaded else _read_sizes(processor)
+        resize, crop = (None, None) if as_loaded else _read_resize_and_crop(processor)
         number = getattr(processor, "resample", None)
         resampling = "bilinear" if number is None else RESAMPLINGS[int(number)]
         normalization, blue_first = measure_normalization(own, in_channels)
@@ -77,7 +77,7 @@ def read_processor(
     return transform if as_loaded else verify_against_library(own, transform, source, name)
 
 
-def _read_sizes(processor: Any) -> tuple[Resize | None, tuple[int, int] | None]:
+def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int] | None]:
     """Return the size of the resize, and that of the crop."""
     settings = processor.to_dict()
     name = type(processor).__name__

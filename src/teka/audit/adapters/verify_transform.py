@@ -25,14 +25,14 @@ Picture = UInt8[np.ndarray, "height width channels"]
 
 
 def verify_against_library(
-    own: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
+    library_transform: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
 ) -> Preprocessing:
-    """Return the preprocessing with the `library` whose rounding matches a model's own transform.
+    """Return the preprocessing with the `library` whose rounding matches that of a model.
 
     Both are compared on noise images of many sizes.
 
     Args:
-        own: The model's transform, from uint8 arrays (H, W, C) to (C, height, width).
+        library_transform: The model's transform, from uint8 arrays (H, W, C) to (C, height, width).
         transform: Preprocessing that was read from the settings.
         model: Name of the model for error messages.
         name: Name of the model's transform for error messages.
@@ -43,7 +43,10 @@ def verify_against_library(
     generator, channels = np.random.default_rng(0), transform.in_channels or 3
     pictures = [generator.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES]
     with load_safely(model, f"pictures that {name} takes"):
-        expected = [torch.as_tensor(np.ascontiguousarray(own(picture))) for picture in pictures]
+        expected = [
+            torch.as_tensor(np.ascontiguousarray(library_transform(picture)))
+            for picture in pictures
+        ]
     smallest = torch.inf
     for library in dict.fromkeys((transform.library, *LIBRARIES)):
         candidate = replace(transform, library=library)
@@ -63,12 +66,12 @@ def verify_against_library(
 
 
 def measure_normalization(
-    own: Callable[[Picture], Any], in_channels: int
+    library_transform: Callable[[Picture], Any], in_channels: int
 ) -> tuple[Normalize | None, bool]:
     """Measure how a transform maps intensities, on images of one color.
 
     Args:
-        own: The transform, from uint8 arrays (H, W, C) to (C, height, width).
+        library_transform: The transform, from uint8 arrays (H, W, C) to (C, height, width).
         in_channels: Number of channels.
 
     Returns:
@@ -78,7 +81,7 @@ def measure_normalization(
 
     def center(*color: int) -> np.ndarray:
         picture = np.full((64, 64, in_channels), color, np.uint8)
-        result = np.asarray(own(picture)).astype(np.float64)
+        result = np.asarray(library_transform(picture)).astype(np.float64)
         return result[:, result.shape[1] // 2, result.shape[2] // 2]
 
     black, white = center(0), center(255)
