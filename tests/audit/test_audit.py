@@ -270,6 +270,15 @@ def test_what_the_caller_knows_is_in_the_report():
     assert report.provenance["command"] == "teka audit sums"
 
 
+def test_shifts_replace_those_of_the_settings():
+    images, shifts = random_images(20), [(0, 0), (0, 3)]
+    report = audit(invariant, images, settings=QUICK, shifts=shifts)
+    assert (
+        report.metrics == audit(invariant, images, settings=replace(QUICK, shifts=shifts)).metrics
+    )
+    assert report.metrics[0].shifts == ((0, 0), (0, 3))
+
+
 def test_numbers_of_any_type_give_the_same_report(tmp_path, unchecked_annotations):
     whole = {"num_resamples": 400, "batch_size": 7}
     settings = replace(QUICK, confidence=0.5, seed=3, **whole)

@@ -11,7 +11,7 @@ from teka.audit.caveats import Caveat, training_mode
 from teka.audit.measure.outputs import check_labels
 from teka.audit.model_call import evaluation_mode, module_of, tensor_hash, uncompiled, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
-from teka.audit.settings import AuditSettings
+from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
 from teka.audit.verdict import verdict
 from teka.checks import (
@@ -33,6 +33,7 @@ def audit(
     labels: Tensor | None = None,
     settings: AuditSettings | None = None,
     *,
+    shifts: StepSet | None = None,
     name: str | None = None,
     class_names: Sequence[str] | None = None,
     model_facts: dict[str, object] | None = None,
@@ -69,6 +70,7 @@ def audit(
         labels: Classes (N,) as integers from 0, or (N, K) of 0 and 1 for a multi-label classifier,
             or None.
         settings: Shifts, modes and everything else that is measured. By default `AuditSettings()`.
+        shifts: Replaces the shifts of `settings`.
         name: Name of the model. By default the name of its class.
         class_names: Name of each class.
         model_facts: Other facts about the model for the report.
@@ -91,6 +93,8 @@ def audit(
     if settings is not None:
         check_instance("settings", settings, AuditSettings)
     settings = settings or AuditSettings()
+    if shifts is not None:
+        settings = dataclasses.replace(settings, shifts=shifts)
     _check_data(images, labels, class_names)
     for argument, value, kind in (
         ("name", name, str),
