@@ -20,19 +20,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from teka.audit.caveats import SEVERITIES, validity
+from teka.audit.audit import audit
+from teka.audit.caveats import SEVERITIES
 from teka.audit.images import Background, Size, check_images, roll_and_blank
-from teka.audit.measure.distances import noise_floor
-from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, check_evaluation_mode, evaluate, relative_difference
-from teka.audit.model_output import CLASSIFIERS
-from teka.audit.movement import TRANSLATION_MODES, Movement
+from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, square_shifts
-from teka.audit.stages import FEW_IMAGES
 from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.summarize import summarize
 from teka.checks import (
     check_callable,
     check_dense,
@@ -51,7 +47,6 @@ __all__ = [
     "assert_consistent",
     "assert_equivariant",
     "assert_permutation_equivariant",
-    "assert_permutation_invariant",
     "equivariance_error",
     "minimal_counter_example",
     "permutation_error",
@@ -181,24 +176,25 @@ def equivariance_error(
             raise wrong_value("shifts", step, "whole numbers, to compare cell by cell")
     axes = tuple(range(2, scene.ndim))
     sizes = tuple(scene.shape[2:])
-    outside = torch.tensor(False)
     interior = torch.zeros(1, 1, *sizes, dtype=torch.bool)
     interior[(..., *(slice(border, max(side - border, border)) for side in sizes))] = True
 
-    def select(response: Tensor, reference: Tensor, step: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def compare(response: Tensor, reference: Tensor, step: tuple[int, ...]) -> float:
         if mode == "circular":
             moved = interior.roll(step, axes)
         else:
-            moved = roll_and_blank(interior, step, outside)
+            moved = roll_and_blank(interior, step, torch.tensor(False))
         cells = (interior & moved)[0, 0]
         if not cells.any():
             expected = f"one that leaves cells of {sizes} to compare at shift {step}"
             raise wrong_value("border", border, expected)
-        return response[..., cells], reference.roll(step, axes)[..., cells]
+        return relative_difference(response[..., cells], reference.roll(step, axes)[..., cells])
 
     expected = f"({len(scene)}, channels, {', '.join(map(str, sizes))}) if dense"
-    errors = _measure(function, scene, output, axes, expected, steps, movement.move, select, border)
-    return EquivarianceError(*errors, steps, mode, border)
+    errors = _measure_errors(function, scene, output, axes, expected, steps, movement.move, compare)
+    if border and errors.output == "invariant":
+        raise wrong_value("border", border, "0, because the output is not dense")
+    return EquivarianceError(errors.errors, errors.noise_floor, errors.output, steps, mode, border)
 
 
 def assert_equivariant(
@@ -239,7 +235,7 @@ def assert_equivariant(
     """
     __tracebackhide__ = True
     _check_tolerance(tolerance)
-    error = equivariance_error(
+    errors = equivariance_error(
         function,
         inputs,
         shifts,
@@ -249,9 +245,9 @@ def assert_equivariant(
         canvas_size=canvas_size,
         background=background,
     )
-    note = f" (mode {error.mode!r}, output {error.output!r})"
-    _assert_within(tolerance, error, "translation equivariant", f"shift {error.worst_shift}", note)
-    return error
+    worst = f"shift {errors.worst_shift} (mode {mode!r}, output {errors.output!r})"
+    _assert_within(tolerance, errors, "translation equivariant", worst)
+    return errors
 
 
 def permutation_error(
@@ -306,34 +302,39 @@ def permutation_error(
     def permute(batch: Tensor, order: Sequence[int]) -> Tensor:
         return batch[:, order]
 
-    def select(response: Tensor, reference: Tensor, order: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return response, permute(reference, order)
+    def compare(response: Tensor, reference: Tensor, order: Sequence[int]) -> float:
+        return relative_difference(response, permute(reference, order))
 
     expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
-    errors = _measure(function, tokens, output, (1,), expected, orders, permute, select)
-    return RelativeErrors(*errors)
+    return _measure_errors(function, tokens, output, (1,), expected, orders, permute, compare)
 
 
 def assert_permutation_equivariant(
-    function: Model, tokens: Tokens, permutations: Permutations, *, tolerance: float = 1e-5
+    function: Model,
+    tokens: Tokens,
+    permutations: Permutations,
+    *,
+    tolerance: float = 1e-5,
+    output: str = "dense",
 ) -> RelativeErrors:
-    """Assert that f(T_π x) equals T_π f(x) for every permutation π, up to a tolerance.
+    """Assert that a function is equivariant or invariant to permutations, up to a tolerance.
 
     >>> import torch, teka
     >>> layer = torch.nn.Linear(8, 8).eval()
     >>> permutations = teka.audit.random_permutations(5, 2)
     >>> tokens = torch.rand(1, 5, 8)
-    >>> errors = teka.testing.assert_permutation_equivariant(
-    ...     lambda tokens: layer(tokens), tokens, permutations
-    ... )
+    >>> errors = teka.testing.assert_permutation_equivariant(layer, tokens, permutations)
     >>> errors.maximum < 1e-5
     True
 
     Args:
-        function: Takes tokens (B, L, D) and returns a real tensor (B, L, D').
+        function: Takes tokens (B, L, D) and returns a real tensor: (B, L, D') if it is equivariant,
+            (B, …) if it is invariant.
         tokens: Tokens (B, L, D).
         permutations: Permutations of the integers from 0 to L − 1.
         tolerance: Largest relative error that passes.
+        output: "dense" asserts f(T_π x) = T_π f(x) for every permutation π, "invariant" asserts
+            f(T_π x) = f(x).
 
     Returns:
         The errors.
@@ -342,42 +343,13 @@ def assert_permutation_equivariant(
         AssertionError: An error is above the tolerance.
         ValueError: See `permutation_error`.
     """
+    __tracebackhide__ = True
     _check_tolerance(tolerance)
-    error = permutation_error(function, tokens, permutations, output="dense")
-    return _assert_within(tolerance, error, "permutation equivariant")
-
-
-def assert_permutation_invariant(
-    function: Model, tokens: Tokens, permutations: Permutations, *, tolerance: float = 1e-5
-) -> RelativeErrors:
-    """Assert that f(T_π x) equals f(x) for every permutation π, up to a tolerance.
-
-    >>> import torch, teka
-    >>> layer = torch.nn.Linear(8, 8).eval()
-    >>> permutations = teka.audit.random_permutations(5, 2)
-    >>> tokens = torch.rand(1, 5, 8)
-    >>> errors = teka.testing.assert_permutation_invariant(
-    ...     lambda tokens: layer(tokens).mean(dim=1), tokens, permutations
-    ... )
-    >>> errors.maximum < 1e-5
-    True
-
-    Args:
-        function: Takes tokens (B, L, D) and returns a real tensor (B, …).
-        tokens: Tokens (B, L, D).
-        permutations: Permutations of the integers from 0 to L − 1.
-        tolerance: Largest relative error that passes.
-
-    Returns:
-        The errors.
-
-    Raises:
-        AssertionError: An error is above the tolerance.
-        ValueError: See `permutation_error`.
-    """
-    _check_tolerance(tolerance)
-    error = permutation_error(function, tokens, permutations, output="invariant")
-    return _assert_within(tolerance, error, "permutation invariant")
+    errors = permutation_error(function, tokens, permutations, output=output)
+    property_name = "equivariant" if errors.output == "dense" else "invariant"
+    worst = f"permutation {errors.errors.index(errors.maximum)} of {len(errors.errors)}"
+    _assert_within(tolerance, errors, f"permutation {property_name}", worst)
+    return errors
 
 
 def assert_consistent(
@@ -437,41 +409,36 @@ def assert_consistent(
     check_number("minimum", minimum, "a share from 0 to 1", low=0, high=1)
     check_callable("model", model)
     check_evaluation_mode("model", model)
-    check_name("mode", mode, TRANSLATION_MODES)
-    check_tensor("images", images, "images", "channels", "height", "width")
-    sizes = tuple(images.shape[2:])
     step_set: Any = shifts
     if is_integer(shifts):
-        check_sizes({"shifts": shifts}, least=0, most=min(sizes))
+        check_tensor("images", images, "images", "channels", "height", "width")
+        check_sizes({"shifts": shifts}, least=0, most=min(images.shape[2:]))
         step_set = square_shifts(shifts)
     settings = AuditSettings(
-        step_set, modes=(mode,), background=background, batch_size=batch_size, seed=seed
+        step_set,
+        modes=(mode,),
+        parts=(),
+        background=background,
+        batch_size=batch_size,
+        num_examples=0,
+        seed=seed,
     )
-    movement = settings.movement(mode, sizes)
-    responses = measure_responses(
-        model, images, settings.shifts_for(sizes), movement, labels=labels, batch_size=batch_size
-    )
-    if responses.predictions is None:
-        expected = f"one of {', '.join(CLASSIFIERS)}"
-        raise wrong_value("the output of model", responses.output, expected)
-    metrics = summarize(responses, seed=seed)
-    if metric not in metrics.numbers:
-        expected = f"one that these images define: {', '.join(metrics.numbers)}"
-        raise wrong_value("metric", metric, expected)
-    few_images = movement.move(movement.place(images[:FEW_IMAGES]), (0, 0))
-    repeat = noise_floor(model, few_images, batch_size=batch_size, precision=False).repeat
-    caveats = validity(model, few_images, [responses], repeat, batch_size=batch_size)
+    report = audit(model, images, labels, settings)
     reasons = [
-        f"{caveat.name}: {caveat.message}" for caveat in caveats if caveat.severity == "invalidates"
+        f"{caveat.name}: {caveat.message}"
+        for caveat in report.caveats
+        if caveat.severity == "invalidates"
     ]
     if reasons:
         raise AssertionError(f"{SEVERITIES['invalidates'].lower()}, {' '.join(reasons)}")
-    number = metrics.numbers[metric]
-    if number.value < minimum:
+    value = report.number(metric)
+    metrics = report.metrics[0]
+    if value < minimum:
+        number = metrics.numbers[metric]
         raise AssertionError(
-            f"{metric.replace('_', ' ')} {number.value:.4f} ({number.lower:.4f} to "
-            f"{number.upper:.4f}, {len(images)} images, {len(metrics.shifts)} shifts, mode "
-            f"{mode!r}) is below {minimum}; {minimal_counter_example(responses)}"
+            f"{metric.replace('_', ' ')} {value:.4f} ({number.lower:.4f} to {number.upper:.4f}, "
+            f"{len(images)} images, {len(metrics.shifts)} shifts, mode {mode!r}) is below "
+            f"{minimum}; {minimal_counter_example(report.responses[0].unpack())}"
         )
     return metrics
 
@@ -485,22 +452,23 @@ def minimal_counter_example(responses: Responses) -> str:
     if predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")
     unshifted = predictions[responses.zero]
-    lengths = [
-        (max(map(abs, shift)), sum(map(abs, shift)), row)
-        for row, shift in enumerate(responses.shifts)
-    ]
-    for _, _, row in sorted(lengths):
+
+    def length(row: int) -> tuple[float, float]:
+        steps = [abs(step) for step in responses.shifts[row]]
+        return max(steps), sum(steps)
+
+    for row in sorted(range(len(responses.shifts)), key=length):
         has_changed = (predictions[row] != unshifted) & responses.evaluated[row]
-        changed = has_changed.nonzero().flatten()
-        if len(changed):
-            image = int(changed[0])
-            label = "" if responses.labels is None else f" of class {int(responses.labels[image])}"
-            return (
-                f"the shortest shift that changes a prediction is {tuple(responses.shifts[row])}: "
-                f"image {image}{label} is predicted {int(unshifted[image])} unshifted and "
-                f"{int(predictions[row, image])} there ({len(changed)} of {responses.num_images} "
-                "images change)"
-            )
+        if not has_changed.any():
+            continue
+        image = int(has_changed.int().argmax())
+        label = "" if responses.labels is None else f" of class {int(responses.labels[image])}"
+        return (
+            f"the shortest shift that changes a prediction is {tuple(responses.shifts[row])}: "
+            f"image {image}{label} is predicted {int(unshifted[image])} unshifted and "
+            f"{int(predictions[row, image])} there ({int(has_changed.sum())} of "
+            f"{responses.num_images} images change)"
+        )
     return "no shift changes a prediction"
 
 
@@ -508,23 +476,22 @@ def _check_tolerance(tolerance: float | int) -> None:
     check_number("tolerance", tolerance, "a finite number of at least 0", low=0)
 
 
-def _assert_within(
-    tolerance: float, error: RelativeErrors, name: str, worst: str = "", note: str = ""
-) -> RelativeErrors:
+def _assert_within(tolerance: float, errors: RelativeErrors, name: str, worst: str) -> None:
+    """Raise an AssertionError if the largest error, at the place `worst`, is above a tolerance."""
     __tracebackhide__ = True
-    if error.noise_floor > tolerance:
+    if errors.noise_floor > tolerance:
         raise AssertionError(
             f"whether the function is {name} cannot be decided: two calls with the same inputs "
-            f"differ by {error.noise_floor:.3g}, tolerance {tolerance:.3g}{note}"
+            f"differ by {errors.noise_floor:.3g}, tolerance {tolerance:.3g}"
         )
-    if not error.maximum <= tolerance:
-        worst = worst or f"permutation {error.errors.index(error.maximum)} of {len(error.errors)}"
-        limits = f"tolerance {tolerance:.3g}, noise floor {error.noise_floor:.3g}{note}"
-        raise AssertionError(f"not {name}: error {error.maximum:.3g} at {worst}, {limits}")
-    return error
+    if not errors.maximum <= tolerance:
+        raise AssertionError(
+            f"not {name}: error {errors.maximum:.3g} at {worst}, tolerance {tolerance:.3g}, noise "
+            f"floor {errors.noise_floor:.3g}"
+        )
 
 
-def _measure(
+def _measure_errors(
     function: Model,
     inputs: Tensor,
     output: str,
@@ -532,10 +499,9 @@ def _measure(
     expected: str,
     steps: Sequence[Any],
     move: Callable[[Tensor, Any], Tensor],
-    select: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]],
-    border: int = 0,
-) -> tuple[tuple[float, ...], float, str]:
-    """Return the errors, the noise floor, and whether the output is dense or invariant.
+    compare: Callable[[Tensor, Tensor, Any], float],
+) -> RelativeErrors:
+    """Return the error of a function at each shift or permutation.
 
     Args:
         function: The function.
@@ -545,9 +511,8 @@ def _measure(
         expected: Expected shape of a dense output, for the error message.
         steps: Shifts or permutations.
         move: Function that applies a step to the inputs.
-        select: Function that returns the elements of a dense response and of the moved reference
-            to compare.
-        border: Border of the caller, which needs a dense output unless it is 0.
+        compare: Function that returns the error of a dense output for moved inputs, given the
+            output for the original inputs and the step.
     """
     check_callable("function", function)
     check_evaluation_mode("function", function)
@@ -562,13 +527,12 @@ def _measure(
         if output == "dense" and not has_sizes:
             raise wrong_shape("the output of function", reference.shape, expected)
         is_dense = has_sizes and output != "invariant"
-        if border and not is_dense:
-            expected = f"0, since an output of shape {tuple(reference.shape)} is not dense"
-            raise wrong_value("border", border, expected)
         errors = []
         for step in steps:
             response = evaluate(function, move(inputs, step), reference.shape)
-            pair = select(response, reference, step) if is_dense else (response, reference)
-            errors.append(relative_difference(*pair))
+            if is_dense:
+                errors.append(compare(response, reference, step))
+            else:
+                errors.append(relative_difference(response, reference))
     kind = "dense" if is_dense else "invariant"
-    return tuple(errors), relative_difference(repeated, reference), kind
+    return RelativeErrors(tuple(errors), relative_difference(repeated, reference), kind)

@@ -157,11 +157,6 @@ def entries() -> dict[str, Entry]:
             "tokens": torch.rand(2, 4, 3),
             "permutations": [(1, 0, 2, 3)],
         },
-        "testing.assert_permutation_invariant": lambda: {
-            "function": lambda tokens: tokens.sum(1),
-            "tokens": torch.rand(2, 4, 3),
-            "permutations": [(1, 0, 2, 3)],
-        },
         "testing.assert_equivariant": lambda: {
             "function": torch.tanh,
             "inputs": images(),

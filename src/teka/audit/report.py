@@ -27,24 +27,9 @@ from teka.codec import decode, encode
 from teka.errors import printable, wrong_type, wrong_value
 from teka.files import check_output_file, check_unpacked_size, read_json, write_json
 
-SCHEMA = 3
+SCHEMA = 4
 # Stages that check the responses, and that repeat a call.
 VALIDITY, NOISE = "validity", "noise floor"
-READ_SCHEMAS = (1, 2, SCHEMA)
-FORMER_NAMES = {"traps": "caveats", "presets": "protocols"}
-REMOVED_LAYER_FIELDS = ("exact_step", "class_tokens", "max_shift", "has_interior")
-REMOVED_FIELDS = ("phases", "lie_derivative", "sensitivity", "changes")
-# Fields of the responses that a comparison of two models needs.
-PACKED = (
-    "evaluated",
-    "error_squared",
-    "norm_squared",
-    "predictions",
-    "labels",
-    "overlap",
-    "cosine_distance",
-    "rank",
-)
 
 
 @dataclass(frozen=True)
@@ -108,8 +93,10 @@ class PackedResponses:
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
         """Pack the responses of a model for a report."""
-        tables = {name: table for name in PACKED if (table := getattr(responses, name)) is not None}
-        arrays: Any = {name: _smallest(table.cpu().numpy()) for name, table in tables.items()}
+        tables = responses.tables()
+        if responses.labels is not None:
+            tables["labels"] = responses.labels
+        arrays: Any = {name: table.cpu().numpy() for name, table in tables.items()}
         file = io.BytesIO()
         np.savez_compressed(file, **arrays)
         text = base64.b64encode(file.getvalue()).decode("ascii")
@@ -122,34 +109,14 @@ class PackedResponses:
             ValueError: The text is damaged.
         """
         try:
-            with np.load(
-                io.BytesIO(base64.b64decode(self.tables, validate=True)), allow_pickle=False
-            ) as file:
+            content = io.BytesIO(base64.b64decode(self.tables, validate=True))
+            with np.load(content, allow_pickle=False) as file:
                 check_unpacked_size(file.zip, "the report")
-                names = [name for name in file.files if name in PACKED]
-                tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in names}
-            for name, table in tables.items():
-                if name != "evaluated":
-                    tables[name] = table.to(
-                        torch.float64 if table.is_floating_point() else torch.int64
-                    )
+                tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
             return Responses(self.movement, self.shifts, self.output, **tables)
         # What damaged archives raise depends on where the damage is.
         except Exception as error:
             raise ValueError(f"the responses of the report are damaged: {error}") from error
-
-
-def _smallest(table: np.ndarray) -> np.ndarray:
-    """Return a table in the smallest dtype that represents its values."""
-    if table.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            single = table.astype(np.float32)
-        return single if np.allclose(single, table, rtol=1e-6, atol=0) else table
-    if table.dtype.kind == "b" or not table.size:
-        return table
-    return table.astype(
-        np.promote_types(np.min_scalar_type(table.min()), np.min_scalar_type(table.max()))
-    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -236,16 +203,19 @@ class AuditReport:
             raise ValueError(
                 f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats"
             )
-        if missing := [f"{one.part} ({one.message})" for one in self.failures if one.decides]:
-            raise ValueError(
-                f"the threshold needs every mode, but these failed: {', '.join(missing)}"
-            )
-        known = sorted({key for one in self.metrics for key in one.numbers})
-        if not isinstance(metric, str) or metric not in known:
-            raise wrong_value(
-                "metric", metric, f"one that was measured: {', '.join(known) or 'none was'}"
-            )
-        return min(one.numbers[metric].value for one in self.metrics if metric in one.numbers)
+        failures = [failure for failure in self.failures if failure.decides]
+        if failures:
+            messages = ", ".join(f"{failure.part} ({failure.message})" for failure in failures)
+            raise ValueError(f"the threshold needs every mode, but these failed: {messages}")
+        values: dict[str, list[float]] = {}
+        for metrics in self.metrics:
+            for name, estimate in metrics.numbers.items():
+                values.setdefault(name, []).append(estimate.value)
+        known = sorted(values)
+        if metric not in known:
+            expected = f"one that was measured: {', '.join(known) or 'none was'}"
+            raise wrong_value("metric", metric, expected)
+        return min(values[metric])
 
     def to_dict(self) -> dict[str, object]:
         """Convert the report to JSON data."""
@@ -253,28 +223,19 @@ class AuditReport:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
-        """Convert JSON data of `to_dict`, also of older versions, to a report.
+        """Convert JSON data of `to_dict` to a report.
 
         Raises:
-            ValueError: An unknown schema or unknown fields.
+            ValueError: Another schema or unknown fields.
         """
         if not isinstance(content, Mapping):
-            raise wrong_type("content", content, "a dictionary, as to_dict gives it")
-        fields: Any = _without(dict(content), ("there_and_back",))
+            raise wrong_type("content", content, "a dictionary from to_dict")
+        fields = dict(content)
         schema = fields.pop("schema", None)
-        if schema not in READ_SCHEMAS:
-            expected = (
-                f"one of {', '.join(map(str, READ_SCHEMAS))}, which this version of teka reads"
-            )
-            raise wrong_value("schema of the content", schema, expected)
+        if schema != SCHEMA:
+            hint = "The report is of another version of teka; repeat the audit."
+            raise wrong_value("schema of the content", schema, str(SCHEMA), hint)
         fields.pop("invalid", None)  # follows from the caveats
-        for name in REMOVED_FIELDS:
-            fields.pop(name, None)
-        if "layers" in fields:
-            fields["layers"] = _without(fields["layers"], REMOVED_LAYER_FIELDS)
-        for former_name, name in FORMER_NAMES.items():
-            if former_name in fields:
-                fields[name] = fields.pop(former_name)
         try:
             return decode(cls, fields)
         except ValueError as error:
@@ -297,39 +258,25 @@ class AuditReport:
         Raises:
             ValueError: A file that is missing or is not a report.
         """
-        found = check_path("path", path)
+        path = check_path("path", path)
         try:
-            return cls.from_dict(read_json(found))
+            return cls.from_dict(read_json(path))
         except (OSError, ValueError) as error:
-            raise ValueError(f"path {found}: {error}") from error
+            raise ValueError(f"path {path}: {error}") from error
 
 
-def _without(content: Any, removed: tuple[str, ...]) -> Any:
-    """Return JSON data without fields that no longer exist."""
-    if isinstance(content, dict):
-        kept = {name: value for name, value in content.items() if name not in removed}
-        return {name: _without(value, removed) for name, value in kept.items()}
-    if isinstance(content, list):
-        return [_without(value, removed) for value in content]
-    return content
-
-
-def worst_images(responses: Responses, number: int) -> tuple[int, ...]:
+def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
     """Return the indices of the images whose predictions change at the most shifts.
 
     Images that are classified correctly unshifted come first.
     """
-    if responses.predictions is None:
+    if responses.agreement is None:
         return ()
-    changed = (
-        (responses.predictions != responses.predictions[responses.zero]) & responses.evaluated
-    ).sum(dim=0)
-    correct = responses.correct
-    right = torch.zeros_like(changed) if correct is None else correct[responses.zero].to(changed)
-    order = torch.argsort(
-        changed + right * (changed > 0) * responses.evaluated.shape[0], descending=True, stable=True
-    )
-    return tuple(order[:number].tolist())
+    num_changes = (~responses.agreement & responses.evaluated).sum(dim=0)
+    if responses.correct is not None:
+        comes_first = responses.correct[responses.zero] & (num_changes > 0)
+        num_changes += len(responses.shifts) * comes_first
+    return tuple(num_changes.argsort(descending=True, stable=True)[:num_images].tolist())
 
 
 def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
@@ -337,11 +284,13 @@ def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
 
     The channels are averaged unless there are 1 or 3. Values outside [0, 1] are rescaled.
     """
-    shown = (image if image.shape[0] in (1, 3) else image.mean(dim=0, keepdim=True)).cpu()
-    low, high = (bound.item() for bound in torch.aminmax(shown.double()))
+    if image.shape[0] not in (1, 3):
+        image = image.mean(dim=0, keepdim=True)
+    values = image.cpu().double()
+    low, high = values.aminmax()
     if low < 0 or high > 1:
-        shown = (shown - low) / max(high - low, 1e-12)
-    levels = (shown.double() * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+        values = (values - low) / (high - low).clamp(min=1e-12)
+    levels = (values * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
     return base64.b64encode(levels.numpy().tobytes()).decode("ascii")
 
 
@@ -352,25 +301,34 @@ def make_examples(
     indices: Iterable[int],
     settings: AuditSettings,
 ) -> Iterator[Example]:
-    """Yield images with the predictions of a classifier at every shift. Other outputs have none."""
+    """Yield images with the predictions of a classifier at every shift.
+
+    There are no examples for other outputs and for multi-label classifiers.
+    """
+    if responses.output not in CLASSIFIERS or responses.output in MULTILABEL:
+        return
     movement, shifts = responses.movement, responses.take_complete().shifts
-    for index in (
-        indices if responses.output in CLASSIFIERS and responses.output not in MULTILABEL else ()
-    ):
+    for index in indices:
         placed = movement.place(images[index : index + 1].to(settings.device))
-        answers, shares = [], []
+        classes: list[int] = []
+        probabilities: list[float] = []
         for start in range(0, len(shifts), settings.batch_size):
-            moved = torch.cat(
-                [
-                    movement.move(placed, shift)
-                    for shift in shifts[start : start + settings.batch_size]
-                ]
-            )
+            batch = shifts[start : start + settings.batch_size]
+            moved = torch.cat([movement.move(placed, shift) for shift in batch])
             output = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
-            share, answer = predict_with_probability(output.values, responses.output)
-            answers += answer.tolist()
-            shares += [round(one, 4) for one in share.tolist()]
-        label = None if responses.labels is None else int(responses.labels[index])
-        (height, width), channels = placed.shape[2:], 3 if placed.shape[1] == 3 else 1
-        shown = encode_levels(placed[0]), height, width, channels
-        yield Example(movement.mode, index, label, *shown, shifts, tuple(answers), tuple(shares))
+            probability, predicted = predict_with_probability(output.values, responses.output)
+            classes += predicted.tolist()
+            probabilities += [round(share, 4) for share in probability.tolist()]
+        height, width = placed.shape[2:]
+        yield Example(
+            mode=movement.mode,
+            index=index,
+            label=None if responses.labels is None else int(responses.labels[index]),
+            image=encode_levels(placed[0]),
+            height=height,
+            width=width,
+            channels=3 if placed.shape[1] == 3 else 1,
+            shifts=shifts,
+            predictions=tuple(classes),
+            probabilities=tuple(probabilities),
+        )

@@ -123,7 +123,7 @@ def test_another_function_is_known_by_its_answers(tmp_path):
     path = tmp_path / "state.safetensors"
     measure_responses(linear, IMAGES, SHIFTS, ZERO, checkpoint=path)
     with pytest.raises(
-        ValueError, match=r"the state of this model, .*Its answers .* differ by 0\.01 of their norm"
+        ValueError, match=r"the state of this model, .*Its outputs .* differ by 0\.01 of their norm"
     ):
         measure_responses(
             lambda images: 1.01 * linear(images), IMAGES, SHIFTS, ZERO, checkpoint=path
@@ -164,7 +164,7 @@ def test_what_is_written_is_read(tmp_path):
     read = present(Checkpoint(tmp_path / "state", {"images": "a"}).read())
     assert read.keys() == tensors.keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
-    assert not keeper.due
+    assert not keeper.is_due
 
 
 def test_the_state_names_what_it_is_of(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from teka.audit import axis_shifts, square_shifts, translate
 from teka.audit.measure import measurement
 from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.measurement import MovedImages
+from teka.audit.measure.measurement import Measurement, split_batches
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from tests.audit.measure import models
@@ -43,55 +43,50 @@ def by_hand(movement, image, shift):
     return translate(IMAGES[image : image + 1], shift, mode=movement.mode, **settings)[0]
 
 
+def measure_and_record(images, shifts, movement, batch_size):
+    """Return the shifts and every batch of images that a model received, as copies."""
+    batches = []
+
+    def model(batch):
+        batches.append(batch.clone())
+        return batch.flatten(1).sum(1, keepdim=True).expand(-1, 3).clone()
+
+    measurement = Measurement(
+        model, images, shifts, movement, None, "logits", None, None, batch_size
+    )
+    for batch in measurement.batches:
+        measurement.evaluate(batch)
+    assert measurement.responses().evaluated.all()
+    return measurement, batches
+
+
+@pytest.mark.parametrize("batch_size", [3, 12, 100])
 @pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.mode)
-def test_a_batch_has_the_images_of_translate(movement):
-    moved = MovedImages(IMAGES, SHIFTS, movement)
-    for entries in (range(3), range(4, 23), range(60, 65)):
-        batch = moved.batch(moved.segments(entries))
-        for row, entry in enumerate(entries):
-            expected = by_hand(movement, entry % 5, moved.shifts[entry // 5])
-            torch.testing.assert_close(batch[row], expected, rtol=0, atol=0)
+def test_the_model_receives_the_images_of_translate(movement, batch_size):
+    measurement, batches = measure_and_record(IMAGES, SHIFTS, movement, batch_size)
+    for (shifts, images), batch in zip(measurement.batches, batches, strict=True):
+        expected = [
+            by_hand(movement, image, measurement.shifts[shift])
+            for shift in shifts
+            for image in range(5)[images]
+        ]
+        torch.testing.assert_close(batch, torch.stack(expected), rtol=0, atol=0)
 
 
-def test_a_batch_may_be_changed():
-    for movement in MOVEMENTS:
-        images = IMAGES.clone()
-        moved = MovedImages(images, SHIFTS, movement)
-        segments = moved.segments(range(5))
-        first = moved.batch(segments)
-        expected = first.clone()
-        first.fill_(7.0)
-        assert torch.equal(images, IMAGES), movement
-        assert torch.equal(moved.batch(segments), expected), movement
+@given(st.integers(1, 7), st.integers(0, 3), st.integers(1, 300))
+def test_batches_contain_every_image_at_every_shift_once(num_images, max_shift, batch_size):
+    shifts = square_shifts(max_shift)
+    entries = []
+    for indices, images in split_batches(shifts, num_images, batch_size):
+        batch = list(itertools.product(indices, range(num_images)[images]))
+        assert 1 <= len(batch) <= batch_size
+        entries += batch
+    assert sorted(entries) == list(itertools.product(range(len(shifts)), range(num_images)))
+    zero = shifts.index((0, 0))
+    assert sorted(entries[:num_images]) == [(zero, image) for image in range(num_images)]
 
 
-@given(st.integers(0, 5 * 13 - 1), st.integers(1, 5 * 13))
-def test_segments_cover_their_entries(start, size):
-    moved = MovedImages(IMAGES, SHIFTS, Movement("circular"))
-    entries = range(start, min(start + size, 5 * 13))
-    covered, rows = [], []
-    for segment in moved.segments(entries):
-        covered += [segment.rank * 5 + image for image in range(5)[segment.images]]
-        rows += range(len(entries))[segment.rows]
-    assert covered == list(entries)
-    assert rows == list(range(len(entries)))
-
-
-def test_the_first_entries_are_the_images_unmoved():
-    moved = MovedImages(IMAGES, SHIFTS[::-1], Movement("zero"))
-    assert len(moved) == 5 * 13
-    assert torch.equal(moved.batch(moved.segments(range(5))), IMAGES)
-    assert moved.given_shifts == SHIFTS[::-1]
-
-
-def test_a_batch_is_named_by_its_shifts_and_images():
-    moved = MovedImages(IMAGES, [(0, 0), (0, 2)], Movement("zero"))
-    assert moved.where(moved.segments(range(1, 4))) == "at shift (0, 0), images 1 to 3"
-    expected = "in a batch from shift (0, 0), images 3 to 4 on, to shift (0, 2), images 0 to 1"
-    assert moved.where(moved.segments(range(3, 7))) == expected
-
-
-def test_what_cannot_be_moved_is_refused(unchecked_annotations):
+def test_impossible_shifts_and_images_are_refused(unchecked_annotations):
     for images, shifts, movement, message in [
         (IMAGES[:0], SHIFTS, Movement("zero"), r"images must have .*got \(0, 2, 9, 11\)"),
         (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images must have .*got \(9, 11\)"),
@@ -100,7 +95,7 @@ def test_what_cannot_be_moved_is_refused(unchecked_annotations):
         (IMAGES, [(0, 0), (4, 0)], Movement("lossless"), "5 of 5 images lose pixels"),
     ]:
         with raises_for((shifts, movement), ValueError, match=message):
-            MovedImages(images, shifts, movement)
+            measure_responses(lambda batch: batch.flatten(1), images, shifts, movement)
 
 
 def test_maps_that_do_not_fit_into_the_cache_have_the_same_errors(monkeypatch):
@@ -150,7 +145,7 @@ def test_outputs_of_changing_shape_are_refused():
     sizes = itertools.chain([6], itertools.repeat(5))
     with pytest.raises(
         ModelError,
-        match=r"at shift .* of shape \(5, 5\), expected .* of shape \(5, 6\), as at first",
+        match=r"at shift .*, images 0 to 4 is .* of shape \(5, 5\), expected .* of shape \(5, 6\), as at first",
     ):
         measure_responses(
             lambda images: images[:, 0, 0, : next(sizes)], models.IMAGES, SQUARE, ZERO, batch_size=5

@@ -51,17 +51,6 @@ def test_shifts_that_can_be_read_only_once_are_refused(plain):
         dataclasses.replace(plain, shifts=iter(SHIFTS))
 
 
-def test_an_image_is_decided_by_one_wrong_answer(plain):
-    assert without(plain, 1, 2).is_decided
-    assert not without(plain, 1, 0).is_decided
-    assert without(plain, 1, 2).correct_at_every_shift.tolist() == [True, True, False, True]
-
-
-def test_where_all_images_are_decided_an_answer_counts_at_a_shift_that_is_not_complete(respond):
-    responses = respond(SHIFTS, torch.tensor([[0, 0], [1, 0], [0, 1]]), [0, 0])
-    assert without(without(responses, 1, 1), 2, 0).correct_at_every_shift.tolist() == [False, False]
-
-
 def test_errors_without_a_norm_are_none_and_nothing_against_nothing_is_no_error(plain):
     norm = torch.ones(3, 4)
     norm[1] = 0

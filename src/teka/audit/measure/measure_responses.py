@@ -21,7 +21,7 @@ from teka.codec import encode
 from teka.errors import require, wrong_value
 from teka.files import write_bytes
 
-FORMAT = "3"
+FORMAT = "4"
 BUDGET = "a positive number of seconds, or None"
 # Minimum seconds between two writes, and minimum multiple of the duration of the last write.
 SECONDS_BETWEEN = 5.0
@@ -96,7 +96,7 @@ class Checkpoint:
         self._pause = max(SECONDS_BETWEEN, TIMES_BETWEEN * (self._written - start))
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True if the state should be written again.
 
         At least 5 seconds pass between writes, and writing takes at most 5 % of the time.
@@ -128,28 +128,29 @@ class Deadline:
             check_callable("progress", progress)
         self._budget = math.inf if budget_seconds is None else budget_seconds
         self._progress = progress
-        self._since = time.perf_counter()
+        self._start = time.perf_counter()
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._since
+        return time.perf_counter() - self._start
 
     @property
     def left(self) -> float:
         """Seconds until the budget is used up, at least 0. Infinite without a budget."""
         return max(self._budget - self.seconds, 0.0)
 
-    def report(self, asked: int, done: int, total: int) -> None:
+    def report_progress(self, evaluated: int, done: int, total: int) -> None:
         """Call the progress function with an estimate of the time left.
 
         Args:
-            asked: Number of entries that the model evaluated in this run.
+            evaluated: Number of entries that the model evaluated in this run.
             done: Number of entries that are evaluated, also in earlier runs.
             total: Number of all entries.
         """
         if self._progress is not None:
-            self._progress(done, total, min(self.seconds / asked * (total - done), self.left))
+            seconds_left = self.seconds / evaluated * (total - done)
+            self._progress(done, total, min(seconds_left, self.left))
 
 
 def measure_responses(
@@ -169,10 +170,9 @@ def measure_responses(
 ) -> Responses:
     """Evaluate a model on every image at every shift.
 
-    Images and shifts are combined into full batches, so N images at S shifts take
-    ⌈N S / batch_size⌉ calls. Shifts are evaluated from coarse to fine, so that a measurement that
-    runs out of time still covers the range. `evaluated` is False for entries that were not
-    reached. The result is on the CPU.
+    A batch has all images at several shifts, or some of the images at one shift. Shifts are
+    evaluated from coarse to fine, so that a measurement that runs out of time still covers the
+    range. `evaluated` is False for entries that were not reached. The result is on the CPU.
 
     A dense output of stride r is compared with T_{s/r} f(x), which is exact only for shifts by
     multiples of r. Other shifts are rejected, except in mode `fourier`, which shifts the output by
@@ -231,49 +231,51 @@ def measure_responses(
     measurement = Measurement(
         function, images, shifts, movement, labels, output, stride, device, batch_size
     )
-    keeper = None
-    start = 0
+    saved = None
     if checkpoint is not None:
         identity = {
             "weights": weights_hash(function),
             "images": tensor_hash(images),
             "labels": "none" if labels is None else tensor_hash(labels),
-            "shifts": json.dumps(measurement.moved.given_shifts),
+            "shifts": json.dumps(measurement.shifts),
             "movement": json.dumps(encode(movement)),
             "output": json.dumps([output, stride]),
         }
-        keeper = Checkpoint(checkpoint, identity)
-        start = _restore(measurement, keeper, batch_size)
-    done, total = start, len(measurement.moved)
+        saved = Checkpoint(checkpoint, identity)
+        _restore(measurement, saved)
+    start = measurement.num_evaluated
     try:
-        while done < total and (done == start or deadline.left):
-            entries = range(done, min(done + batch_size, total))
-            measurement.evaluate(entries)
-            done += len(entries)
-            deadline.report(done - start, done, total)
-            if keeper is not None and keeper.due:
-                keeper.write(measurement.tensors())
+        for batch in measurement.batches:
+            done = measurement.num_evaluated
+            if done > start and not deadline.left:
+                break
+            if measurement.is_evaluated(batch):
+                continue
+            measurement.evaluate(batch)
+            done = measurement.num_evaluated
+            deadline.report_progress(done - start, done, measurement.num_entries)
+            if saved is not None and saved.is_due:
+                saved.write(measurement.tensors())
     except ModelError as error:
         if measurement.num_evaluated:
             error.responses = measurement.responses()
         raise
     finally:
-        if keeper is not None and done > start:
-            keeper.write(measurement.tensors())
+        if saved is not None and measurement.num_evaluated > start:
+            saved.write(measurement.tensors())
     return measurement.responses()
 
 
-def _restore(measurement: Measurement, keeper: Checkpoint, batch_size: int) -> int:
-    """Restore the state of a measurement, and return the number of evaluated entries."""
-    tensors = keeper.read()
+def _restore(measurement: Measurement, checkpoint: Checkpoint) -> None:
+    """Restore the state of a measurement if the file of the checkpoint exists."""
+    tensors = checkpoint.read()
     if tensors is None:
-        return 0
-    difference = measurement.restore(tensors, batch_size)
+        return
+    difference = measurement.restore(tensors)
     if not difference <= SAME_MODEL:
         raise wrong_value(
             "checkpoint",
-            str(keeper.path),
+            str(checkpoint.path),
             "the state of this model",
-            f"Its answers to the unshifted images differ by {difference:.2g} of their norm.",
+            f"Its outputs for the unshifted images differ by {difference:.2g} of their norm.",
         )
-    return measurement.num_evaluated

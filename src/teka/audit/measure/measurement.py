@@ -1,8 +1,7 @@
-"""Measurement in progress: the model, the shifted images, and the outputs so far."""
+"""Measurement of a model on shifted images, which collects its outputs batch by batch."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Shaped
@@ -20,9 +19,9 @@ from teka.audit.model_output import (
     infer_kind,
 )
 from teka.audit.movement import Movement
-from teka.audit.shifts import CheckedShift, CheckedShifts, SubpixelShifts, read_steps, shift_order
+from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import check_callable, check_device, check_instance, check_name, check_stride
-from teka.errors import wrong_argument, wrong_value
+from teka.errors import wrong_value
 from teka.memory import check_memory
 
 CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
@@ -30,86 +29,21 @@ CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
 CACHED_BYTES = 2**20
 Device = torch.device | str | None
 ENTRY_BYTES = 8 * 8  # upper bound of the memory for one image at one shift
+Batch = tuple[tuple[int, ...], slice]  # indices of shifts, and the images that get each of them
 
 
-class Segment(NamedTuple):
-    """Images of a batch that have the same shift.
+def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> list[Batch]:
+    """Split all images at all shifts into batches, with the shifts from coarse to fine.
 
-    Args:
-        rank: Index of the shift in the order of measurement.
-        images: Indices of the images.
-        rows: Their rows in the batch.
+    A batch has all images at several shifts, or some of the images at one shift.
     """
-
-    rank: int
-    images: slice
-    rows: slice
-
-
-class MovedImages:
-    """Sequence of all images at all shifts, with the shifts ordered from coarse to fine.
-
-    Entry p is image p mod N at shift p div N.
-
-    Args:
-        images: Images (N, C, *S).
-        shifts: The shifts, including zero.
-        movement: How the images are shifted.
-        device: Device on which the images are shifted. Default: that of the images.
-    """
-
-    def __init__(
-        self, images: ImageSet, shifts: SubpixelShifts, movement: Movement, device: Device = None
-    ) -> None:
-        check_images(images, least=1)
-        self.movement = movement
-        self.num_images = len(images)
-        self._images = images.detach()
-        self._device = device
-        shifts = read_steps("shifts", shifts)
-        # Check in chunks, because all padded images together may not fit into memory.
-        for start in range(0, len(images), CHECKED_IMAGES):
-            chunk = self._place(slice(start, start + CHECKED_IMAGES))
-            self.given_shifts = movement.check(chunk, shifts)
-        if all(map(any, self.given_shifts)):
-            raise wrong_value("shifts", self.given_shifts, WITH_ZERO)
-        self.order = shift_order(self.given_shifts)
-        self.shifts: CheckedShifts = tuple([self.given_shifts[index] for index in self.order])
-
-    def __len__(self) -> int:
-        return self.num_images * len(self.shifts)
-
-    def segments(self, entries: range) -> list[Segment]:
-        """Split a batch of consecutive entries into parts with the same shift."""
-        segments = []
-        start = entries.start
-        while start < entries.stop:
-            rank, image = divmod(start, self.num_images)
-            size = min(entries.stop - start, self.num_images - image)
-            row = start - entries.start
-            segments.append(Segment(rank, slice(image, image + size), slice(row, row + size)))
-            start += size
-        return segments
-
-    def batch(self, segments: Sequence[Segment]) -> Shaped[Tensor, "batch channels *seen"]:
-        """Return the shifted images of a batch on the device, as a tensor that may be modified."""
-        return torch.cat(
-            [
-                self.movement.move(self._place(segment.images), self.shifts[segment.rank])
-                for segment in segments
-            ]
-        )
-
-    def where(self, segments: Sequence[Segment]) -> str:
-        """Describe the shifts and images of a batch, for error messages."""
-        first, last = (
-            f"shift {self.shifts[rank]}, images {images.start} to {images.stop - 1}"
-            for rank, images, _ in (segments[0], segments[-1])
-        )
-        return f"at {first}" if len(segments) == 1 else f"in a batch from {first} on, to {last}"
-
-    def _place(self, images: slice) -> Tensor:
-        return self.movement.place(self._images[images].to(self._device))
+    order = shift_order(shifts)
+    num_shifts = max(1, batch_size // num_images)
+    return [
+        (order[first : first + num_shifts], slice(image, min(image + batch_size, num_images)))
+        for first in range(0, len(order), num_shifts)
+        for image in range(0, num_images, batch_size)
+    ]
 
 
 class Measurement:
@@ -135,118 +69,130 @@ class Measurement:
         check_evaluation_mode("function", function)
         check_name("output", output, OUTPUT_CHOICES)
         check_instance("movement", movement, Movement)
-        if device is not None:
-            device = check_device("device", device)
-        self.moved = MovedImages(images, shifts, movement, device)
-        entries = len(self.moved)
+        check_images(images, least=1)
+        self._device = images.device if device is None else check_device("device", device)
+        self._function = function
+        self._images = images.detach()
+        self._movement = movement
+        steps = read_steps("shifts", shifts)
+        # Check in chunks, because all padded images together may not fit into memory.
+        for chunk in self._images.split(CHECKED_IMAGES):
+            self.shifts = movement.check(movement.place(chunk.to(self._device)), steps)
+        if all(map(any, self.shifts)):
+            raise wrong_value("shifts", self.shifts, WITH_ZERO)
+        self.batches = split_batches(self.shifts, len(images), int(batch_size))
+        self._zero = self.batches[0][0][0]
+        entries = len(self.shifts) * len(images)
         size = math.prod(movement.seen_size(images.shape[2:])) * images.shape[1]
         num_bytes = min(int(batch_size), entries) * size * images.element_size()
         check_memory("batch_size", batch_size, num_bytes, "moved images")
-        check_memory("shifts", len(self.moved.shifts), entries * ENTRY_BYTES, "responses")
-        self._function = function
+        check_memory("shifts", len(self.shifts), entries * ENTRY_BYTES, "responses")
         self._output = output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.check_labels(labels, len(images))
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
         self._references = torch.empty(0)
-        self._tables = {"evaluated": torch.zeros(len(self.moved), dtype=torch.bool)}
+        self._tables = {"evaluated": torch.zeros(len(self.shifts), len(images), dtype=torch.bool)}
 
-    def evaluate(self, entries: range) -> None:
+    def evaluate(self, batch: Batch) -> None:
         """Evaluate the model on a batch in one call, and compare its output with the expected one.
 
-        Args:
-            entries: Indices of images at shifts, which continue those of the batch before.
+        The batch with the zero shift must come first.
         """
-        output = self._call(entries)
-        not_finite = outputs.not_finite(output)
-        num_valid = len(entries)
-        if not_finite.any():
-            num_valid = int(not_finite.to(torch.uint8).argmax())
-        for segment in self.moved.segments(entries[:num_valid]):
-            self._compare(segment, output[segment.rows])
-        if num_valid < len(entries):
-            named = [
-                f"at shift {self.moved.shifts[segment.rank]} "
-                f"for {count} of {len(not_finite[segment.rows])} images"
-                for segment in self.moved.segments(entries)
-                if (count := int(not_finite[segment.rows].sum()))
-            ]
-            more = f" and at {len(named) - 3} more shifts" if len(named) > 3 else ""
-            raise ModelError(
-                f"the output of the model holds NaN or infinity {', '.join(named[:3])}{more}"
-            )
+        shifts, images = batch
+        output = self._call(batch)
+        for shift, part in zip(shifts, output.unflatten(0, (len(shifts), -1)), strict=True):
+            not_finite = outputs.not_finite(part)
+            if not_finite.any():
+                raise ModelError(
+                    f"the output of the model holds NaN or infinity at shift {self.shifts[shift]} "
+                    f"for {int(not_finite.sum())} of {len(part)} images"
+                )
+            if shift == self._zero:
+                self._references[images] = part.cpu()
+            self._compare(part, shift, torch.arange(images.start, images.stop))
+
+    def is_evaluated(self, batch: Batch) -> bool:
+        """Return True if a batch was evaluated."""
+        shifts, images = batch
+        return bool(self._tables["evaluated"][list(shifts), images].all())
 
     @property
     def num_evaluated(self) -> int:
-        """Number of entries that were evaluated."""
+        """Number of evaluated entries, which are images at a shift."""
         return int(self._tables["evaluated"].sum())
+
+    @property
+    def num_entries(self) -> int:
+        """Number of all entries, which are images at a shift."""
+        return self._tables["evaluated"].numel()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all results so far, to be saved in a file."""
         return {"references": self._references, **self._tables}
 
-    def restore(self, tensors: Mapping[str, Tensor], batch_size: int) -> float:
-        """Resume from saved results, and check the model on the first batch.
+    def restore(self, tensors: Mapping[str, Tensor]) -> float:
+        """Resume from saved results, and check the model on the first unshifted images.
 
         Returns:
-            Relative difference ‖now − then‖ / ‖then‖ between the outputs of the first batch now
-            and those that were saved.
+            Relative difference ‖now − then‖ / ‖then‖ between the outputs now and those that were
+            saved, or infinity if they have another shape or dtype.
         """
-        entries = range(min(batch_size, self.moved.num_images))
-        output = self._call(entries)
+        images = self.batches[0][1]
+        output = self._call(((self._zero,), images))
         for name, tensor in self.tensors().items():
             stored = tensors.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-                raise wrong_argument(
-                    f"{name} of the checkpoint",
-                    "missing or of another shape",
-                    f"{tuple(tensor.shape)}",
-                )
+                return math.inf
             tensor.copy_(stored)
-        known = min(self.num_evaluated, len(entries))
-        now, then = output[:known].float().cpu(), self._references[:known].float()
+        is_known = self._tables["evaluated"][self._zero, images]
+        now, then = output.cpu()[is_known].float(), self._references[images][is_known].float()
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self) -> Responses:
         """Return the results so far."""
-        order = torch.tensor(self.moved.order).argsort()
-        tables = {
-            name: values.reshape(len(order), -1)[order] for name, values in self._tables.items()
-        }
         return Responses(
-            self.moved.movement,
-            self.moved.given_shifts,
+            self._movement,
+            self.shifts,
             self._output,
             labels=self._labels,
             num_values=self._references.shape[1] if self._output in CLASSIFIERS else None,
             epsilon=self._epsilon,
-            **tables,
+            **self._tables,
         )
 
-    def _call(self, entries: range) -> Tensor:
-        segments = self.moved.segments(entries)
-        batch = self.moved.batch(segments)
-        output, kind = call_model(self._function, batch, lambda: self.moved.where(segments))
+    def _call(self, batch: Batch) -> Tensor:
+        """Return the output of the model for a batch of shifted images."""
+        shifts, images = batch
+        placed = self._movement.place(self._images[images].to(self._device))
+        # Concatenate even a single shift, because the model may write into its input.
+        moved = torch.cat([self._movement.move(placed, self.shifts[shift]) for shift in shifts])
+        more = f" and {len(shifts) - 1} more" if len(shifts) > 1 else ""
+        where = (
+            f"at shift {self.shifts[shifts[0]]}{more}, images {images.start} to {images.stop - 1}"
+        )
+        output, kind = call_model(self._function, moved, lambda: where)
         if len(self._tables) == 1:
-            self._begin(output, kind, batch.shape[2:])
+            self._begin(output, kind, moved.shape[2:])
         output = arrange(output, self._output)
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
-            found = f"{self.moved.where(segments)} is {output.dtype} of shape {tuple(output.shape)}"
-            shape = (len(entries), *self._references.shape[1:])
-            expected = f"{self._references.dtype} of shape {shape}, as at first"
-            raise ModelError(f"the output of the model {found}, expected {expected}")
+            shape = (len(moved), *self._references.shape[1:])
+            raise ModelError(
+                f"the output of the model {where} is {output.dtype} of shape "
+                f"{tuple(output.shape)}, expected {self._references.dtype} of shape {shape}, as at "
+                "first"
+            )
         return output
 
     def _begin(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
         """Determine kind and format of all outputs by the first one."""
-        moved = self.moved
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
         self._output, self._stride = infer_kind(output, seen_size, asked, self._stride, label_axes)
         output = arrange(output, self._output)
         if self._stride is not None:
             outputs.check_dense_shifts(
-                moved.shifts, output.shape[2:], self._stride, seen_size, moved.movement
+                self.shifts, output.shape[2:], self._stride, seen_size, self._movement
             )
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
@@ -263,41 +209,35 @@ class Measurement:
             ranks = ["predictions"]
         if self._output in WITH_PROBABILITIES:
             names.append("probability_change")
-        self._tables |= {name: torch.zeros(len(moved), dtype=torch.float64) for name in names}
-        self._tables |= {name: torch.full((len(moved),), -1) for name in ranks}
-        self._references = torch.zeros(moved.num_images, *output.shape[1:], dtype=output.dtype)
+        shape = self._tables["evaluated"].shape
+        self._tables |= {name: torch.zeros(shape, dtype=torch.float64) for name in names}
+        self._tables |= {name: torch.full(shape, -1) for name in ranks}
+        self._references = torch.zeros(shape[1], *output.shape[1:], dtype=output.dtype)
 
-    def _compare(self, segment: Segment, output: Tensor) -> None:
-        """Note the errors of the outputs of a segment."""
-        if segment.rank == 0:
-            self._references[segment.images] = output.cpu()
+    def _compare(self, output: Tensor, shift: int, images: Tensor) -> None:
+        """Note the errors of the outputs for images at one shift."""
         num_rows = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
-        entry = segment.rank * self.moved.num_images + segment.images.start
-        image = segment.images.start
-        for part in output.split(num_rows):
-            images = torch.arange(image, image + len(part))
-            entries = slice(entry, entry + len(part))
-            for name, values in self._errors(part, images, self.moved.shifts[segment.rank]).items():
-                self._tables[name][entries] = values.cpu().to(self._tables[name].dtype)
-            self._tables["evaluated"][entries] = True
-            entry += len(part)
-            image += len(part)
+        for part, rows in zip(output.split(num_rows), images.split(num_rows), strict=True):
+            for name, values in self._errors(part, shift, rows).items():
+                table = self._tables[name]
+                table[shift, rows] = values.to(table)
+        self._tables["evaluated"][shift, images] = True
 
-    def _errors(self, output: Tensor, images: Tensor, shift: CheckedShift) -> outputs.Tables:
+    def _errors(self, output: Tensor, shift: int, images: Tensor) -> outputs.Tables:
         """Return the errors of the outputs for images at one shift."""
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
-            return outputs.box_errors(output, reference, shift, self._seen_size)
+            return outputs.box_errors(output, reference, self.shifts[shift], self._seen_size)
         if self._stride is None:
             errors = outputs.vector_errors(output, reference, self._output)
             if "rank" in self._tables:
                 errors |= outputs.feature_distances(output.cpu(), self._references, images)
             return errors
         compared = outputs.compared_maps(
-            output, reference, shift, self._stride, self.moved.movement
+            output, reference, self.shifts[shift], self._stride, self._movement
         )
         errors = outputs.squares(*compared)
         if self._output == "segmentation":
-            found, expected = (each.argmax(dim=1) for each in compared)
-            errors["overlap"] = outputs.class_overlap(found, expected, output.shape[1])
+            predicted, expected = (maps.argmax(dim=1) for maps in compared)
+            errors["overlap"] = outputs.class_overlap(predicted, expected, output.shape[1])
         return errors

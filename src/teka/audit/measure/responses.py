@@ -24,7 +24,7 @@ from teka.errors import wrong_argument, wrong_value
 
 WITH_ZERO = "a set with the zero shift, to which the others are compared"
 SINGLE_PRECISION = 2.0**-23
-_TABLES = (
+TABLES = (
     "evaluated",
     "error_squared",
     "norm_squared",
@@ -96,14 +96,12 @@ class Responses:
         if not isinstance(self.shifts, Sequence):  # an iterator can be read only once
             raise wrong_value("shifts", self.shifts, "a list of shifts")
         read_steps("shifts", self.shifts)
-        for name in (*_TABLES, "labels"):
-            if getattr(self, name) is not None:
-                check_dense(name, getattr(self, name))
         check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOL_DTYPES)
-        for name in _TABLES[1:]:
-            if getattr(self, name) is not None or name in ("error_squared", "norm_squared"):
-                check_tensor(name, getattr(self, name), *self.evaluated.shape, dtypes=None)
+        for name, table in self.tables().items():
+            check_dense(name, table)
+            check_tensor(name, table, *self.evaluated.shape, dtypes=None)
         if self.labels is not None:
+            check_dense("labels", self.labels)
             check_tensor("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
         if all(any(shift) for shift in self.shifts):
             raise wrong_value("shifts", self.shifts, WITH_ZERO)
@@ -131,11 +129,9 @@ class Responses:
     @cached_property
     def correct(self) -> Bool[Tensor, "shifts images"] | None:
         """Mask of correct predictions, or None without labels or predictions."""
-        return (
-            None
-            if self.predictions is None or self.labels is None
-            else self.predictions == self.labels
-        )
+        if self.predictions is None or self.labels is None:
+            return None
+        return self.predictions == self.labels
 
     @cached_property
     def agreement(self) -> Bool[Tensor, "shifts images"] | None:
@@ -159,26 +155,6 @@ class Responses:
         # An output that is zero everywhere and does not change has no error.
         return error, torch.where(is_empty[:, None], 1.0, norm)
 
-    @property
-    def is_decided(self) -> bool:
-        """True if each image was evaluated at all shifts or misclassified at one. Needs labels."""
-        return bool((self.evaluated.all(dim=0) | self._was_wrong).all())
-
-    @property
-    def correct_at_every_shift(self) -> Bool[Tensor, " images"] | None:
-        """Mask of images that are correct at every shift, or None without labels or predictions.
-
-        If some images are not decided, only the shifts count at which all images were evaluated.
-        """
-        if self.correct is None:
-            return None
-        return ~self._was_wrong if self.is_decided else self.correct[self.complete].all(dim=0)
-
-    @property
-    def _was_wrong(self) -> Bool[Tensor, " images"]:
-        assert self.correct is not None
-        return (self.evaluated & ~self.correct).any(dim=0)
-
     def take_complete(self) -> "Responses":
         """Return the responses at the shifts at which all images were evaluated.
 
@@ -193,17 +169,17 @@ class Responses:
         if complete.all():
             return self
         shifts = tuple(itertools.compress(self.shifts, complete))
-        tables = {
-            name: table[complete] for name in _TABLES if (table := getattr(self, name)) is not None
-        }
+        tables = {name: table[complete] for name, table in self.tables().items()}
         return replace(self, shifts=shifts, **tables)
 
     def take_images(self, chosen: Bool[Tensor, " images"]) -> "Responses":
         """Return the responses for the chosen images."""
-        tables = {
-            name: table[:, chosen] for name in _TABLES if (table := getattr(self, name)) is not None
-        }
+        tables = {name: table[:, chosen] for name, table in self.tables().items()}
         return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
+
+    def tables(self) -> dict[str, Tensor]:
+        """Return the tables of shape (S, N) by their names."""
+        return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:

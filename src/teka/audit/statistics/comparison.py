@@ -110,9 +110,7 @@ def compare_responses(
         if not all(metric.is_defined(responses) for responses in pair):
             continue
         if metric.is_share:
-            is_whole = metric.over == "every" and first.is_decided and second.is_decided
-            sides = (first, second) if is_whole else pair
-            values, others = (metric.of_images(responses) for responses in sides)
+            values, others = (metric.of_images(responses) for responses in pair)
             differences = values.astype(float) - others
             draws = padded_bootstrap.means(_with_two_images(differences))
             found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)

@@ -24,9 +24,7 @@ def summarize(
     """Compute all metrics that the outputs of a model define, with intervals and bands.
 
     Shares of images have Wilson's interval. Averages have the interval of a bootstrap over images.
-    Bands cover all shifts together. Shifts at which some images were not evaluated are left out,
-    except for the accuracy at every shift, because a single wrong prediction decides it for an
-    image.
+    Bands cover all shifts together. Shifts at which some images were not evaluated are left out.
 
     >>> import torch
     >>> from torch import nn
@@ -75,7 +73,7 @@ def summarize(
             ends = mean.lower[0], mean.upper[0]
             numbers[name] = estimate(mean.values[0], ends, confidence, mean.method)
         else:
-            values = metric.of_images(responses if metric.over == "every" else complete)
+            values = metric.of_images(complete)
             if values.dtype == bool:
                 numbers[name] = estimate_share(values, confidence)
             elif metric.over == "correct":
