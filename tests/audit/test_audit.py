@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from teka import convert
 from teka.audit.audit import audit
 from teka.audit.caveats import Caveat
 from teka.audit.measure.distances import NoiseFloor
@@ -76,15 +77,33 @@ def test_a_delayed_identity_moves_along_exactly():
     report = audit(delayed, random_images(), settings=replace(QUICK, modes=("circular", "fourier")))
     assert report.metrics[0].output == "dense"
     assert report.metrics[0].numbers["maximum_error"].value == 0.0
-    assert "does not change the output beyond rounding" in report.verdict[0]
-    assert "the output shifts exactly with the image" in report.verdict[1]
+    assert "moves the output along exactly" in report.verdict[0]
+    assert "moving the image moves the output along exactly" in report.verdict[1]
 
 
 def test_an_invariant_model_is_said_not_to_change():
     images = random_images()
     report = audit(invariant, images, invariant(images).argmax(1), settings=QUICK)
     assert report.metrics[0].numbers["maximum_error"].value < 1e-5
-    assert "the output does not change" in report.verdict[1]
+    assert "does not change the output beyond rounding" in report.verdict[1]
+
+
+def test_no_layer_is_named_if_the_output_is_exact():
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+    model = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    images = torch.rand(20, 1, 8, 8)
+    settings = replace(QUICK, parts=("layers",))
+    before = audit(model, images, settings=settings)
+    fixed, _ = convert.fix(model, before.layers)
+    after = audit(fixed, images, settings=settings)
+    assert after.is_exact
+    for report, num_breaks in ((before, 2), (after, 0)):
+        assert report.layers is not None
+        assert len(report.layers.breaks) == num_breaks
+        texts = (str(report), audit_text([report]), render_audit_page([report]))
+        for text in texts:
+            assert ("reaks equivariance first" in text) == (num_breaks > 0)
 
 
 def test_the_strided_layer_breaks_equivariance_first():
@@ -185,7 +204,7 @@ def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
     (metrics,) = report.metrics
     assert "maximum_error" not in metrics.numbers
     assert "consistency" in metrics.numbers
-    assert "the prediction changes in" in report.verdict[1]
+    assert "changes the prediction in" in report.verdict[1]
 
 
 def test_an_unknown_layer_is_refused_before_anything_is_measured():

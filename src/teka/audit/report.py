@@ -134,7 +134,7 @@ class AuditReport:
     >>> report.number("consistency")
     1.0
     >>> report.verdict[1][:52]
-    'Mode circular (3 shifts, 20 images): the output does'
+    'Mode circular (3 shifts, 20 images): moving the imag'
 
     Args:
         name: Name of the model.

@@ -212,13 +212,17 @@ def _examine_layers(context: AuditContext) -> None:
         raise wrong_value("model", type(model).__name__, expected)
     # A layer that breaks equivariance does so along one axis, and every shift costs a comparison.
     along_axes = [shift for shift in context.shifts if shift.count(0) == 1]
+    mode = context.settings.modes[0]
     context.layers = locate_layers(
         model,
         context.few_images,
         along_axes or context.shifts,
-        context.movement(context.settings.modes[0]),
+        context.movement(mode),
         layers=context.settings.layers,
     )
+    # If no shift changes the output, the layers compensate for each other, as after `teka fix`.
+    if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
+        context.layers = replace(context.layers, breaks={})
     context.caveats += caveats.phases_unseen(context.shifts, _coarsest_stride(context))
 
 

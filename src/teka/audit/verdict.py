@@ -39,55 +39,58 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
+    """Describe the mode in which shifts have the largest effect, or all modes if they are exact."""
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
-    decided = [metrics for metrics in moved if metrics not in undecided]
-    if all(metrics.is_exact for metrics in decided):
+    worst = max(moved, key=_effect_size)
+    described = [worst]
+    if all(metrics.is_exact for metrics in moved if metrics not in undecided):
         if undecided:
             return f"{_undecided_sentence(report)} ({_circumstances(undecided, report)})."
-        largest = max(metrics.numbers["maximum_error"].value for metrics in moved)
-        return (
-            f"{_moving(moved)} does not change the output beyond rounding (relative error at most "
-            f"{write_size(largest)}; {_circumstances(moved, report)})."
-        )
-    with_overlap = [metrics for metrics in moved if "overlap" in metrics.numbers]
-    if with_overlap:
-        worst = min(with_overlap, key=lambda metrics: metrics.numbers["overlap"].value)
-        overlap = worst.numbers["overlap"]
-        return (
-            f"{_moving([worst])} leaves a mean IoU of {write_share(overlap.value)} % with the "
-            f"shifted output for the original image ({_confidence(overlap)}; "
-            f"{_circumstances([worst], report)})."
-        )
-    with_predictions = [metrics for metrics in moved if "consistency" in metrics.numbers]
-    if with_predictions:
-        worst = min(with_predictions, key=lambda metrics: metrics.numbers["consistency"].value)
-        changed = _changed(worst)
+        described = moved
+    longest = max(abs(step) for metrics in described for shift in metrics.shifts for step in shift)
+    pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
+    effect, detail = _describe_effect(worst)
+    notes = f"{detail}{_circumstances(described, report)}"
+    return f"Moving the image by up to {pixels} {effect} ({notes})."
+
+
+def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
+    """Return a key by which modes are sorted: the loss of overlap, of consistency, the error."""
+    values = {name: number.value for name, number in metrics.numbers.items()}
+    return (
+        1 - values.get("overlap", 1.0),
+        1 - values.get("consistency", 1.0),
+        values.get("maximum_error", 0.0),
+    )
+
+
+def _describe_effect(metrics: Metrics) -> tuple[str, str]:
+    """Describe what moving the image does, and the precision of this number, or ""."""
+    numbers = metrics.numbers
+    if metrics.is_exact:
+        effect = "moves the output along exactly, up to rounding"
+        if metrics.output in INVARIANT_OUTPUTS:
+            effect = "does not change the output beyond rounding"
+        return effect, f"relative error at most {write_size(numbers['maximum_error'].value)}; "
+    if "overlap" in numbers:
+        overlap = numbers["overlap"]
+        effect = f"leaves a mean IoU of {write_share(overlap.value)} % with the moved output"
+        return f"{effect} for the original image", f"{_confidence(overlap)}; "
+    never = ""
+    if "consistency" in numbers:
+        same = numbers["consistency"]
+        changed = replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
         if changed.value > 0:
-            return (
-                f"{_moving([worst])} changes the prediction in {write_share(changed.value)} % of "
-                f"cases ({_confidence(changed)}; {_circumstances([worst], report)})."
-            )
-    with_errors = [metrics for metrics in moved if "maximum_error" in metrics.numbers]
+            effect = f"changes the prediction in {write_share(changed.value)} % of cases"
+            return effect, f"{_confidence(changed)}; "
+        never = ", and never the prediction"
     # An output that is 0 has no size to compare with.
     size = ""
-    if with_errors:
-        moved = [max(with_errors, key=lambda metrics: metrics.numbers["maximum_error"].value)]
-        size = f" by up to {write_size(moved[0].numbers['maximum_error'].value)} of its size"
-    never = ", and never the prediction" if with_predictions else ""
-    return f"{_moving(moved)} changes the output{size}{never} ({_circumstances(moved, report)})."
-
-
-def _changed(metrics: Metrics) -> Estimate:
-    """Return the share of images and shifts with a changed prediction, 1 − consistency."""
-    same = metrics.numbers["consistency"]
-    return replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
-
-
-def _moving(moved: Sequence[Metrics]) -> str:
-    longest = max(abs(step) for metrics in moved for shift in metrics.shifts for step in shift)
-    return f"Moving the image by up to {longest:g} pixel{'' if longest == 1 else 's'}"
+    if "maximum_error" in numbers:
+        size = f" by up to {write_size(numbers['maximum_error'].value)} of its size"
+    return f"changes the output{size}{never}", ""
 
 
 def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
@@ -138,48 +141,28 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
     if _is_undecided(metrics, report):
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
-    if metrics.is_exact:
-        effect = (
-            "does not change"
-            if metrics.output in INVARIANT_OUTPUTS
-            else "shifts exactly with the image"
+    effect, detail = _describe_effect(metrics)
+    notes = f" ({detail.removesuffix('; ')})" if detail else ""
+    parts = [f"{where}: moving the image {effect}{notes}"]
+    if "minimum_overlap" in numbers:
+        parts.append(f"{write_share(numbers['minimum_overlap'].value)} % at the worst shift")
+    if "retrieval" in numbers:
+        parts.append(
+            f"{_interval(numbers['retrieval'])} of the shifted images have features nearest to "
+            "those of the same image unshifted"
         )
-        accuracy = ""
-        if "accuracy" in numbers:
-            accuracy = f"; {_interval(numbers['accuracy'])} of the images are classified correctly"
-        error = write_size(numbers["maximum_error"].value)
-        return f"{where}: the output {effect}, with a relative error of at most {error}{accuracy}."
-    if "overlap" in numbers:
-        lowest = write_share(numbers["minimum_overlap"].value)
-        return (
-            f"{where}: the mean IoU with the shifted output for the original image is "
-            f"{_interval(numbers['overlap'])}, and {lowest} % at the worst shift."
-        )
-    if "consistency" not in numbers:
-        size = retrieval = ""
-        if "maximum_error" in numbers:
-            size = f" by {write_size(numbers['maximum_error'].value)} of its size"
-        if "retrieval" in numbers:
-            retrieval = (
-                f"; {_interval(numbers['retrieval'])} of the shifted images have features nearest "
-                "to those of the same image unshifted"
+    if "accuracy" in numbers:
+        accuracy = f"{_interval(numbers['accuracy'])} of the images are classified correctly"
+        if not metrics.is_exact:
+            by_shift = metrics.curves["accuracy"].values
+            worst = metrics.shifts[by_shift.index(min(by_shift))]
+            accuracy += (
+                f" unshifted, {write_share(min(by_shift))} % at the worst shift, (dy, dx) = "
+                f"({', '.join(map(write_step, worst))}), and "
+                f"{_interval(numbers['worst_shift_accuracy'])} at every shift"
             )
-        return f"{where}: the output changes{size} at the worst shift{retrieval}."
-    changes = f"{where}: the prediction changes in {_interval(_changed(metrics))} of cases"
-    if "minimum_accuracy" not in numbers:
-        return f"{changes}."
-    accuracy_by_shift = metrics.curves["accuracy"].values
-    worst = metrics.shifts[accuracy_by_shift.index(min(accuracy_by_shift))]
-    return (
-        f"{changes}; {_interval(numbers['accuracy'])} of the images are classified correctly "
-        f"unshifted, {write_share(numbers['minimum_accuracy'].value)} % at the worst shift, "
-        f"(dy, dx) = {_write_tuple(worst)}, and {_interval(numbers['worst_shift_accuracy'])} at "
-        "every shift."
-    )
-
-
-def _write_tuple(shift: Sequence[int | float]) -> str:
-    return f"({', '.join(map(write_step, shift))})"
+        parts.append(accuracy)
+    return f"{'; '.join(parts)}."
 
 
 def _layer_sentences(report: AuditReport) -> list[str]:
@@ -196,18 +179,14 @@ def _layer_sentences(report: AuditReport) -> list[str]:
             name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
         ]
         added = f"; absolute positions are added in {' and '.join(owners)}" if owners else ""
-        # A grid that moves with the image, as in adaptive sampling, may compensate for a layer.
-        role = "Breaks equivariance first"
-        if report.is_exact:
-            role = "Not equivariant alone, but without effect on the output"
-        sentences.append(f"{role}: {', '.join(broken)}{added}.")
+        sentences.append(f"Breaks equivariance first: {', '.join(broken)}{added}.")
     if layers.undecided:
         noise = max(layer.noise for layer in layers.undecided)
         sentences.append(
             f"Whether {layers.undecided[0].name} and the layers after it break equivariance cannot "
             f"be decided: two copies of the same images differ by up to {write_size(noise)} there."
         )
-    if not sentences:
+    if not sentences and not report.is_exact:
         threshold = write_size(layers.threshold)
         sentences.append(
             f"No layer breaks equivariance: every error is at most {threshold} of its output."

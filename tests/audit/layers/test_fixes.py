@@ -41,17 +41,17 @@ def test_recommended_fixes_follow_from_the_first_breaks_and_the_mode():
 def test_impossible_fixes_are_not_recommended():
     found = found_in(nn.Conv2d(2, 4, 5, 2, padding=1))
     assert found.breaks["aliasing"].name == "0"
-    assert found.mendable("polyphase") == ()
+    assert found.fixable("polyphase") == ()
     assert "it makes 7 × 11 cells of 16 × 24" in found.fixes["polyphase"]["0"]
     assert "polyphase" not in found.advised
 
 
 def test_a_fix_applies_to_all_suitable_layers_that_were_examined():
     found = found_in(*STRIDED)
-    assert found.mendable("blur") == found.mendable("polyphase") == ("0", "2")
-    assert found.mendable("circular") == ("0", "3")
-    assert found.mendable("positions") == ()
-    assert found_in(*STRIDED, layers=["2"]).mendable("blur") == ("2",)
+    assert found.fixable("blur") == found.fixable("polyphase") == ("0", "2")
+    assert found.fixable("circular") == ("0", "3")
+    assert found.fixable("positions") == ()
+    assert found_in(*STRIDED, layers=["2"]).fixable("blur") == ("2",)
 
 
 @pytest.mark.parametrize(

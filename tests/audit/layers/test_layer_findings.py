@@ -27,12 +27,10 @@ def finding(name, added=None, noise=0.0):
 def findings(*layers, threshold=1e-4):
     return LayerFindings(
         findings=layers,
-        first_break="a",
         threshold=threshold,
         absolute_embeddings=("a.pos_embed",),
         skipped={"b": "it was not called"},
         breaks={"interior": LayerBreak("interior", "a", "Conv2d", 0.25, 1e-4, ("b", "c"))},
-        flattened=("head",),
         shifts=((0, 1), (2, 0.5)),
         movement=Movement("zero", 0.5),
         num_images=4,

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
+from teka.audit.layers import localize
 from teka.audit.layers.localize import locate_layers
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
@@ -148,17 +149,11 @@ def test_padding_that_reaches_every_cell_is_an_edge_break():
     assert find(found, "0").interior_error is None
 
 
-def test_a_layer_after_a_pool_does_not_read_a_flattened_map():
-    model = network(circular(2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
-    assert locate_layers(model, images(), SHIFTS, CIRCULAR).flattened == ()
-
-
 def test_a_layer_that_reads_a_flattened_map_breaks_the_interior_after_padding():
     model = network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     assert found.first_break == "2"
     assert found.breaks["interior"].cause == "separate weights for each position"
-    assert found.flattened == ("2",)
     assert found.findings[1].layout == "flattened"
 
 
@@ -240,19 +235,6 @@ def test_only_selected_layers_are_examined():
     assert found.skipped == {}
 
 
-def test_the_function_that_runs_the_model_may_change_the_images():
-    model = network(circular(2, 4), circular(4, 4, stride=4))
-    doubled = locate_layers(
-        model,
-        images(),
-        axis_shifts(4),
-        CIRCULAR,
-        function=lambda batch: model(batch.repeat_interleave(2, 2).repeat_interleave(2, 3)),
-    )
-    assert [one.stride for one in doubled.findings] == [(0.5, 0.5), (2, 2)]
-    assert {kind: one.name for kind, one in doubled.breaks.items()} == {"aliasing": "1"}
-
-
 def test_the_batch_size_does_not_change_the_errors():
     model, moved = network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
     whole, parts = (
@@ -265,8 +247,9 @@ def test_the_batch_size_does_not_change_the_errors():
         )
 
 
-def test_images_are_chosen_evenly_spaced():
-    found = locate_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR, num_images=2)
+def test_images_are_chosen_evenly_spaced(monkeypatch):
+    monkeypatch.setattr(localize, "NUM_IMAGES", 2)
+    found = locate_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR)
     chosen = locate_layers(network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
     assert found.num_images == 2
     assert found.findings == chosen.findings
@@ -349,8 +332,7 @@ def test_invalid_arguments_are_errors():
         (r"layers must be .*got 'stem'", {"layers": ["stem"]}),
         ("shifts", {"shifts": [(0, 0)]}),
         ("shifts must be", {"shifts": [(0, 99)]}),
-        ("threshold", {"threshold": 0.0}),
-        ("num_images", {"num_images": 0}),
+        ("batch_size", {"batch_size": 0}),
         ("images must have", {"images": images()[0]}),
         ("images must have", {"images": images()[:0]}),
     ):

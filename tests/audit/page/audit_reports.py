@@ -134,7 +134,6 @@ def make_layers():
             layer("blocks.0.attention.output.dense", "Linear", 0.7, 0.72, 0.75, 0.1),
             layer("head", "Linear", None, None, 0.5, None, grid=()),
         ),
-        first_break="add_position",
         threshold=1e-3,
         absolute_embeddings=("add_position.position",),
         skipped={"dropout": "its output is no tensor"},

@@ -125,7 +125,7 @@ def test_layer_chart_of_an_exact_model(figures):
     exact = dataclasses.replace(
         layers.findings[0], interior_error=0.0, border_error=0.0, aliasing_error=None, noise=0.0
     )
-    chart = layer_chart(dataclasses.replace(layers, findings=(exact,), breaks={}, first_break=None))
+    chart = layer_chart(dataclasses.replace(layers, findings=(exact,), breaks={}))
     assert "No layer breaks" in chart
     assert not any(
         math.isnan(value) for line in figures[0].axes[0].lines for value in line.get_ydata()

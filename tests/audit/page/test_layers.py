@@ -1,13 +1,13 @@
 import dataclasses
 
 from teka.audit.layers.localize import BREAKS
-from teka.audit.page.layers import BREAK_ROLES, COLUMNS, explaining_layers, layer_rows
+from teka.audit.page.layers import BREAK_ROLES, COLUMNS, explain_layers, layer_rows
 from teka.audit.page.pages import render_audit_page
 from tests.audit.page.audit_reports import make_layers, make_report
 
 
 def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positions():
-    blamed = [(role, name) for role, name, _ in explaining_layers(make_layers())]
+    blamed = [(role, name) for role, name, _ in explain_layers(make_layers())]
     assert blamed == [
         ("breaks equivariance first, inside the image", "add_position"),
         ("breaks equivariance first, at shifts that are not a multiple of its stride", "embed"),
@@ -18,27 +18,30 @@ def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positi
 
 
 def test_nobody_is_blamed_where_nothing_was_measured():
-    assert explaining_layers(None) == []
+    assert explain_layers(None) == []
     assert 'id="layers"' in render_audit_page([make_report()])
     for layers in (None, dataclasses.replace(make_layers(), findings=())):
         assert 'id="layers"' not in render_audit_page([make_report(layers=layers)])
 
 
-def test_the_fix_stands_beside_the_layer_that_it_mends_and_nowhere_else():
+def test_the_fix_is_named_beside_the_layers_that_it_changes():
     layers = make_layers()
-    assert not any("teka fix" in words for *_, words in explaining_layers(layers))
+    assert not any("teka fix" in words for *_, words in explain_layers(layers))
     fixes = {
         "polyphase": {"embed": "", "other": ""},
         "positions": {"add_position.position": ""},
         "blur": {"embed": "why"},
     }
-    mended = {
-        name: words
-        for _, name, words in explaining_layers(dataclasses.replace(layers, fixes=fixes))
+    words_by_layer = {
+        name: words for _, name, words in explain_layers(dataclasses.replace(layers, fixes=fixes))
     }
-    assert mended["embed"].endswith("error 0.4; teka fix --fix polyphase")
-    assert mended["add_position.position"].endswith("; teka fix --fix positions")
-    assert "teka fix" not in mended["blocks.0.attention.output.dense"]
+    assert words_by_layer["embed"].endswith("error 0.4; teka fix --fix polyphase")
+    assert words_by_layer["add_position.position"].endswith("; teka fix --fix positions")
+    assert "teka fix" not in words_by_layer["blocks.0.attention.output.dense"]
+
+
+def test_no_layer_is_named_if_nothing_breaks():
+    assert explain_layers(dataclasses.replace(make_layers(), breaks={})) == []
 
 
 def test_every_kind_of_break_has_a_role():

@@ -13,16 +13,14 @@ from teka.audit.layers.layer_errors import error_limit
 from teka.audit.layers.layouts import absolute_embeddings, declared_stride, pads_edge
 from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, compare_shifts
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
-from teka.audit.model_call import Model, check_evaluation_mode
+from teka.audit.model_call import check_evaluation_mode
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
-    check_callable,
     check_dense,
     check_instance,
     check_module,
     check_names,
-    check_number,
     check_sizes,
     check_tensor,
 )
@@ -32,11 +30,10 @@ from teka.errors import wrong_value
 BREAKS = ("interior", "edge", "aliasing")
 # A module is not a jump of its own if one of its parts has at least this share of its increase.
 EXPLAINED_SHARE = 0.5
-# Default threshold, and minimum threshold in roundings of the coarsest dtype of the layers.
+NUM_IMAGES = 32  # maximum number of images
+# Threshold, and its minimum in roundings of the coarsest dtype of the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
-# A module that returns a part's output is listed too if it adds this multiple of the part's error.
-PART_FACTOR = 2.0
 
 
 def is_inside(name: str, module: str) -> bool:
@@ -120,12 +117,12 @@ class LayerFindings:
 
     Args:
         findings: Errors of the layers, in the order in which they finished.
-        first_break: Name of the first module that breaks equivariance inside the image, or None.
         threshold: Largest error of an equivariant layer.
         absolute_embeddings: Names of parameters, buffers and modules with absolute positions.
         skipped: Modules that could not be compared, with the reason.
-        breaks: First layer of each kind of break, by the names in `BREAKS`.
-        flattened: Modules that read a flattened map, with separate weights for each cell.
+        breaks: First layer of each kind of break, by the names in `BREAKS`. An audit leaves them
+            out if no shift changes the output of the model, because then the layers compensate
+            for each other.
         shifts: The shifts without zero.
         movement: How the images were shifted.
         num_images: Number of images.
@@ -134,17 +131,21 @@ class LayerFindings:
     """
 
     findings: tuple[LayerFinding, ...]
-    first_break: str | None
     threshold: int | float
     absolute_embeddings: tuple[str, ...]
     skipped: dict[str, str]
     breaks: dict[str, LayerBreak] = field(default_factory=dict)
-    flattened: tuple[str, ...] = ()
     shifts: CheckedShifts = ()
     movement: Movement | None = None
     num_images: int = 0
     seen_size: tuple[int, ...] = ()
     fixes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @property
+    def first_break(self) -> str | None:
+        """Name of the first module that breaks equivariance inside the image, or None."""
+        layer = self.breaks.get("interior")
+        return None if layer is None else layer.name
 
     @property
     def max_shift(self) -> int | float:
@@ -160,7 +161,7 @@ class LayerFindings:
         wraps = self.movement is None or self.movement.wraps
         advised = []
         for fix in FIXES.values():
-            layer, names = self.breaks.get(fix.kind), self.mendable(fix.name)
+            layer, names = self.breaks.get(fix.kind), self.fixable(fix.name)
             if layer is None or fix.wraps not in (None, wraps):
                 continue
             module = layer.name.partition(" (call ")[0]
@@ -175,7 +176,7 @@ class LayerFindings:
         """Layers whose error cannot be distinguished from noise."""
         return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
-    def mendable(self, fix: str) -> tuple[str, ...]:
+    def fixable(self, fix: str) -> tuple[str, ...]:
         """Return the names of the layers to which a fix can be applied."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
@@ -188,18 +189,16 @@ class LayerFindings:
             count: Maximum number of layers.
         """
         rising = [
-            (finding.added, finding)
-            for finding in self.findings
-            if finding.added is not None
-            and finding.added > error_limit(self.threshold, finding.noise)
+            layer
+            for layer in self.findings
+            if (layer.added or 0.0) > error_limit(self.threshold, layer.noise)
         ]
-        own = []
-        for added, finding in rising:
-            parts = [more for more, part in rising if is_inside(part.name, finding.name)]
-            if max(parts, default=0.0) < EXPLAINED_SHARE * added:
-                own.append((added, finding))
-        own.sort(key=lambda jump: -jump[0])
-        return tuple(finding for _, finding in own[:count])
+        jumps = []
+        for layer in rising:
+            parts = [part.added or 0.0 for part in rising if is_inside(part.name, layer.name)]
+            if max(parts, default=0.0) < EXPLAINED_SHARE * (layer.added or 0.0):
+                jumps.append(layer)
+        return tuple(sorted(jumps, key=lambda layer: layer.added or 0.0, reverse=True)[:count])
 
 
 def locate_layers(
@@ -208,19 +207,17 @@ def locate_layers(
     shifts: Iterable[Shift | SubpixelShift],
     movement: Movement,
     *,
-    function: Model | None = None,
     layers: Sequence[str] | None = None,
-    threshold: int | float | None = None,
-    num_images: int = 32,
     batch_size: int = 64,
 ) -> LayerFindings:
     """Find the layers that break shift equivariance.
 
     Every layer's output for shifted images is compared with its output for unshifted images,
-    shifted by the corresponding number of cells. Forward hooks record inputs and outputs of all
-    modules. Errors are those of the worst shift, over all images. A module that only passes on its
-    input or the output of a part is not listed, unless `layers` names it. docs/audit_layers.md
-    describes the layers that are recognized and compared.
+    shifted by the corresponding number of cells. A layer breaks equivariance if its error is above
+    1e-4 (or 4 roundings of the layers' dtype) and above 10 times its noise. Forward hooks record
+    inputs and outputs of all modules. Errors are those of the worst shift, over all images. A
+    module that only passes on its input or the output of a part is not listed, unless `layers`
+    names it. docs/audit_layers.md describes the layers that are recognized and compared.
 
     >>> import torch
     >>> from torch import nn
@@ -235,15 +232,10 @@ def locate_layers(
 
     Args:
         module: The model in evaluation mode, or the part of it to examine.
-        images: Images (B, C, H, W).
+        images: Images (B, C, H, W). At most 32 are used, evenly spaced.
         shifts: Shifts (dy, dx). Zero and fractional shifts are left out.
         movement: How the images are shifted.
-        function: Function that runs the model on images, for example with normalization.
-            Default: the module.
         layers: Names of the modules to examine. Default: all modules.
-        threshold: Largest error of an equivariant layer. Default: 1e-4, or 4 roundings of the
-            layers' dtype if that is larger.
-        num_images: Maximum number of images, which are chosen evenly spaced.
         batch_size: Maximum number of images per forward pass, at least two.
 
     Raises:
@@ -256,11 +248,7 @@ def locate_layers(
     check_dense("images", images)
     check_tensor("images", images, "images", "channels", "height", "width")
     check_instance("movement", movement, Movement)
-    if function is not None:
-        check_callable("function", function)
-    if threshold is not None:
-        check_number("threshold", threshold, "a positive number", low=0, exclude=(0,))
-    check_sizes({"num_images": num_images, "batch_size": batch_size})
+    check_sizes({"batch_size": batch_size})
     # These modules are not called or do not support hooks.
     uncalled = (nn.ModuleList, nn.ModuleDict, torch.jit.ScriptModule)
     modules = {
@@ -269,7 +257,7 @@ def locate_layers(
     if layers is not None:
         layers = check_names("layers", layers, modules)
         modules = {name: part for name, part in modules.items() if name in layers}
-    chosen = torch.linspace(0, len(images) - 1, min(num_images, len(images))).round().long()
+    chosen = torch.linspace(0, len(images) - 1, min(NUM_IMAGES, len(images))).round().long()
     tensors = (*module.parameters(), *module.buffers(), images)
     placed = movement.place(images[chosen].to(tensors[0].device))
     # For fractional shifts, the cells of the images themselves cannot be compared.
@@ -277,28 +265,22 @@ def locate_layers(
     steps = tuple(shift for shift in checked if any(shift) and not any(step % 1 for step in shift))
     if not steps:
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
-    run = module if function is None else function
     with torch.no_grad():
-        trace = trace_model(run, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
-        compare_shifts(run, trace, placed, steps, movement, batch_size)
-    if threshold is None:
-        epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
-        threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
+        trace = trace_model(module, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
+        compare_shifts(module, trace, placed, steps, movement, batch_size)
+    epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
+    threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     absolute = absolute_embeddings(module, trace.grids)
     if layers is None:
         absolute = tuple(name for name in absolute if _is_used(name, trace))
     breaks = _first_breaks(trace, threshold, absolute)
     always = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
-        findings=_list_findings(trace, threshold, always),
-        first_break=breaks["interior"].name if "interior" in breaks else None,
+        findings=_list_findings(trace, always),
         threshold=threshold,
         absolute_embeddings=absolute,
         skipped=_skipped(trace),
         breaks=breaks,
-        flattened=tuple(
-            dict.fromkeys(event.module_name for event in trace.events if _reads_flattened(event))
-        ),
         shifts=steps,
         movement=movement,
         num_images=len(chosen),
@@ -382,32 +364,19 @@ def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
     return "absolute position embeddings" if is_added else ""
 
 
-def _list_findings(
-    trace: ModelTrace, threshold: float, always: set[str]
-) -> tuple[LayerFinding, ...]:
-    """Return the findings to list.
-
-    Listed are layers with a new tensor, layers that break equivariance or are in `always`, and
-    layers that add far more error than their parts.
-    """
+def _list_findings(trace: ModelTrace, always: set[str]) -> tuple[LayerFinding, ...]:
+    """Return the findings of layers with a new tensor, and of the layers named in `always`."""
     findings: list[LayerFinding] = []
-    added: dict[str, float] = {}
     listed: set[TracedTensor] = set()
     for event in trace.events:
-        name, tensor, source = event.module_name, event.tensor, event.source
+        tensor, source = event.tensor, event.source
         if tensor is None or tensor.errors is None or not event.is_output:
             continue
-        errors, before = tensor.errors, source and source.errors
-        increase = before and errors.added_to(before)
-        inside = f"{name}." if name else ""
-        parts = [more for part, more in added.items() if part != name and part.startswith(inside)]
-        most = max(error_limit(threshold, tensor.noise), PART_FACTOR * max(parts, default=0.0))
         is_new = tensor is not source and tensor not in listed
-        adds_more = increase is not None and increase > most
-        if not (is_new or adds_more or name in always or event.name in always):
+        if not (is_new or event.name in always or event.module_name in always):
             continue
         listed.add(tensor)
-        added[name] = max(increase or 0.0, added.get(name, 0.0))
+        errors, before = tensor.errors, source and source.errors
         stride = tensor.layout.stride
         finding = LayerFinding(
             name=event.name,
@@ -420,7 +389,7 @@ def _list_findings(
             border_error=errors.border,
             aliasing_error=errors.aliasing,
             noise=tensor.noise,
-            added=increase,
+            added=before and errors.added_to(before),
             error=errors.every,
             border=tensor.border,
             errors=tuple(None if math.isnan(x) else x for x in errors.counted.tolist()),

@@ -230,10 +230,12 @@ def layer_chart(layers: LayerFindings) -> str:
     axes.set_xlim(0.5, len(findings) + 0.5)
     plots.label_axes(axes, "layers in the order of execution", "relative error")
     plots.add_legend(axes, num_columns=5)
-    first = layers.first_break
-    sentence = f"{first} breaks first." if first else "No layer breaks inside the image."
-    if layers.undecided and not first:
+    if layers.first_break is not None:
+        sentence = f"{layers.first_break} breaks first."
+    elif layers.undecided:
         sentence = f"Whether {layers.undecided[0].name} breaks cannot be decided."
+    else:
+        sentence = "No layer breaks inside the image."
     return plots.to_svg(figure, f"Relative errors of {len(findings)} layers. {sentence}")
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from teka.audit.layers.fixes import FIXES
-from teka.audit.layers.localize import LayerFindings
+from teka.audit.layers.localize import LayerFindings, is_inside
+from teka.audit.page.metric_formatting import MISSING
 from teka.reporting.formatting import write_size
 
 BREAK_ROLES = {
@@ -25,49 +26,35 @@ COLUMNS = (
 )
 
 
-def explaining_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
+def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     """Return the role, the name and the numbers of each layer that explains the result."""
     if layers is None:
         return []
-    explained = []
-    for kind, found in layers.breaks.items():
-        place = f", between {found.between[0]} and {found.between[1]}" if found.between else ""
-        cause = f", {found.cause}" if found.cause else ""
-        words = f"{found.module}{place}{cause}, error {write_size(found.error)}"
-        mended = [fix for fix in layers.advised if FIXES[fix].kind == kind]
-        explained.append((BREAK_ROLES[kind], found.name, f"{words}{_command(mended)}"))
-    for one in layers.undecided[:1]:
-        error, noise = write_size(one.error or 0.0), write_size(one.noise)
-        words = f"{one.kind}, error {error}, and two copies of the same images differ by {noise}"
-        explained.append(("and the layers after it cannot be decided", one.name, words))
-    for at, jump in enumerate(layers.biggest_jumps(MOST_JUMPS)):
-        role = "also adds error" if at else "adds the most error"
-        mended = [fix for fix in layers.advised if jump.name in layers.mendable(fix)]
-        explained.append(
-            (
-                role,
-                jump.name,
-                f"{jump.kind}, adds {write_size(jump.added or 0.0)}{_command(mended)}",
-            )
-        )
-    placed = layers.mendable("positions")
+    rows = []
+    for kind, layer in layers.breaks.items():
+        place = f", between {layer.between[0]} and {layer.between[1]}" if layer.between else ""
+        cause = f", {layer.cause}" if layer.cause else ""
+        words = f"{layer.module}{place}{cause}, error {write_size(layer.error)}"
+        fixes = [fix for fix in layers.advised if FIXES[fix].kind == kind]
+        rows.append((BREAK_ROLES[kind], layer.name, f"{words}{_command(fixes)}"))
+    for layer in layers.undecided[:1]:
+        error, noise = write_size(layer.error or 0.0), write_size(layer.noise)
+        words = f"{layer.kind}, error {error}, and two copies of the same images differ by {noise}"
+        rows.append(("and the layers after it cannot be decided", layer.name, words))
+    if not layers.breaks:
+        return rows
+    for index, layer in enumerate(layers.biggest_jumps(MOST_JUMPS)):
+        role = "also adds error" if index else "adds the most error"
+        fixes = [fix for fix in layers.advised if layer.name in layers.fixable(fix)]
+        words = f"{layer.kind}, adds {write_size(layer.added or 0.0)}{_command(fixes)}"
+        rows.append((role, layer.name, words))
     for name in layers.absolute_embeddings:
-        mended = (
-            ["positions"]
-            if any(one == name or one.startswith(f"{name}.") for one in placed)
-            else []
-        )
-        explained.append(
-            (
-                "contains absolute positions",
-                name,
-                f"according to its name and shape{_command(mended)}",
-            )
-        )
-    return explained + [
-        ("has different weights for each cell", name, "reads a flattened map")
-        for name in layers.flattened
-    ]
+        embeddings = layers.fixable("positions")
+        is_fixable = any(each == name or is_inside(each, name) for each in embeddings)
+        command = _command(["positions"] if is_fixable else [])
+        words = f"according to its name and shape{command}"
+        rows.append(("contains absolute positions", name, words))
+    return rows
 
 
 def _command(fixes: Sequence[str]) -> str:
@@ -78,24 +65,20 @@ def _command(fixes: Sequence[str]) -> str:
 def layer_rows(layers: LayerFindings) -> list[tuple[str, tuple[str, ...], bool]]:
     """Return the name, the cells of `COLUMNS`, and True for the first layer that breaks."""
     rows = []
-    for one in layers.findings:
-        grid = " × ".join(map(str, one.grid)) or "vector"
-        if one.prefix_tokens:
-            grid += f" + {one.prefix_tokens}"
-        stride = " × ".join(f"{step:g}" for step in dict.fromkeys(one.stride)) or "–"
+    for layer in layers.findings:
+        grid = " × ".join(map(str, layer.grid)) or "vector"
+        if layer.prefix_tokens:
+            grid += f" + {layer.prefix_tokens}"
+        stride = " × ".join(f"{step:g}" for step in dict.fromkeys(layer.stride)) or MISSING
         errors = (
-            one.interior_error,
-            one.border_error,
-            one.aliasing_error,
-            one.error,
-            one.added,
-            one.noise,
+            layer.interior_error,
+            layer.border_error,
+            layer.aliasing_error,
+            layer.error,
+            layer.added,
+            layer.noise,
         )
-        cells = (
-            one.kind,
-            grid,
-            stride,
-            *("–" if error is None else write_size(error) for error in errors),
-        )
-        rows.append((one.name, cells, one.name == layers.first_break))
+        numbers = (MISSING if error is None else write_size(error) for error in errors)
+        row = (layer.kind, grid, stride, *numbers)
+        rows.append((layer.name, row, layer.name == layers.first_break))
     return rows

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import best_model, differing, reference_of, valid_pairs, write_ends
-from teka.audit.page.layers import explaining_layers
+from teka.audit.page.layers import explain_layers
 from teka.audit.page.metric_formatting import MISSING, is_share, missing_intervals, write_difference
 from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
 from teka.audit.report import AuditReport
@@ -56,7 +56,7 @@ def _findings(report: AuditReport) -> list[str]:
     for caveat in sorted_caveats(report.caveats):
         words = f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}"
         findings.append(_wrap(words, "  ! "))
-    for role, name, words in [] if report.is_exact else explaining_layers(report.layers):
+    for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
     for failure in report.failures:
         findings.append(_wrap(f"{failure.part} failed: {failure.message}", "  x "))
