@@ -114,7 +114,7 @@ def fix(
     fixes_by_layer: dict[str, set[str]] = {}
     for name in names:
         reasons = layers.fixes.get(name, {})
-        report.fixed[name] = layers.mendable(name)
+        report.fixed[name] = layers.fixable(name)
         report.left[name] = {layer: reason for layer, reason in reasons.items() if reason}
         for layer in report.fixed[name]:
             fixes_by_layer.setdefault(layer, set()).add(name)

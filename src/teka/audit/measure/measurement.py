@@ -167,10 +167,9 @@ class Measurement:
         placed = self._movement.place(self._images[images].to(self._device))
         # Concatenate even a single shift, because the model may write into its input.
         moved = torch.cat([self._movement.move(placed, self.shifts[shift]) for shift in shifts])
-        more = f" and {len(shifts) - 1} more" if len(shifts) > 1 else ""
-        where = (
-            f"at shift {self.shifts[shifts[0]]}{more}, images {images.start} to {images.stop - 1}"
-        )
+        first, *others = shifts
+        more = f" and {len(others)} more" if others else ""
+        where = f"at shift {self.shifts[first]}{more}, images {images.start} to {images.stop - 1}"
         output, kind = call_model(self._function, moved, lambda: where)
         if len(self._tables) == 1:
             self._begin(output, kind, moved.shape[2:])
