@@ -162,8 +162,13 @@ def attention_from_convolution(
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head}, most=full_size)
-    epsilon = torch.finfo(weight.dtype).eps
-    values, outputs = factor_matrices(offset_matrices(convolution), dim_head, epsilon)
+    matrices = offset_matrices(convolution)
+    tolerance = torch.finfo(weight.dtype).eps * max(num_in, num_out)
+    rank = int(torch.linalg.matrix_rank(matrices, rtol=tolerance).max())
+    if rank > dim_head:
+        hint = "teka.convert.low_rank_convolution returns the nearest convolution of a lower rank."
+        raise wrong_value("dim_head", dim_head, f"at least {rank}, the rank of the weights", hint)
+    values, outputs = factor_matrices(matrices, dim_head)
 
     heads = len(values)
     relative = RelativeKernel("quadratic", num_axes=len(kernel_size), heads=heads)

@@ -63,37 +63,26 @@ def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_chan
 
 
 def factor_matrices(
-    matrices: Float[Tensor, "heads out_channels in_channels"], dim_head: int, epsilon: float
-) -> tuple[
-    Float[Tensor, "heads dim_head in_channels"], Float[Tensor, "heads out_channels dim_head"]
-]:
-    """Factor the matrix of each head into a value projection V_h and an output projection O_h.
+    matrices: Float[Tensor, "heads out_channels in_channels"], rank: int
+) -> tuple[Float[Tensor, "heads rank in_channels"], Float[Tensor, "heads out_channels rank"]]:
+    """Factor the matrix W_h of each head into a value projection V_h and an output projection O_h.
 
-    The product O_h V_h is W_h. One factor is the identity if `dim_head` is D_out or D_in. Otherwise
-    the factors come from a singular value decomposition.
+    The product O_h V_h is the nearest matrix of this rank to W_h in the Frobenius norm. If `rank`
+    is D_out or D_in, the product is exactly W_h, and one factor is the identity. Otherwise the
+    factors come from a singular value decomposition.
 
     Args:
-        matrices: The matrix W_h of each head, of shape (H, D_out, D_in).
-        dim_head: Size of a head, at most min(D_in, D_out).
-        epsilon: Singular values of at most epsilon · max(D_in, D_out) · σ_1 count as 0.
-
-    Raises:
-        ValueError: A matrix has a larger rank than `dim_head`.
+        matrices: The matrices W_h, of shape (H, D_out, D_in).
+        rank: Largest rank of the products, at most min(D_in, D_out).
     """
     heads, num_out, num_in = matrices.shape
-    if dim_head == num_out:
+    if rank == num_out:
         return matrices, torch.eye(num_out).to(matrices).expand(heads, -1, -1)
-    if dim_head == num_in:
+    if rank == num_in:
         return torch.eye(num_in).to(matrices).expand(heads, -1, -1), matrices
     left, sizes, right = torch.linalg.svd(matrices, full_matrices=False)
-    ranks = (sizes > epsilon * max(num_in, num_out) * sizes[:, :1]).sum(dim=1)
-    offset = int(ranks.argmax())
-    if ranks[offset] > dim_head:
-        expected = f"at least {ranks[offset]}, the rank of the weights at offset {offset}"
-        hint = "teka.convert.low_rank_convolution returns the nearest convolution of a lower rank."
-        raise wrong_value("dim_head", dim_head, expected, hint)
-    root = sizes[:, :dim_head].sqrt()
-    return root[..., None] * right[:, :dim_head], left[..., :dim_head] * root[:, None]
+    root = sizes[:, :rank].sqrt()
+    return root[..., None] * right[:, :rank], left[..., :rank] * root[:, None]
 
 
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
@@ -127,13 +116,14 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     if convolution.groups > 1:
         expected = "1, for the rank of a matrix of all channels"
         raise wrong_value("convolution.groups", convolution.groups, expected)
-    left, sizes, right = torch.linalg.svd(offset_matrices(convolution), full_matrices=False)
-    nearest = (left[..., :rank] * sizes[:, None, :rank]) @ right[:, :rank]
+    matrices = offset_matrices(convolution)
+    values, outputs = factor_matrices(matrices, min(rank, *matrices.shape[1:]))
+    nearest = outputs @ values
     result = copy.deepcopy(convolution)
     with torch.no_grad():
         result.weight.copy_(nearest.permute(1, 2, 0).unflatten(2, convolution.kernel_size))
-    norm = float(sizes.norm())
-    return result, float(sizes[:, rank:].norm()) / norm if norm else 0.0
+    norm = float(matrices.norm())
+    return result, float((matrices - nearest).norm()) / norm if norm else 0.0
 
 
 def off_center_weight(precision: float, num_axes: int) -> float:
