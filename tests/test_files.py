@@ -92,21 +92,25 @@ def test_json_is_indented_and_not_escaped(tmp_path: Path):
 
 
 def test_missing_file_is_an_error(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"none\.json is missing, expected a JSON file"):
+    with pytest.raises(
+        ValueError, match=r"none\.json must be a file with a JSON object, got no file"
+    ):
         read_json(tmp_path / "none.json")
 
 
 def test_invalid_json_is_an_error(tmp_path: Path):
     for content in [b"", b"{", b"{'a': 1}", b"\xff\xfe\x00"]:
         (tmp_path / "broken.json").write_bytes(content)
-        with pytest.raises(ValueError, match=r"broken\.json is not JSON"):
+        with pytest.raises(ValueError, match=r"broken\.json must be .*got invalid JSON"):
             read_json(tmp_path / "broken.json")
 
 
 def test_json_must_be_an_object(tmp_path: Path):
     for content in [[1], "text", None, 3]:
         (tmp_path / "list.json").write_text(json.dumps(content), encoding="utf-8")
-        with pytest.raises(ValueError, match=r"list\.json holds .*, expected a JSON object"):
+        with pytest.raises(
+            ValueError, match=r"list\.json must be a file with a JSON object, got a"
+        ):
             read_json(tmp_path / "list.json")
 
 
@@ -119,9 +123,7 @@ def test_make_directory_makes_parents(tmp_path: Path):
 def test_make_directory_refuses_files(tmp_path: Path):
     for below in ["file", "file/folder"]:
         (tmp_path / "file").write_text("", encoding="utf-8")
-        with pytest.raises(
-            ValueError, match=r"out must be a folder that can be written to.*(exists|directory)"
-        ):
+        with pytest.raises(ValueError, match=r"out must be a writable folder.*(exists|directory)"):
             make_directory("out", tmp_path / below)
 
 

@@ -44,12 +44,13 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(resolve_path("path", path), content, previous)
+            _write_and_rename(resolve_path("path", path), content, previous)
     except OSError as error:  # errors of `write` do not name the path
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _replace(path: Path, content: bytes | memoryview, previous: Path | None) -> None:
+def _write_and_rename(path: Path, content: bytes | memoryview, previous: Path | None) -> None:
+    """Write a temporary file next to `path`, and rename it when its content is on the disk."""
     _remove_abandoned(path)
     temporary, file = _create_temporary(path)
     try:
@@ -73,9 +74,9 @@ def _replace(path: Path, content: bytes | memoryview, previous: Path | None) -> 
 
 
 def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
-    """Create a temporary file next to `path`. It is locked while it is open.
+    """Create a temporary file next to `path`, and return its path and the open file.
 
-    The lock tells other processes that the file is in use.
+    The file is locked while it is open. The lock tells other processes that the file is in use.
     """
     while True:
         temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
@@ -88,7 +89,7 @@ def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of killed processes."""
+    """Remove temporary files that killed processes left next to `path`."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _lock(file):
@@ -113,7 +114,12 @@ def expand_user(path: str | Path) -> Path:
 
 
 def resolve_path(argument: str, path: str | Path) -> Path:
-    """Return the absolute path with `~` and every symbolic link resolved."""
+    """Return the absolute path, with `~` and symbolic links resolved.
+
+    Args:
+        argument: Name of the argument, for the error message.
+        path: The path.
+    """
     try:
         return expand_user(path).resolve()
     except (OSError, RuntimeError) as error:  # Python < 3.13 raises RuntimeError for a loop
@@ -147,9 +153,16 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Check the unpacked size of a zip archive before unpacking it.
+    """Check the unpacked size of a zip archive, to prevent decompression bombs.
 
     The declared sizes can be trusted, because zipfile never reads more bytes than declared.
+
+    Args:
+        archive: The open archive.
+        path: Path of the archive, for the error message.
+
+    Raises:
+        ValueError: The files are too large for the memory, or suspiciously large for the archive.
     """
     files = archive.infolist()
     size = sum(file.file_size for file in files)
@@ -161,7 +174,12 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, before a long computation of its content."""
+    """Check that a file can be written, so that a long computation does not fail at its end.
+
+    Args:
+        argument: Name of the argument, for the error message.
+        path: Path of the file.
+    """
     file = Path(path)
     try:
         if file.is_dir() or not file.name:
@@ -184,7 +202,7 @@ def make_directory(argument: str, path: str | Path) -> Path:
         ValueError: The folder cannot be created or is not writable.
     """
     folder = Path(path)
-    expected = "a folder that can be written to, or a place where one can be made"
+    expected = "a writable folder, or a path where a folder can be created"
     if not str(path):
         raise wrong_value(argument, "", expected)
     try:
@@ -223,6 +241,7 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
 
 
 def _try_to_write(path: Path) -> None:
+    """Write a temporary file next to `path`. Raise an OSError if this is not possible."""
     temporary, file = _create_temporary(path)
     try:
         with file:
@@ -239,13 +258,18 @@ def write_json(path: Path, content: Mapping[str, object]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object."""
+    """Read a JSON file that holds an object, and return its fields.
+
+    Raises:
+        ValueError: The file is missing, or does not hold a JSON object.
+    """
+    expected = "a file with a JSON object"
     if not path.is_file():
-        raise ValueError(f"{path} is missing, expected a JSON file")
+        raise wrong_argument(str(path), "no file", expected)
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise wrong_argument(str(path), f"invalid JSON ({error})", expected) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {type(content).__name__}, expected a JSON object")
+        raise wrong_argument(str(path), f"a {type(content).__name__}", expected)
     return content

@@ -507,9 +507,7 @@ def test_soft_heads_are_converted_with_a_smaller_least_share():
     convolution = draw_convolution(1, 3)
     precision = precision_for_tolerance(0.2, 1)
     layer = attention_from_convolution(convolution, precision=precision)
-    with pytest.raises(
-        ValueError, match=r"the share of head 0 must be at least 0.99 at one offset.*got 0\.9\d*"
-    ):
+    with pytest.raises(ValueError, match=r"weight of head 0 must be at least 0.99, got 0\.9\d*"):
         convolution_from_attention(layer, Grid(9))
     back = convolution_from_attention(layer, Grid(9), least_share=0.9)
     assert torch.equal(back.weight, convolution.weight)
@@ -534,12 +532,12 @@ def test_a_round_trip_on_a_grid_of_another_spacing():
         (
             build_by_position(quadratic([[0.0, 1.0], [0.5, 0.0]], 90.0)),
             {},
-            r"the share of head 1 must be at least 0.99 at one offset.*got 0.5.*Its largest is at \((0|1), 0\)",
+            r"weight of head 1 must be at least 0.99, got 0.5.*It is at the offset \((0|1), 0\)",
         ),
         (
             build_by_position(quadratic([[0.0, 1.0], [0.0, 40.0]], 90.0)),
             {},
-            r"the offset of head 1 must be one between two cells of \(5, 6\).*got \(0, 6\)",
+            r"the offset of head 1 must be an offset between two cells .* \(5, 6\), got \(0, 6\)",
         ),
         (
             build_by_position("quadratic", kernel="squared_relu"),
@@ -549,7 +547,7 @@ def test_a_round_trip_on_a_grid_of_another_spacing():
         (
             build_by_position("quadratic", causal=True),
             {},
-            "attention.causal must be a layer without it.*got True",
+            "attention.causal must be None or False.*got True",
         ),
         (build_by_position("quadratic", gate=True), {}, r"attention.gate must be .*got True"),
         (

@@ -312,16 +312,17 @@ def convolution_from_attention(
     assert isinstance(layer, Attention)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
-            raise wrong_value(f"attention.{name}", True, "a layer without it")
+            expected = "None or False, because a convolution cannot compute it"
+            raise wrong_value(f"attention.{name}", True, expected)
     heads = head_offsets(layer, grid)
     for index, head in enumerate(heads):
         if not head.share >= least_share:
-            expected = f"at least {least_share:g} at one offset"
-            hint = f"Its largest is at {head.offset}, key minus query."
             share = float(f"{head.share:.4g}")
-            raise wrong_value(f"the share of head {index}", share, expected, hint)
+            hint = f"It is at the offset {head.offset} from query to key."
+            argument = f"the largest attention weight of head {index}"
+            raise wrong_value(argument, share, f"at least {least_share:g}", hint)
         if any(abs(cells) >= side for cells, side in zip(head.offset, grid.shape, strict=True)):
-            expected = f"one between two cells of {grid.shape}"
+            expected = f"an offset between two cells of a grid of shape {grid.shape}"
             raise wrong_value(f"the offset of head {index}", head.offset, expected)
 
     offsets = torch.tensor([head.offset for head in heads])
