@@ -72,15 +72,15 @@ def distill_attention(
     if not is_positive(learning_rate):
         raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
-    losses: list[Tensor] = []
-    imitate = partial(_imitate_softmax, losses=losses)
+    layer_losses: list[Tensor] = []
+    imitate = partial(_imitate_softmax, losses=layer_losses)
     hooks = [layer.register_forward_hook(imitate, with_kwargs=True) for layer in layers]
     modes = [(module, module.training) for module in model.modules()]
-    history = []
+    batch_losses = []
     model.eval()
     try:
         for batch in inputs:
-            losses.clear()
+            layer_losses.clear()
             with torch.enable_grad():
                 try:
                     if isinstance(batch, Mapping):
@@ -93,18 +93,18 @@ def distill_attention(
                     expected = "inputs that the model accepts"
                     description = f"an input for which it fails ({first_line(error)})"
                     raise wrong_argument("batches", description, expected) from error
-                loss = torch.stack(losses).mean()
+                loss = torch.stack(layer_losses).mean()
                 optimizer.zero_grad()
                 loss.backward(inputs=parameters)
             optimizer.step()
-            history.append(float(loss.detach()))
+            batch_losses.append(float(loss.detach()))
     finally:
         for hook in hooks:
             hook.remove()
         optimizer.zero_grad()
         for module, is_training in modes:
             module.training = is_training
-    return history
+    return batch_losses
 
 
 def _imitate_softmax(

@@ -93,8 +93,8 @@ def load(
         path = find_path(name, data_dir)
         if path is None:
             paths = " or ".join(map(str, _candidates(name, data_dir)))
-            message = f"There is no folder, CSV file or .npz file at {paths}."
-            raise ValueError(f"{unknown_name('name', name, NAMES)} {message}")
+            hint = f"There is no folder, CSV file or .npz file at {paths}."
+            raise unknown_name("name", name, NAMES, hint)
         raw = (
             read_picture_set(path, image_size=image_size) if has_pictures(path) else read_npz(path)
         )

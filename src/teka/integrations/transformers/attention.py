@@ -132,17 +132,17 @@ def attention_forward(
         is_causal = bool(getattr(module, "is_causal", False))
     state_layer = getattr(key, "state_layer", None)
     key_mask = None
+    num_keys = key.shape[2]
     if attention_mask is not None:
         if attention_mask.ndim != 2:
             hint = "Position biases and masks of pairs are not supported."
             raise wrong_shape("attention_mask", attention_mask.shape, "(batch, keys)", hint)
-        key_mask = (attention_mask != 0)[:, -key.shape[2] :]
-        if is_causal:
-            key = key[:, :, : key_mask.shape[1]]
-            value = value[:, :, : key_mask.shape[1]]
+        key_mask = (attention_mask != 0)[:, -num_keys:]
+        if is_causal:  # the other slots of a static cache are empty
+            num_keys = key_mask.shape[1]
     num_groups = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(num_groups, dim=1)
-    value = value.repeat_interleave(num_groups, dim=1)
+    key = key[:, :, :num_keys].repeat_interleave(num_groups, dim=1)
+    value = value[:, :, :num_keys].repeat_interleave(num_groups, dim=1)
 
     heads = getattr(module, REPLACED_HEADS, None)
     relative = kernels[1] if heads is None else heads.relative
