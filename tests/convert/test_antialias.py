@@ -229,7 +229,7 @@ def test_gradients_reach_every_parameter():
 
 
 class Checkpointed(Bottleneck):
-    """The block with its shortcut first, which chooses the offset, and a residual branch that is recomputed."""
+    """Block whose shortcut chooses the offset, and whose residual branch is recomputed."""
 
     use_reentrant = None
 

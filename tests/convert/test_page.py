@@ -63,7 +63,7 @@ def test_table_of_rounding_bounds_of_hard_heads(row: list[str]):
     for dtype, stated in zip((torch.float32, torch.float64), row[1:], strict=True):
         convolution, images = draw(int(row[0][0]), 16, dtype=dtype)
         weight = convolution.get_parameter("weight").detach()
-        # The order of the sums depends on the processor. Only the bound of the rounding error does not.
+        # The rounding error depends on the processor, but its bound does not.
         assert float(stated) == pytest.approx(
             2 * torch.finfo(dtype).eps * (weight[0].numel() + 8), rel=0.05
         )

@@ -178,7 +178,8 @@ PLACED |= {"ViT": 1, "VideoMAE": 0}
 
 @pytest.mark.parametrize("kind", PLACED)
 def test_patches_are_on_their_grid_after_the_class_tokens(kind: str):
-    # A kernel of the distance along each axis commutes with reflections of the grid, and of no other order of tokens.
+    # A kernel of the distances along the axes is equivariant to reflections of the grid only if the
+    # tokens have their true positions.
     model = make(kind)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "position_embedding" in name and tensor.is_floating_point():

@@ -192,7 +192,7 @@ def test_wrong_images_are_an_error():
 
 
 def images_from_columns(first: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
-    """Images of two channels, blank but for one faint pixel in the first column and one in the last, in other rows."""
+    """Make blank images of two channels with a faint pixel in the first and in the last column."""
     index = torch.arange(len(first))
     images = torch.zeros(len(first), 2, 5, width)
     images[index, 0, index % 5, first.long()] = 1 / 255

@@ -223,8 +223,13 @@ def test_test_images_of_another_size_are_an_error():
 def test_an_npz_file_has_the_arguments(tmp_path: Path):
     for save in [np.savez, np.savez_compressed]:
         path = tmp_path / "arrays.npz"
-        save(path, images=IMAGES_BY_AXES["NHWC"], labels=LABELS, test_images=TEST_BYTES.transpose(0, 2, 3, 1),
-             test_labels=TEST_LABELS, axes="NHWC")  # fmt: skip
+        arrays = {
+            "images": IMAGES_BY_AXES["NHWC"],
+            "labels": LABELS,
+            "test_images": TEST_BYTES.transpose(0, 2, 3, 1),
+            "test_labels": TEST_LABELS,
+        }
+        save(path, axes="NHWC", **arrays)
         found = splits_of(read_npz(path))
         expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
         assert found[2] == expected[2]
@@ -257,8 +262,15 @@ def test_an_npz_file_may_use_names_of_other_libraries(tmp_path: Path, names: tup
 
 def test_declared_validation_images_are_used_for_validation(tmp_path: Path):
     path = tmp_path / "arrays.npz"
-    np.savez(path, train_images=BYTES[:14], train_labels=LABELS[:14], val_images=BYTES[14:], val_labels=LABELS[14:],
-             test_images=TEST_BYTES, test_labels=TEST_LABELS)  # fmt: skip
+    np.savez(
+        path,
+        train_images=BYTES[:14],
+        train_labels=LABELS[:14],
+        val_images=BYTES[14:],
+        val_labels=LABELS[14:],
+        test_images=TEST_BYTES,
+        test_labels=TEST_LABELS,
+    )
     dataset = load(str(path))
     assert torch.equal(dataset.validation.images, torch.from_numpy(BYTES[14:] / np.float32(255)))
     assert dataset.validation.labels.tolist() == LABELS[14:].tolist()

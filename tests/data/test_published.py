@@ -95,7 +95,8 @@ def test_missing_files_are_an_error_with_folders_and_advice(idx_dataset, tmp_pat
     message = str(caught.value)
     assert f"got not all of them in {tmp_path / 'mnist'} or" in message
     assert message.endswith(
-        f"Run `teka download mnist --data-dir {tmp_path}`, and pass {tmp_path} as data_dir. Or ask the author."
+        f"Run `teka download mnist --data-dir {tmp_path}`, and pass {tmp_path} as data_dir. "
+        "Or ask the author."
     )
     with pytest.raises(
         ValueError, match=r"in any data_dir\. Run `teka download .* --data-dir data"

@@ -1,4 +1,6 @@
-"""Write column_extents.npz: the outermost non-zero columns of every test image of MNIST and Fashion-MNIST at 32×32.
+"""Write column_extents.npz: the outermost non-zero columns of test images at 32×32.
+
+The images are those of MNIST and Fashion-MNIST.
 
     python tests/data/write_column_extents.py DATA_DIR
 

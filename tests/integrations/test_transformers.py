@@ -222,7 +222,7 @@ PLACED: dict[str, tuple[type, PretrainedConfig, tuple[int, ...], tuple[int, ...]
 
 
 def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, Tensor], Tensor]]:
-    """A model with attention that is far from uniform, its inputs, and its outputs as a function of both."""
+    """Return a model whose attention is far from uniform, its inputs, and its output function."""
     torch.manual_seed(0)
     model_class, config, shape, *_ = PLACED[kind]
     model: Any = model_class(config)
@@ -264,7 +264,8 @@ def test_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int],
     expected = f"the number of tokens must be {16 + prefix} for the config's images"
     with pytest.raises(
         ValueError,
-        match=rf"{expected}, 4 × 4 patches after {prefix} other tokens, got {grid.num_tokens + prefix}. .* teka.on",
+        match=rf"{expected}, 4 × 4 patches after {prefix} other tokens, "
+        rf"got {grid.num_tokens + prefix}. .* teka.on",
     ):
         model(images, interpolate_pos_encoding=True)
     with teka.on(grid, num_prefix_tokens=prefix):

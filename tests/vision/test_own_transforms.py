@@ -43,7 +43,7 @@ def levels_of(picture: Image.Image) -> torch.Tensor:
 def expect_equal(
     read: Preprocessing, own: Callable[[Image.Image], Any], sizes: list[list[int]] = SIZES
 ) -> None:
-    """Every value within a hundredth of a level of what the library makes of the same picture, at every size."""
+    """All values differ from those of the library by at most a hundredth of a level."""
     deviation = torch.tensor(read.normalization.deviation if read.normalization else (1.0,))[
         :, None, None
     ]

@@ -25,6 +25,6 @@ def test_what_a_model_of_torchvision_finds_is_moved_back(name, size):
         subject.function, images, settings=dataclasses.replace(SHIFTS, output=subject.output)
     )
     assert report.failures == ()
-    # With random weights the audit may rightly call the results invalid, so `report.number` would raise.
+    # Results of random weights may be invalid, so that `report.number` would raise an error.
     assert 0 <= report.metrics[0].numbers["overlap"].value <= 1
     assert subject.output in ("segmentation", "boxes")
