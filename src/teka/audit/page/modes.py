@@ -5,11 +5,11 @@ from typing import Any
 
 from teka.audit.movement import MODES, Movement
 from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart
-from teka.audit.page.metric_formatting import MISSING, is_share, missing_intervals, write_number
+from teka.audit.page.metric_formatting import is_share, missing_intervals, write_number
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
-from teka.reporting.formatting import listed, write_shift, write_step
+from teka.reporting.formatting import listed, write_shift
 
 # Curves that are visible at once. The others are collapsed, unless there is none of these.
 FIRST_CURVES = ("accuracy", "agreement", "overlap", "retrieval")
@@ -114,21 +114,11 @@ def _heat_maps(
             [other for other in maps.values() if other.metric == heat_map.metric]
         )
         description = f"{reports[model].name}, mode {mode}: {title}. {words}"
-        columns = sorted({right for _, right in heat_map.values})
-        rows = []
-        for down in sorted({down for down, _ in heat_map.values}):
-            cells = [heat_map.values.get((down, right)) for right in columns]
-            written = [
-                MISSING if cell is None else write_number(heat_map.metric, cell) for cell in cells
-            ]
-            rows.append((write_step(down), written))
         figure = {
             "model": model,
             "name": title,
             "chart": heat_map_chart(heat_map, limits, description),
             "words": words,
-            "columns": list(map(write_step, columns)),
-            "rows": rows,
         }
         figures.append(figure)
     return figures

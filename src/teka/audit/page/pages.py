@@ -13,6 +13,7 @@ from teka.audit.page.charts import curve_figure, layer_chart
 from teka.audit.page.compared import comparison_sections
 from teka.audit.page.metric_formatting import missing_intervals, write_interval, write_number
 from teka.audit.page.modes import confidences, mode_sections
+from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import Estimate
 from teka.audit.statistics.metrics import NUMBERS, NumberMetric
@@ -126,41 +127,36 @@ def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 
 def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return the content of a section for each published protocol of any report."""
+    names = [report.name for report in reports]
+    results_by_protocol: dict[str, dict[int, ProtocolResult]] = {}
+    for index, report in enumerate(reports):
+        for result in report.protocols:
+            results_by_protocol.setdefault(result.name, {})[index] = result
     sections = []
-    for name in dict.fromkeys(protocol.name for report in reports for protocol in report.protocols):
-        found = {
-            at: protocol
-            for at, report in enumerate(reports)
-            for protocol in report.protocols
-            if protocol.name == name
-        }
-        numbers = [
-            (at, number, one)
-            for at, protocol in found.items()
-            for number, one in protocol.numbers.items()
+    for name, results in results_by_protocol.items():
+        first = next(iter(results.values()))
+        rows = [
+            (index, number, *_write_estimate("accuracy", estimate))
+            for index, result in results.items()
+            for number, estimate in result.numbers.items()
         ]
         counts = dict.fromkeys(
-            f"{what}: {n:,}" for protocol in found.values() for what, n in protocol.counts.items()
+            f"{noun}: {count:,}"
+            for result in results.values()
+            for noun, count in result.counts.items()
         )
-        names, figures = [report.name for report in reports], []
-        for group in dict.fromkeys(
-            group for protocol in found.values() for group in protocol.metrics
-        ):
-            moved = {
-                at: protocol.metrics[group]
-                for at, protocol in found.items()
-                if group in protocol.metrics
-            }
-            curves = {at: (one.shifts, one.curves.get("accuracy")) for at, one in moved.items()}
+        figures = []
+        for group in first.metrics:
+            curves = {}
+            for index, result in results.items():
+                metrics = result.metrics[group]
+                curves[index] = (metrics.shifts, metrics.curves.get("accuracy"))
             figures.append(curve_figure(names, curves, f"{group}: accuracy (%)", is_percent=True))
-        first = next(iter(found.values()))
         section = {
             "name": name,
             "procedure": first.procedure,
             "source": first.source,
-            "rows": [
-                (at, number, *_write_estimate("accuracy", one)) for at, number, one in numbers
-            ],
+            "rows": rows,
             "counts": "; ".join(counts),
             "curves": [figure for figure in figures if figure],
         }
@@ -175,30 +171,24 @@ def name_setting(name: str) -> str:
 
 
 def write_setting(value: object) -> str:
-    """Write the value of a setting. Long lists are shortened."""
+    """Write the value of a setting. Of a long list, only the length and the ends are written."""
     if isinstance(value, Mapping):
-        return (
-            ", ".join(f"{name}: {write_setting(inner)}" for name, inner in value.items()) or "none"
-        )
+        words = [f"{name}: {write_setting(inner)}" for name, inner in value.items()]
+        return ", ".join(words) or "none"
     if isinstance(value, list | tuple):
-        lists = all(isinstance(one, list | tuple) for one in value)
-        if len(value) > LONGEST and lists and len(set(map(len, value))) == 1:
-            low, high = (
-                write_setting(tuple(map(end, zip(*value, strict=True)))) for end in (min, max)
-            )
-            return f"{len(value):,}, from ({low}) to ({high})"
         words = [
-            f"({write_setting(one)})" if isinstance(one, list | tuple) else write_setting(one)
-            for one in value
+            f"({write_setting(item)})" if isinstance(item, list | tuple) else write_setting(item)
+            for item in value
         ]
-        more = f", … ({len(value):,} in all)" if len(value) > LONGEST else ""
-        return ", ".join(words[:LONGEST]) + more or "none"
+        if len(words) > LONGEST:
+            return f"{len(words):,}, from {words[0]} to {words[-1]}"
+        return ", ".join(words) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
         is_large = isinstance(value, int) and abs(value) >= 10_000
         return (f"{value:,}" if is_large else f"{value:.6g}").replace("-", "−")
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return str(value)
 
 
 def write_examples(reports: Sequence[AuditReport]) -> str:
