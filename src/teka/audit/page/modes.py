@@ -86,7 +86,7 @@ def describe_mode(movement: Movement) -> str:
     mode, background = MODES[movement.mode], movement.background
     words = mode.words
     if mode.has_background:
-        values = background if isinstance(background, tuple) else (background,)
+        values = (background,) if isinstance(background, int | float) else background
         words += f" Background: {', '.join(f'{value:g}' for value in values)}."
     for name, size in (("Canvas", movement.canvas_size), ("Window", movement.crop_size)):
         if size is not None:

@@ -176,12 +176,13 @@ def write_setting(value: object) -> str:
         words = [f"{name}: {write_setting(inner)}" for name, inner in value.items()]
         return ", ".join(words) or "none"
     if isinstance(value, list | tuple):
+        if len(value) > LONGEST:
+            first, last = write_setting([min(value)]), write_setting([max(value)])
+            return f"{len(value):,}, from {first} to {last}"
         words = [
             f"({write_setting(item)})" if isinstance(item, list | tuple) else write_setting(item)
             for item in value
         ]
-        if len(words) > LONGEST:
-            return f"{len(words):,}, from {words[0]} to {words[-1]}"
         return ", ".join(words) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -246,11 +247,9 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
 def _movement(movement: Movement, sizes: tuple[int, int, int]) -> dict[str, object]:
     """Return the mode, the background as levels, and the size of the image that the model sees."""
     height, width, channels = sizes
-    background = (
-        movement.background
-        if isinstance(movement.background, tuple)
-        else (movement.background,) * channels
-    )
+    background = movement.background
+    if isinstance(background, int | float):
+        background = (background,) * channels
     seen = (height, width) if movement.crop_size is None else movement.crop_size
     levels = [min(max(round(255 * value), 0), 255) for value in background]
     return {
