@@ -20,7 +20,7 @@ REPRODUCTION_COMMANDS = {
         "Draw where the heads of a self-attention network attend.",
     ),
     "sample-efficiency": (
-        "reproduction.sample_efficiency.command:sample_efficiency",
+        "reproduction.commands:sample_efficiency",
         "Train models on few images and compare them.",
     ),
     "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),

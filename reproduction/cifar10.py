@@ -4,7 +4,6 @@ The recipe is that of Jordan 2024 (arXiv 2404.00498), for circular convolutions 
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
+from torch.nn.functional import pad
 
-from reproduction.resumable import train_steps
+from reproduction.study.measure import accuracy, predict
+from reproduction.training import MakeBatch, train_steps
 from teka.audit import wilson_interval
 from teka.cli.app import CommandLine
 from teka.data import Dataset, Split, load
@@ -110,11 +111,10 @@ def train(
     start = time.perf_counter()
 
     def print_accuracy(step: int) -> None:
-        model.eval()
-        accuracy = count_correct(model, dataset.validation) / len(dataset.validation)
+        share = accuracy(model.eval(), dataset.validation)
         model.train()
         epoch, seconds = step // steps_per_epoch, time.perf_counter() - start
-        print(f"epoch {epoch}: held out {accuracy:.4f}, {seconds:.0f} s", flush=True)
+        print(f"epoch {epoch}: held out {share:.4f}, {seconds:.0f} s", flush=True)
 
     train_steps(
         model.train(),
@@ -123,6 +123,7 @@ def train(
         num_steps=num_steps,
         rate_factor=lambda step: rate_factor(step, num_steps),
         label_smoothing=LABEL_SMOOTHING,
+        is_bfloat16=True,
         checkpoint=checkpoint,
         save_every=steps_per_epoch,
         after_save=print_accuracy,
@@ -168,9 +169,7 @@ def rate_factor(step: int, num_steps: int) -> float:
     return float(np.interp(step / num_steps, list(SCHEDULE), list(SCHEDULE.values())))
 
 
-def make_batches(
-    split: Split, steps_per_epoch: int, seed: int
-) -> Callable[[int], tuple[Tensor, Tensor]]:
+def make_batches(split: Split, steps_per_epoch: int, seed: int) -> MakeBatch:
     """Return a function from the number of a step to its augmented images and labels.
 
     Half of the images, drawn once, are mirrored in even epochs, and the others in odd epochs.
@@ -201,41 +200,21 @@ def shift_reflected(
     images: Float[Tensor, "batch channels height width"], shifts: Int[Tensor, "batch 2"]
 ) -> Float[Tensor, "batch channels height width"]:
     """Shift each image by its number of rows and columns. Edges are reflected."""
-    for axis, shift in zip((2, 3), shifts.T, strict=True):
-        last = images.shape[axis] - 1
-        source = (torch.arange(last + 1) - shift[:, None]).abs()
-        source = last - (last - source).abs()
-        index = source[:, None, :, None] if axis == 2 else source[:, None, None, :]
-        images = images.gather(axis, index.expand_as(images))
-    return images
-
-
-@torch.inference_mode()
-def predict_classes(model: nn.Module, images: Tensor, *, is_mirrored: bool = False) -> Tensor:
-    """Return the predicted classes, or those of the mean over an image and its mirror image.
-
-    The compiled form of the model is not used, because it would be compiled again.
-    """
-    classes = []
-    for batch in images.split(BATCH_SIZE):
-        logits = model.forward(batch)
-        if is_mirrored:
-            logits = logits + model.forward(batch.flip(3))
-        classes.append(logits.argmax(dim=1))
-    return torch.cat(classes)
-
-
-def count_correct(model: nn.Module, split: Split, *, is_mirrored: bool = False) -> int:
-    """Return the number of images that are classified correctly."""
-    classes = predict_classes(model, split.images, is_mirrored=is_mirrored)
-    return int((classes == split.labels).sum())
+    height, width = images.shape[2:]
+    padded = pad(images, (CROP_SHIFT,) * 4, mode="reflect")
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+    rows, columns = CROP_SHIFT - shifts.T
+    return windows[torch.arange(len(images)), :, rows, columns]
 
 
 def measure(model: nn.Module, split: Split) -> dict[str, Any]:
-    """Return accuracies in float32 with their 95 % Wilson intervals."""
+    """Return accuracies with their 95 % Wilson intervals, with and without mirror images."""
     result: dict[str, Any] = {"images": len(split)}
-    for name, is_mirrored in (("accuracy", False), ("accuracy_with_mirror_image", True)):
-        num_correct = count_correct(model, split, is_mirrored=is_mirrored)
+    logits = predict(model, split.images)
+    with_mirror_images = logits + predict(model, split.images.flip(3))
+    scores = {"accuracy": logits, "accuracy_with_mirror_image": with_mirror_images}
+    for name, class_scores in scores.items():
+        num_correct = int((class_scores.argmax(dim=1) == split.labels).sum())
         result[name] = num_correct / len(split)
         result[f"{name}_interval"] = list(wilson_interval(num_correct, len(split)))
     return result

@@ -1,14 +1,16 @@
-"""The commands `study` and `reproduce`."""
+"""The commands `study`, `reproduce` and `sample-efficiency`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from reproduction.horn2021.report import write_reproduction
 from reproduction.horn2021.scales import read_scale, target_levels
+from reproduction.sample_efficiency.report import write_report
+from reproduction.sample_efficiency.train import train_cell
 from reproduction.study import Study, read_study, run_study, write_study
 from reproduction.study.step_seconds import measure_step_seconds
 from teka.cli.app import CommandLine
@@ -35,6 +37,7 @@ class GridOptions:
     summary: bool = False
 
 
+SAMPLE_EFFICIENCY = Path(__file__).with_name("sample_efficiency")
 Grid = Annotated[GridOptions, Parameter(name="*")]
 NO_OPTIONS = GridOptions()
 
@@ -98,6 +101,23 @@ def reproduce(
     _run(plan, folder, grid, only, write_reproduction, command)
 
 
+def sample_efficiency(
+    *, out: Path = SAMPLE_EFFICIENCY, grid: Grid = NO_OPTIONS, command: CommandLine = ""
+) -> None:
+    """Train models on few images, and write a table and a figure of their accuracies.
+
+    The same command resumes an interrupted study. Every model is trained by one thread.
+
+    Args:
+        out: Folder of the results, by default that of the study.
+        grid: Options of the grid.
+        command: The command line.
+    """
+    plan = read_study(SAMPLE_EFFICIENCY / "study.yaml")
+    only = parse_only(grid.only)
+    _run(plan, out, grid, only, write_report, command, train_cell=train_cell)
+
+
 def parse_only(options: Iterable[str]) -> dict[str, list[str]]:
     """Return the levels of each factor in options such as "kernel=relu, softmax"."""
     only: dict[str, list[str]] = {}
@@ -114,6 +134,7 @@ def _run(
     only: dict[str, list[str]],
     write: Callable[[Study, Path], str],
     command: str,
+    **options: Any,
 ) -> None:
     if not grid.summary:
         run_study(
@@ -124,5 +145,6 @@ def _run(
             parallel=grid.parallel,
             only=only,
             command=command,
+            **options,
         )
     print(write(plan, folder))

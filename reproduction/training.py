@@ -1,19 +1,139 @@
-"""Training of models that a run cannot name, with the recipe of a run."""
+"""A plain training loop that continues after it was killed, and training of custom models."""
 
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
 from teka.data import Dataset
+from teka.files import write_bytes
 from teka.training import Execution, Run
 from teka.training.batches import BatchSource
-from teka.training.classifier import Classifier
+from teka.training.classifier import Classifier, learning_rate_factor, make_optimizer
 from teka.training.trainer import LIGHTNING_PRECISIONS
+
+MakeBatch = Callable[[int], tuple[Tensor, Tensor]]
+
+
+def train_steps(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    make_batch: MakeBatch,
+    *,
+    num_steps: int,
+    rate_factor: Callable[[int], float] | None = None,
+    label_smoothing: float = 0.0,
+    gradient_clip: float | None = None,
+    is_bfloat16: bool = False,
+    checkpoint: Path | None = None,
+    save_every: int = 1,
+    after_save: Callable[[int], object] = lambda step: None,
+) -> list[float]:
+    """Train a model with cross entropy, and save the state of the training regularly.
+
+    If the checkpoint exists, the training continues from its step.
+
+    Args:
+        model: Model from images to logits, in training mode.
+        optimizers: Optimizers with their highest learning rates.
+        make_batch: Function from the number of a step to its images and labels.
+        num_steps: Number of steps.
+        rate_factor: Function from the number of a step to the factor of the learning rates. None
+            leaves the learning rates to the optimizers.
+        label_smoothing: Share of the target that is spread evenly over all classes.
+        gradient_clip: Largest norm of the gradient, or None.
+        is_bfloat16: Whether matrix products and convolutions are computed in bfloat16.
+        checkpoint: File of the state, or None to save nothing.
+        save_every: Number of steps between two writes of the state.
+        after_save: Function to call with the number of finished steps after each write.
+
+    Returns:
+        The norms of the gradients before clipping, in the order of the steps of this call. The
+        list is empty without `gradient_clip`.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    start = 0
+    if checkpoint is not None and checkpoint.is_file():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        for optimizer, content in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(content)
+        start = state["step"]
+    gradient_norms = []
+    for step in range(start, num_steps):
+        if rate_factor is not None:
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] * rate_factor(step)
+        images, labels = make_batch(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
+            loss = cross_entropy(model(images), labels, label_smoothing=label_smoothing)
+        model.zero_grad()
+        loss.backward()
+        if gradient_clip is not None:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), gradient_clip)
+            gradient_norms.append(norm.item())
+        for optimizer in optimizers:
+            optimizer.step()
+        if checkpoint is not None and (step + 1) % save_every == 0:
+            state = {
+                "step": step + 1,
+                "model": model.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            }
+            file = io.BytesIO()
+            torch.save(state, file)
+            write_bytes(checkpoint, file.getbuffer())
+            after_save(step + 1)
+    return gradient_norms
+
+
+def train_with_recipe(
+    model: nn.Module,
+    run: Run,
+    make_batch: MakeBatch,
+    *,
+    num_steps: int,
+    checkpoint: Path | None = None,
+    save_every: int = 1,
+) -> None:
+    """Train a model with the optimizer and schedule of a run, and leave it in evaluation mode.
+
+    Args:
+        model: Model from images to logits.
+        run: Recipe. The model, data and epochs of the run are not used.
+        make_batch: Function from the number of a step to its images and labels.
+        num_steps: Number of steps.
+        checkpoint: File of the state, or None to save nothing.
+        save_every: Number of steps between two writes of the state.
+    """
+    train_steps(
+        model.train(),
+        [make_optimizer(model, run)],
+        make_batch,
+        num_steps=num_steps,
+        rate_factor=lambda step: learning_rate_factor(step, run, num_steps),
+        label_smoothing=run.recipe.label_smoothing,
+        gradient_clip=run.recipe.gradient_clip or None,
+        is_bfloat16=run.recipe.precision == "bfloat16",
+        checkpoint=checkpoint,
+        save_every=save_every,
+    )
+    model.eval()
 
 
 def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:
-    """Train a model in place, and leave it in evaluation mode.
+    """Train a model that a run cannot name, and leave it in evaluation mode.
+
+    The batches and the augmentation are those of `teka.training.train`.
 
     Args:
         model: Model from images to logits.

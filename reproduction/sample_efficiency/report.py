@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.study.cells import CELLS, load_cells
+from reproduction.study.cells import read_cells
 from reproduction.study.report import describe_conditions, format_mean, half_width, to_markdown
 from reproduction.study.study import Study
-from teka.errors import wrong_value
 from teka.files import write_bytes
 from teka.reporting.formatting import significant
 from teka.reporting.plots import line_color, to_png
@@ -34,19 +33,6 @@ NOTES = """Means over seeds ± half of the 95 % interval (Student's t). The last
 number of training images with which a model reaches the accuracy of the default at 1,000 images of
 the same seed, interpolated on a logarithmic scale: the geometric mean over seeds, and the lowest
 and highest seed."""
-
-
-def read_table(study: Study, folder: Path) -> pd.DataFrame:
-    """Return the finished cells as rows, in the order of the study.
-
-    Raises:
-        ValueError: The folder has no finished cells.
-    """
-    saved = load_cells(folder / CELLS)
-    rows = [saved[cell.name] for cell in study.cells() if cell.name in saved]
-    if not rows:
-        raise wrong_value("out", str(folder), "a folder with finished cells")
-    return pd.DataFrame(rows).assign(failed=None)
 
 
 def images_needed(accuracy: pd.Series, target: float) -> float:
@@ -91,7 +77,7 @@ def _format_counts(counts: pd.Series) -> str:
 
 def write_report(study: Study, folder: Path) -> str:
     """Write `summary.md` and `accuracy.png` of the finished cells, and return the tables."""
-    cells = read_table(study, folder)
+    cells = read_cells(study, folder).reset_index()
     parts = [f"# {study.name}", study.description.strip()]
     for quantity, heading in QUANTITIES.items():
         groups = cells.groupby([*LEVELS, "num_images"], sort=False)[quantity]

@@ -1,20 +1,22 @@
 """Small models that are trained at the learning rate that is best on tuning seeds."""
 
-import gzip
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from joblib import Parallel, delayed
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from reproduction.study.cells import load_cells
 from reproduction.study.measure import predict
+from reproduction.study.run_study import run_cells
+from reproduction.study.study import cell_name
+from reproduction.training import train_steps
 from teka.data import Dataset
 from teka.models import Performer
 
@@ -56,20 +58,16 @@ def fit(
     split, held_out = dataset.train, dataset.validation
     start = time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    num_steps = len(split) // BATCH_SIZE
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, epochs * num_steps, pct_start=0.1
+    steps_per_epoch = len(split) // BATCH_SIZE
+    num_steps = epochs * steps_per_epoch
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, num_steps, pct_start=0.1)
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    generator = torch.Generator().manual_seed(seed)
+    orders = [torch.randperm(len(split), generator=generator) for _ in range(epochs)]
+    rows = [part for order in orders for part in order.split(BATCH_SIZE)[:steps_per_epoch]]
+    norms = train_steps(
+        model, [optimizer], lambda step: split[rows[step]], num_steps=num_steps, gradient_clip=1.0
     )
-    order = torch.Generator().manual_seed(seed)
-    norms = []
-    for _ in range(epochs):
-        for rows in torch.randperm(len(split), generator=order).split(BATCH_SIZE)[:num_steps]:
-            loss = cross_entropy(model(split.images[rows]), split.labels[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
-            optimizer.step()
-            schedule.step()
     seconds = time.process_time() - start
     model.eval()
     return {
@@ -81,17 +79,16 @@ def fit(
 
 def read_results(path: Path) -> pd.DataFrame:
     """Read the results of trained cells, with nested keys joined by "."."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return pd.json_normalize([json.loads(line) for line in file])
+    return pd.json_normalize(list(load_cells(path).values()))
 
 
 def train_missing(
     path: Path, train: Callable[..., dict[str, Any]], processes: int, cells: Iterable[Cell]
 ) -> pd.DataFrame:
-    """Train the cells that a file lacks, append each result to the file, and return all results.
+    """Train the cells that a file lacks, add the results to the file, and return all results.
 
     Args:
-        path: Compressed file with one JSON object per line.
+        path: File of the cells.
         train: Function that trains one cell (data, candidate, rate, seed) and returns its result.
         processes: Number of cells that are trained at the same time.
         cells: Cells to train.
@@ -100,14 +97,13 @@ def train_missing(
     def train_cell(cell: Cell) -> dict[str, Any]:
         return {**dict(zip(FACTORS, cell, strict=True)), **train(*cell)}
 
-    finished = set(read_results(path)[FACTORS].itertuples(index=False, name=None))
-    jobs = [delayed(train_cell)(cell) for cell in cells if cell not in finished]
-    new_results: Any = Parallel(processes, return_as="generator_unordered")(jobs)
-    for result in new_results:
-        line = json.dumps(result, ensure_ascii=False)
-        with gzip.open(path, "at", encoding="utf-8") as file:
-            print(line, file=file)
-        print(line, flush=True)
+    calls = {
+        cell_name((data, candidate, str(rate)), seed): partial(
+            train_cell, (data, candidate, rate, seed)
+        )
+        for data, candidate, rate, seed in cells
+    }
+    run_cells(path, calls, processes=processes)
     return read_results(path)
 
 

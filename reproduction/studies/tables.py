@@ -44,7 +44,10 @@ def read_grid(name: str) -> Any:
 def read_script(path: Path, reference: str, seeds: Iterable[int]) -> Any:
     """Return the evaluated models of a script, with the differences from a candidate."""
     results = read_results(path).dropna(subset="accuracy")
-    results = results[results.seed.isin(seeds)].set_index(["data", "candidate", "seed"])
+    results = results[results.seed.isin(seeds)]
+    results = results.sort_values(
+        "data", key=lambda names: names.str.lower().map(list(DATA).index), kind="stable"
+    ).set_index(["data", "candidate", "seed"])
     accuracy = results.accuracy.unstack("candidate")
     differences = accuracy.sub(accuracy[reference], axis=0).drop(columns=reference).stack()
     levels = results.index.names
@@ -99,7 +102,8 @@ def linear_table() -> pd.DataFrame:
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
     table = table_by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
-    return table.join(times.rename(columns="ms, {} tokens".format))
+    table = table.join(times.rename(columns="ms, {} tokens".format))
+    return table.reindex(list(linear_positions.CANDIDATES))
 
 
 def coverage_table() -> pd.DataFrame:

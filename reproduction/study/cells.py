@@ -1,4 +1,4 @@
-"""Saved cells of a study: a compressed file with one line of JSON for each finished cell."""
+"""Saved cells: a compressed file with one line of JSON for each finished cell."""
 
 import gzip
 import json
@@ -77,7 +77,8 @@ def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
         raise wrong_value("folder", str(folder), "the folder of a study, with saved cells")
     index = pd.DataFrame([{**cell.labels, "seed": cell.run.seed} for cell in cells])
     contents = [dict.fromkeys(NUMBERS + OTHERS) | saved[cell.name] for cell in cells]
-    table = pd.DataFrame(contents, index=pd.MultiIndex.from_frame(index))
+    table = pd.DataFrame(contents).drop(columns=index.columns, errors="ignore")
+    table = table.set_index(pd.MultiIndex.from_frame(index))
     table[NUMBERS] = table[NUMBERS].astype(float)
     table["mflops"] = table["forward_flops"] / 1e6
     table["unshifted_accuracy"] = table["accuracy_by_shift"].str.get(0).astype(float)

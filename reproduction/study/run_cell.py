@@ -3,8 +3,6 @@
 import functools
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +81,7 @@ class LearningCurve(Callback):
 
 
 def run_cell(
-    cell: Cell, measure: Measure, folder: Path, *, data_dir: str | None = None, command: str = ""
+    cell: Cell, folder: Path, *, measure: Measure, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Train and measure a cell, and return the content to save.
 
@@ -92,8 +90,8 @@ def run_cell(
 
     Args:
         cell: The cell.
-        measure: The measurements.
         folder: Folder of the study, for the run, the model file and the record of the heads.
+        measure: The measurements.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
     """
@@ -144,14 +142,3 @@ def run_cell(
 def load_dataset(images: DataOptions) -> Dataset:
     """Load a data set. The last one is cached, because most cells of a study share it."""
     return load_data(Run(images=images))
-
-
-@contextmanager
-def use_threads(num_threads: int) -> Iterator[None]:
-    """Set the number of threads of PyTorch within a block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

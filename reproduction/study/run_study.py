@@ -1,4 +1,4 @@
-"""Training of a study by several processes or by a Dask cluster."""
+"""Training of cells by several processes or by a Dask cluster."""
 
 import contextlib
 import functools
@@ -8,17 +8,19 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import joblib
+import torch
 from rich.console import Console
 from rich.progress import track
 
 from reproduction.study.cells import CELLS, TRAINING, add_cell, load_cells
-from reproduction.study.run_cell import run_cell, use_threads
+from reproduction.study.run_cell import run_cell
 from reproduction.study.study import Cell, Levels, Study
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
@@ -33,6 +35,7 @@ def run_study(
     study: Study,
     out: str | Path,
     *,
+    train_cell: Callable[..., dict[str, Any]] | None = None,
     data_dir: str | None = None,
     processes: int = 1,
     parallel: str = "loky",
@@ -42,11 +45,13 @@ def run_study(
     """Train and measure every cell of a study that is not finished, and return the folder.
 
     The same call resumes an interrupted study: finished cells are kept, and the others continue
-    after their last complete epoch. Calls with different cells can share a folder.
+    after their last saved state. Calls with different cells can share a folder.
 
     Args:
         study: The study.
         out: Folder of the results.
+        train_cell: Function of a cell and the folder that returns the content to save. By default
+            `run_cell` with the measurements of the study.
         data_dir: Folder with the files of the data sets.
         processes: Number of cells that are trained at the same time, each with an equal share of
             the CPU cores.
@@ -64,68 +69,111 @@ def run_study(
     cells = study.cells(only)
     folder = resolve_path("out", make_directory("out", out))
     train = functools.partial(
-        _train,
-        measure=study.measure,
+        train_cell or functools.partial(run_cell, measure=study.measure),
         folder=folder,
         data_dir=None if data_dir is None else str(resolve_path("data_dir", data_dir)),
         command=command,
-        num_threads=max(1, joblib.cpu_count() // processes),
     )
     saved = load_cells(folder / CELLS)
-    remaining = [cell for cell in cells if not is_finished(saved, cell, folder)]
-    num_finished = len(cells) - len(remaining)
-    calls = [joblib.delayed(train)(cell) for cell in remaining]
+    for cell in cells:
+        check_saved_run(saved, cell, folder)
+    calls = {cell.name: functools.partial(train, cell) for cell in cells}
+    run_cells(folder / CELLS, calls, processes=processes, parallel=parallel)
+    return folder
+
+
+def run_cells(
+    path: Path,
+    calls: Mapping[str, Callable[[], dict[str, Any]]],
+    *,
+    processes: int,
+    parallel: str = "loky",
+) -> None:
+    """Call the functions of the cells that a file lacks, and add their results to the file.
+
+    Args:
+        path: File of the cells.
+        calls: Function of each cell, by the name of the cell.
+        processes: Number of processes.
+        parallel: Engine, see `run_study`.
+    """
+    finished = load_cells(path)
+    num_threads = max(1, joblib.cpu_count() // processes)
+    remaining = [
+        joblib.delayed(_call)(name, call, num_threads)
+        for name, call in calls.items()
+        if name not in finished
+    ]
+    num_finished = len(calls) - len(remaining)
     console = Console(stderr=True)
     with _engine(parallel, processes):
-        results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
+        results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(
+            remaining
+        )
         try:
-            for name, content in track(results, "cells", len(cells), num_finished, console=console):
-                add_cell(folder / CELLS, name, content)
-                shutil.rmtree(folder / TRAINING / name, ignore_errors=True)
+            for name, content in track(results, "cells", len(calls), num_finished, console=console):
+                add_cell(path, name, content)
+                shutil.rmtree(path.parent / TRAINING / name, ignore_errors=True)
                 num_finished += 1
-                print(f"{num_finished}/{len(cells)} {name}", flush=True)
+                print(f"{num_finished}/{len(calls)} {name}", flush=True)
         except BrokenExecutor as error:
             raise ChildProcessError(
                 "A training process was killed, perhaps because memory ran out. "
                 "Run the same command again to resume, with fewer --processes if necessary."
             ) from error
-    return folder
 
 
-def _train(cell: Cell, num_threads: int, **options: Any) -> tuple[str, dict[str, Any]]:
-    """Train a cell, and return its name and content."""
+def _call(
+    name: str, call: Callable[[], dict[str, Any]], num_threads: int
+) -> tuple[str, dict[str, Any]]:
+    """Call the function of a cell, and return the name of the cell and the result."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
         with _without_launcher(), use_threads(num_threads):
-            return cell.name, run_cell(cell, **options)
+            return name, call()
     except ValueError as error:
-        raise ValueError(f"cell {cell.name}: {error}") from error
+        raise ValueError(f"cell {name}: {error}") from error
+
+
+@contextlib.contextmanager
+def use_threads(num_threads: int) -> Iterator[None]:
+    """Set the number of threads of PyTorch within a block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
     """Train alone within this context, even if torchrun or srun started the process."""
-    variables = dict(os.environ)
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    for name in variables:
-        if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
-            del os.environ[name]
     rank = process_rank(0)
     try:
-        yield
+        with patch.dict(os.environ):
+            for name in list(os.environ):
+                if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
+                    del os.environ[name]
+            yield
     finally:
-        os.environ |= variables
         process_rank(rank)
 
 
-def is_finished(saved: dict[str, dict[str, Any]], cell: Cell, folder: Path) -> bool:
-    """Return True if a cell is saved. Raise a ValueError if the saved cell has a different run."""
-    if cell.name not in saved:
-        return False
-    if fields := cell.run.differing_fields(Run.from_dict(saved[cell.name]["run"])):
-        expected = f"the folder of this study; {cell.name} differs in {', '.join(fields)}"
-        raise wrong_value("out", str(folder), expected)
-    return True
+def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Path) -> None:
+    """Raise a ValueError if a cell is saved with a different run.
+
+    Args:
+        saved: Content of the saved cells, by name.
+        cell: Cell of the study.
+        folder: Folder of the cells, for the error message.
+    """
+    if cell.name in saved:
+        fields = cell.run.differing_fields(Run.from_dict(saved[cell.name]["run"]))
+        if fields:
+            expected = f"the folder of this study; {cell.name} differs in {', '.join(fields)}"
+            raise wrong_value("out", str(folder), expected)
 
 
 @contextlib.contextmanager

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import joblib
 import torch
-from torch.nn.functional import cross_entropy
 
 from reproduction.benchmarks.measurement import interleaved_medians
 from reproduction.study.cells import STEP_SECONDS
-from reproduction.study.run_cell import load_dataset, use_threads
+from reproduction.study.run_cell import load_dataset
+from reproduction.study.run_study import use_threads
 from reproduction.study.study import Study
+from reproduction.training import train_steps
 from teka.files import make_directory, write_json
 from teka.provenance import provenance
 from teka.training import Run
@@ -48,20 +50,16 @@ def measure_step_seconds(
     return write_json(make_directory("out", out) / STEP_SECONDS, {**content, "models": models})
 
 
-def make_step(run: Run) -> Callable[[], None]:
-    """Return a function that trains a new model of a run on one batch. It has run once."""
+def make_step(run: Run) -> Callable[[], object]:
+    """Return a function that trains a new model of a run on the same batch again and again."""
     dataset = load_dataset(run.images)
     model = run.make_model(**dataset.sizes)
-    optimizer = torch.optim.AdamW(model.parameters())
-    images, labels = dataset.train.images[: run.batch_size], dataset.train.labels[: run.batch_size]
-    dtype = torch.bfloat16 if run.precision == "bfloat16" else None
-
-    def step() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            loss = cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    return step
+    batch = dataset.train[: run.batch_size]
+    return partial(
+        train_steps,
+        model,
+        [torch.optim.AdamW(model.parameters())],
+        lambda step: batch,
+        num_steps=1,
+        is_bfloat16=run.precision == "bfloat16",
+    )

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from teka.errors import wrong_value
 from teka.files import read_yaml
 from teka.training import Run, read_recipe
 
+_read_recipe = functools.cache(read_recipe)
 Levels = Mapping[str, Sequence[str]]  # some levels of some factors
 
 
@@ -28,7 +29,12 @@ class Cell:
     @property
     def name(self) -> str:
         """The levels and the seed, as the name of a file."""
-        return "--".join([*map(slug, self.labels.values()), f"seed-{self.run.seed}"])
+        return cell_name(self.labels.values(), self.run.seed)
+
+
+def cell_name(labels: Iterable[str], seed: int) -> str:
+    """Return the levels and the seed of a cell as the name of a file."""
+    return "--".join([*map(slug, labels), f"seed-{seed}"])
 
 
 def slug(text: str) -> str:
@@ -167,7 +173,7 @@ class Study:
         fields: dict[str, Any] = {}
         for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
             if "recipe" in options:
-                fields |= _recipe_fields(options["recipe"])
+                fields |= _read_recipe(options["recipe"])
             fields |= {name: value for name, value in options.items() if name != "recipe"}
         try:
             return Cell(labels, Run.from_dict({**fields, "seed": seed}))
@@ -193,8 +199,3 @@ def read_study(path: str | Path) -> Study:
 
 def _matches(labels: Mapping[str, str], chosen: Levels) -> bool:
     return all(labels[factor] in levels for factor, levels in chosen.items())
-
-
-@functools.cache
-def _recipe_fields(name: str) -> dict[str, Any]:
-    return read_recipe(name)

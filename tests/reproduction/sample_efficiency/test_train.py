@@ -4,9 +4,9 @@ import torch
 from reproduction.__main__ import run as main
 from reproduction.sample_efficiency import train as training
 from reproduction.sample_efficiency.report import images_needed, write_report
-from reproduction.sample_efficiency.train import CELLS, order_batches, train_cells
-from reproduction.study import Study, read_study
-from reproduction.study.cells import load_cells
+from reproduction.sample_efficiency.train import order_batches, train_cell
+from reproduction.study import Study, read_study, run_study
+from reproduction.study.cells import CELLS, load_cells
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": 4, "stem": "polyphase", "periodic": True}
 STUDY = Study(
@@ -26,17 +26,24 @@ STUDY = Study(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_steps():
+    """Train for six steps, with one saved state."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(training, "NUM_STEPS", 6)
+        patched.setattr(training, "SAVE_EVERY", 4)
+        yield
+
+
 def train(folder, **only):
-    train_cells(STUDY, folder, data_dir=None, only=only, num_steps=6, command="python")
+    run_study(STUDY, folder, train_cell=train_cell, only=only, command="python")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return the folder of the small study with all cells."""
     path = tmp_path_factory.mktemp("cells")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(training, "SAVE_EVERY", 4)
-        train(path)
+    train(path)
     return path
 
 
@@ -58,15 +65,13 @@ def test_exact_models_predict_the_same_for_moved_images(folder):
     assert cell["accuracy"] == cell["moved_accuracy"]
 
 
-def test_finished_cells_are_kept(folder, monkeypatch):
+def test_finished_cells_are_kept(folder):
     before = (folder / CELLS).read_bytes()
-    monkeypatch.setattr(training, "train_cell", None)
     train(folder)
     assert (folder / CELLS).read_bytes() == before
 
 
 def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SAVE_EVERY", 4)
     original = training.order_batches
 
     def order_until_killed(*arguments):
@@ -84,17 +89,6 @@ def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeyp
     assert cell["seconds"] is None  # the time before the kill is not known
     for quantity in ("accuracy", "moved_accuracy", "consistency"):
         assert cell[quantity] == whole[quantity], quantity
-
-
-def test_a_cell_of_another_process_is_skipped(tmp_path, monkeypatch):
-    name = STUDY.cells()[0].name
-    monkeypatch.setattr(
-        training, "train_cell", lambda cell, *_, **__: {"name": cell.name, "accuracy": 0}
-    )
-    with training.FileLock(tmp_path / f"{name}.lock"):
-        train(tmp_path)
-    assert len(load_cells(tmp_path / CELLS)) == len(STUDY.cells()) - 1
-    assert name not in load_cells(tmp_path / CELLS)
 
 
 @pytest.mark.parametrize("num_images", [10, 64, 1000])
@@ -128,7 +122,7 @@ def test_the_report_has_tables_and_a_figure(folder):
 
 
 def test_the_command_writes_the_report(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("reproduction.sample_efficiency.command.read_study", lambda _: STUDY)
+    monkeypatch.setattr("reproduction.commands.read_study", lambda _: STUDY)
     assert main(["sample-efficiency", "--out", str(folder), "--summary"]) == 0
     assert "6 of 6 cells finished" in capsys.readouterr().out
     assert main(["sample-efficiency", "--out", str(tmp_path), "--summary"]) == 2

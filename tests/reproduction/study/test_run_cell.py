@@ -4,7 +4,8 @@ import torch
 from reproduction.study import read_study
 from reproduction.study.cells import load_cells
 from reproduction.study.measure import flops_per_image
-from reproduction.study.run_cell import run_cell, use_threads
+from reproduction.study.run_cell import run_cell
+from reproduction.study.run_study import use_threads
 from teka.codec import encode
 from teka.models import read_config
 from teka.training.trainer import load_data
@@ -74,14 +75,14 @@ def test_a_run_without_validation_images_is_an_error(tiny_fields, write, tmp_pat
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
     with pytest.raises(ValueError, match=r"validation_size must be at least 1"):
-        run_cell(cell, study.measure, tmp_path)
+        run_cell(cell, tmp_path, measure=study.measure)
 
 
 def test_a_run_with_early_stopping_is_measured_after_every_epoch(tiny_fields, write, tmp_path):
     tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
     study = read_study(write(tiny_fields))
     cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
-    content = run_cell(cell, study.measure, tmp_path)
+    content = run_cell(cell, tmp_path, measure=study.measure)
     curve = content["learning_curve"]
     assert isinstance(curve, list)
     steps = [point["step"] for point in curve]
@@ -98,7 +99,7 @@ def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_field
     del tiny_fields["leave_out"], tiny_fields["reference"]
     study = read_study(write(tiny_fields))
     (cell, _) = study.cells()
-    run_cell(cell, study.measure, tmp_path)
+    run_cell(cell, tmp_path, measure=study.measure)
     assert (tmp_path / "heads" / f"{cell.name}.npz").is_file()
 
 
