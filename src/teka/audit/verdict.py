@@ -186,9 +186,9 @@ def _layer_sentences(report: AuditReport) -> list[str]:
             f"Whether {layers.undecided[0].name} and the layers after it break equivariance cannot "
             f"be decided: two copies of the same images differ by up to {write_size(noise)} there."
         )
-    if not sentences and not report.is_exact:
-        threshold = write_size(layers.threshold)
-        sentences.append(
-            f"No layer breaks equivariance: every error is at most {threshold} of its output."
-        )
+    if not sentences:
+        reason = f"every error is at most {write_size(layers.threshold)} of its output"
+        if report.is_exact:
+            reason = "the output of the model is exact"
+        sentences.append(f"No layer breaks equivariance: {reason}.")
     return sentences
