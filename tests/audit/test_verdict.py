@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -104,7 +106,8 @@ def test_differences_within_noise_are_not_called_rounding():
         "images differ by 0.1"
     )
     assert undecided in noisy[0]
-    assert undecided in noisy[1]
+    two_modes = [metrics(nearly_invariant), metrics(nearly_invariant, "fourier")]
+    assert undecided in verdict_of(*two_modes, noise=NoiseFloor(0.1, None))[1]
     assert "rounding" not in " ".join([*quiet, *noisy])
 
 
@@ -154,7 +157,16 @@ def test_first_layers_that_break_are_named_with_their_cause():
 
 def test_nothing_is_claimed_without_a_moved_image():
     still = measure_responses(totals, torch.rand(5, 1, 6, 8), [(0, 0)], Movement("circular"))
-    assert verdict_of(summarize(still)) == (
-        "No image was moved.",
-        "Mode circular: no image was moved.",
+    assert verdict_of(summarize(still)) == ("No image was moved.",)
+
+
+def test_effect_in_a_single_mode_is_described_once():
+    torch.manual_seed(0)
+    images, labels = torch.rand(60, 1, 6, 8), torch.arange(60) % 2
+    labeled = measure_responses(
+        first_even_pixels, images, square_shifts(2), Movement("circular"), labels=labels
     )
+    headline, details = verdict_of(summarize(labeled))
+    assert "changes the prediction in" in headline
+    assert "prediction" not in details
+    assert re.match(r"\d+\.\d % \(.*\) of the images are classified correctly unshifted, ", details)

@@ -127,14 +127,15 @@ class AuditReport:
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
+    >>> _ = torch.manual_seed(0)
     >>> layers = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4)
     >>> model = torch.nn.Sequential(*layers)
     >>> settings = AuditSettings(shifts=[(0, 1), (1, 0)], parts=(), num_examples=0)
     >>> report = audit(model, torch.rand(20, 3, 8, 8), settings=settings)
     >>> report.number("consistency")
     1.0
-    >>> report.verdict[1][:52]
-    'Mode circular (3 shifts, 20 images): moving the imag'
+    >>> report.metrics[0].movement.mode, len(report.metrics[0].shifts)
+    ('circular', 3)
 
     Args:
         name: Name of the model.

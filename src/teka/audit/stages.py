@@ -148,7 +148,7 @@ def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
     if settings.protocol is not None:
         stages[f"protocol {settings.protocol}"] = _run_protocol
     if "noise" in settings.parts:
-        stages["noise of single precision"] = partial(_measure_noise, precision=True)
+        stages["rounding errors"] = partial(_measure_noise, precision=True)
     names = list(stages)
     for index, (name, stage) in enumerate(stages.items()):
         if context.progress is not None:

@@ -28,7 +28,11 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
         modes = [_mode_sentence(metrics, report) for metrics in undecided]
         return headline, *modes, *_layer_sentences(report)
     sentences = [_headline(report, undecided)]
-    sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
+    if len(report.metrics) == 1:  # the headline describes the effect in this mode
+        if details := "; ".join(_describe_details(report.metrics[0])):
+            sentences.append(f"{details[0].upper()}{details[1:]}.")
+    else:
+        sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
     sentences += _layer_sentences(report)
     for protocol in report.protocols:
         numbers = "; ".join(
@@ -133,7 +137,6 @@ def _budget_note(report: AuditReport) -> str:
 
 
 def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
-    numbers = metrics.numbers
     mode = f"Mode {metrics.movement.mode}"
     if len(metrics.shifts) < 2:
         return f"{mode}: no image was moved{_budget_note(report)}."
@@ -143,9 +146,19 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
     effect, detail = _describe_effect(metrics)
     notes = f" ({detail.removesuffix('; ')})" if detail else ""
-    parts = [f"{where}: moving the image {effect}{notes}"]
+    parts = [f"{where}: moving the image {effect}{notes}", *_describe_details(metrics)]
+    return f"{'; '.join(parts)}."
+
+
+def _describe_details(metrics: Metrics) -> list[str]:
+    """Describe results in a mode beyond the effect of shifts, if the images were moved."""
+    numbers = metrics.numbers
+    if len(metrics.shifts) < 2:
+        return []
+    parts = []
     if "minimum_overlap" in numbers:
-        parts.append(f"{write_share(numbers['minimum_overlap'].value)} % at the worst shift")
+        overlap = write_share(numbers["minimum_overlap"].value)
+        parts.append(f"the mean IoU is {overlap} % at the worst shift")
     if "retrieval" in numbers:
         parts.append(
             f"{_interval(numbers['retrieval'])} of the shifted images have features nearest to "
@@ -162,7 +175,7 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
                 f"{_interval(numbers['worst_shift_accuracy'])} at every shift"
             )
         parts.append(accuracy)
-    return f"{'; '.join(parts)}."
+    return parts
 
 
 def _layer_sentences(report: AuditReport) -> list[str]:

@@ -21,9 +21,8 @@ from teka.audit.statistics.ranking import Pair
 from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.cli.progress import show_progress
-from teka.errors import one_line, printable, wrong_value
+from teka.errors import printable, wrong_value
 from teka.files import make_directory, write_bytes, write_json
-from teka.reporting.tables import LONGEST_TEXT
 
 # Metrics that are shares, where higher is better.
 METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share)
@@ -72,7 +71,7 @@ def audit(
     settings = options.make_settings([part for part in PARTS if part not in skip])
     results.check_files((model, options.images.data), badge=badge)
     case = options.make_audit_inputs(options.load_model(model), settings)
-    print(one_line(case.description, LONGEST_TEXT), flush=True)
+    print("\n".join(case.description), flush=True)
     main_results: list[AuditReport] = []
 
     def print_result(report: AuditReport) -> None:

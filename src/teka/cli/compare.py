@@ -11,8 +11,7 @@ from teka.audit.settings import PARTS
 from teka.cli.app import CommandLine
 from teka.cli.audit import audit_with_progress, write_results
 from teka.cli.audit_options import AuditOptions, ResultOptions
-from teka.errors import one_line, wrong_value
-from teka.reporting.tables import LONGEST_TEXT
+from teka.errors import wrong_value
 
 
 def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine) -> None:
@@ -48,7 +47,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
         options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
     ]
     check_comparable(cases)
-    print(*(one_line(case.description, LONGEST_TEXT) for case in cases), sep="\n", flush=True)
+    print("\n".join(line for case in cases for line in case.description), flush=True)
     reports = [
         audit_every_mode(case, command, results, str(index)) for index, case in enumerate(cases)
     ]

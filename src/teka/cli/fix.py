@@ -21,18 +21,10 @@ from teka.cli.audit import write_results
 from teka.cli.audit_options import AuditOptions
 from teka.cli.compare import audit_every_mode, write_comparison
 from teka.codec import encode
-from teka.errors import (
-    EXTERNAL_ERRORS,
-    first_line,
-    one_line,
-    printable,
-    printable_lines,
-    wrong_value,
-)
+from teka.errors import EXTERNAL_ERRORS, first_line, printable, printable_lines, wrong_value
 from teka.files import write_bytes
 from teka.models.model_file import serialize_weights
 from teka.reporting.formatting import listed
-from teka.reporting.tables import LONGEST_TEXT
 
 
 def fix(
@@ -74,7 +66,7 @@ def fix(
     except EXTERNAL_ERRORS as error:
         expected = f"a module that can be copied ({first_line(error)})"
         raise wrong_value("model", model, expected) from error
-    print(one_line(case.description, LONGEST_TEXT), flush=True)
+    print("\n".join(case.description), flush=True)
     before = audit_every_mode(case, command, results, "before")
     if before.layers is None:
         failures = (f"{failure.part}: {failure.message}" for failure in before.failures)

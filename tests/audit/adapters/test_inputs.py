@@ -54,7 +54,7 @@ def test_a_packaged_model_gets_images_as_in_training():
     )
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
     assert every.known["class_names"] == tuple("0123456789")
-    assert "360 of 360 test images of digits, 16 × 16" in every.description
+    assert "360 of 360 test images of digits, 16 × 16" in every.description[1]
 
 
 def test_resizing_to_the_model_is_reported(arrays):
@@ -221,15 +221,16 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
         model_of(Preprocessing(), 2), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert len(outside.images) == 9
-    assert f"9 of 9 images of {data} (no test part declared)" in outside.description
-    assert outside.known["data_facts"]["used"] == f"9 of 9 images of {data} (no test part declared)"
+    used = f"9 of 9 images of {data} (the data has no separate test images)"
+    assert used in outside.description[1]
+    assert outside.known["data_facts"]["used"] == used
     trained = make_audit_inputs(
         own_model(str(data)), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert torch.equal(trained.images, load_data(str(data)).test.images)
     assert (
         f"1 of 1 held-out images of {data} (the fifth that training did not use)"
-        in trained.description
+        in trained.description[1]
     )
     assert (
         len(

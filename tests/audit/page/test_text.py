@@ -34,7 +34,7 @@ def test_it_fits_a_terminal():
 def test_verdict_caveats_and_layers_follow_in_this_order():
     text = audit_text([make_report()])
     words = (
-        "52.0 % at the worst shift", "! Limited validity, few images", "! Worth knowing, phases unseen",
+        "52.0 % at the worst shift", "! Limited validity (few images)", "! Worth knowing (phases unseen)",
         "> add_position breaks equivariance first", "x protocol zhang2019 failed",
     )  # fmt: skip
     places = [text.index(one) for one in words]

@@ -27,7 +27,8 @@ from teka.data.custom_images import find_pictures, has_pictures, read_npz
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
 from teka.data.pictures import GRAY_MODES, SUFFIXES, read_header, read_picture, to_intensities
-from teka.errors import wrong_argument, wrong_value
+from teka.errors import one_line, wrong_argument, wrong_value
+from teka.reporting.tables import LONGEST_TEXT
 
 _IMAGES_AT_ONCE = 256
 
@@ -117,7 +118,7 @@ def load_audit_images(
         remark = " (the fifth that training did not use)"
     elif source.part == "all":
         kind = "images"
-        remark = " (no test part declared)"
+        remark = " (the data has no separate test images)"
     # Take the first of a permutation, so that a smaller number gives a subset.
     order = np.random.default_rng(seed).permutation(len(available))[: options.images or None]
     chosen = available[torch.from_numpy(np.sort(order))]
@@ -244,7 +245,7 @@ class AuditInputs:
         labels: Labels as indices of the model's classes, or None.
         settings: Settings of the audit.
         known: Further arguments of `teka.audit.audit`.
-        description: Model, images and preprocessing in words.
+        description: Lines about the model, its images and the mode of shifting.
     """
 
     subject: LoadedModel
@@ -253,7 +254,7 @@ class AuditInputs:
     labels: Int[Tensor, " images"] | None
     settings: AuditSettings
     known: dict[str, Any]
-    description: str
+    description: tuple[str, ...]
 
 
 def make_audit_inputs(
@@ -339,14 +340,15 @@ def make_audit_inputs(
     if subject.module is not None:
         kind += f", {model_facts['parameters']:,} parameters"
     size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
-    details = ", ".join(filter(None, (chosen.description, size, preprocessing)))
-    description = f"{subject.name} ({kind}) on {details}"
-    unknown = "" if subject.declares_preprocessing else "its normalization is unknown: see --mean"
-    notes = "; ".join(filter(None, (unknown, subject.note)))
-    if notes:
-        description += f" ({notes})"
-    if mode_note:
-        description += f"; mode {mode_note}"
+    unknown = "" if subject.declares_preprocessing else "normalization unknown (see --mean)"
+    lines = {
+        "Model": "; ".join(filter(None, (f"{subject.name} ({kind})", unknown, subject.note))),
+        "Images": ", ".join(filter(None, (chosen.description, size, preprocessing))),
+        "Mode": mode_note,
+    }
+    description = tuple(
+        one_line(f"{title}: {text}", LONGEST_TEXT) for title, text in lines.items() if text
+    )
     return AuditInputs(subject, function, chosen.images, labels, settings, known, description)
 
 

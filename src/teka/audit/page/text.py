@@ -30,6 +30,10 @@ TEXT_NUMBERS = (
     "maximum_error",
 )
 """Metrics for which a terminal has room."""
+COLUMN_NOTES = {
+    "minimum_accuracy": "Worst shift: accuracy at the shift where it is lowest.",
+    "worst_shift_accuracy": "Every shift: share of images that are correct at every shift.",
+}
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
@@ -54,7 +58,7 @@ def _findings(report: AuditReport) -> list[str]:
     """Return verdict, caveats, layers and failures of a model, each as wrapped text."""
     findings = [_wrap(sentence) for sentence in report.verdict]
     for caveat in sorted_caveats(report.caveats):
-        words = f"{SEVERITIES[caveat.severity]}, {caveat.name}: {caveat.message}"
+        words = f"{SEVERITIES[caveat.severity]} ({caveat.name}): {caveat.message}"
         findings.append(_wrap(words, "  ! "))
     for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
@@ -88,8 +92,8 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
     used = dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
     notes += [f"Images: {'; '.join(used)}."] if used else []
     if any(is_share(name) for name in columns):
-        notes.append("Shares in %. Worst shift: accuracy at the shift where it is lowest.")
-        notes.append("Every shift: share of images that are correct at every shift.")
+        notes.append("Shares in %.")
+    notes += [note for name, note in COLUMN_NOTES.items() if name in columns]
     return Table("", heads, tuple(rows)), " ".join(notes)
 
 
