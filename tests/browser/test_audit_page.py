@@ -51,7 +51,7 @@ def expect_shown(page, pixels, index, shift, *, label):
     assert np.array_equal(shown_pixels(page)[..., 0], moved[..., 0])
     answer, probability = example_answer(index, shift)
     mark = "✓" if answer == label else "✗"
-    assert answer_shown(page) == [f"{mark} {answer}", f"{100 * probability:.1f} %"]
+    assert answer_shown(page) == [f"{answer} {mark}", f"{100 * probability:.1f} %"]
 
 
 def test_the_keyboard_moves_the_image_and_shows_the_stored_answer(open_page):
@@ -211,7 +211,7 @@ def test_models_are_shown_side_by_side(open_page):
         "patches",
         "rotation",
     ]
-    assert answer_shown(page, 1) == ["✓ 3", "90.0 %"]
+    assert answer_shown(page, 1) == ["3 ✓", "90.0 %"]
     page.get_by_role("button", name="Image 1, class 1").click()
     assert answer_shown(page, 1) == ["not among the examples of this model"]
 
@@ -221,7 +221,7 @@ def test_names_of_classes_and_models_are_text(open_page):
     data = {"name": evil, "class_names": [f"{evil}{index}" for index in range(10)]}
     page = open_page([report_of(evil, data=data)])
     assert page.locator("img").count() == 0
-    assert answer_shown(page)[0] == f"✓ {evil}3"
+    assert answer_shown(page)[0] == f"{evil}3 ✓"
 
 
 def test_without_labels_an_answer_is_held_against_that_of_the_unshifted_image(open_page):
@@ -229,7 +229,7 @@ def test_without_labels_an_answer_is_held_against_that_of_the_unshifted_image(op
     page = open_page([report_of(examples=(type(example)(**{**vars(example), "label": None}),))])
     assert page.get_by_text("changed at 72 of 81 shifts").is_visible()
     press(page, "dx", "ArrowRight")
-    assert answer_shown(page)[0] == "✗ 4"
+    assert answer_shown(page)[0] == "4, changed"
     assert "changed" in page.get_by_role("status").text_content()
 
 

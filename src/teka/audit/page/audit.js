@@ -8,6 +8,9 @@
   const shiftWords = (dy, dx) =>
     [["dx", dx], ["dy", dy]].filter(([, value]) => value !== 0).map(([name, value]) => `${name} ${step(value)}`)
       .join(", ") || "unshifted";
+  // Only labels tell what is correct. Without one, a prediction can only be changed.
+  const marked = (name, image, wrong) =>
+    image.label === null ? (wrong ? `${name}, changed` : name) : `${name} ${wrong ? "✗" : "✓"}`;
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
   // For each cell that is seen along one axis, the cell it came from, or −1 where background enters.
@@ -204,7 +207,7 @@
         const wrong = isWrong(prediction, at);
         const verdict = image.label === null ? (wrong ? "changed" : "unchanged") : (wrong ? "wrong" : "correct");
         const name = named(prediction.model, prediction.classes[at]);
-        given.textContent = `${wrong ? "✗" : "✓"} ${name}`;
+        given.textContent = marked(name, image, wrong);
         given.className = wrong ? "wrong" : "right";
         given.setAttribute("aria-label", `${name}, ${verdict}`);
         probability.textContent = percent(prediction.probabilities[at]);
@@ -288,8 +291,7 @@
         const place = places.get(String([dy, dx]));
         const right = place === undefined || classes[place] === (image.label === null ? unshifted : image.label);
         const name = place === undefined ? "–" : content.models[model].classes?.[classes[place]] ?? String(classes[place]);
-        const said = place === undefined ? "" : ` ${right ? "✓" : "✗"} ${percent(probabilities[place])}`;
-        line.lastChild.textContent = `${name}${said}`;
+        line.lastChild.textContent = place === undefined ? name : `${marked(name, image, !right)} ${percent(probabilities[place])}`;
         line.className = right ? "right" : "wrong";
       }
     };

@@ -83,7 +83,7 @@ def _curve_chart(
     """Draw a metric against the steps along one axis, with bands of at most `MOST_BANDS` models."""
     figure, axes = plots.make_axes(380, 240, legend_rows=len(lines) if len(lines) > 1 else 0)
     factor = 100 if is_percent else 1
-    descriptions = []
+    descriptions, band_ends = [], []
     for name, model, steps, rows, curve in lines:
         color = plots.line_color(model)
         ends = (curve.band_lower, curve.band_upper, curve.lower, curve.upper)
@@ -93,6 +93,7 @@ def _curve_chart(
         if len(lines) <= MOST_BANDS and has_interval(curve.method):
             axes.fill_between(steps, band_low, band_high, color=color, alpha=0.12, linewidth=0)
             axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
+            band_ends += [curve.band_lower[row] for row in rows]
         size = max(2.0, min(5.0, 60 / len(steps)))
         marker = plots.line_marker(model)
         axes.plot(steps, values, color=color, marker=marker, markersize=size, label=name)
@@ -101,7 +102,7 @@ def _curve_chart(
     ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
     axes.set_xticks(ticks, [write_step(step) for step in ticks])
     values = [line.curve.values[row] for line in lines for row in line.rows]
-    _scale_values(axes, values, is_percent, difference)
+    _scale_values(axes, [*values, *band_ends] if is_percent else values, is_percent, difference)
     horizontal = AXES[axis][0]
     plots.label_axes(axes, horizontal, label)
     if len(lines) > 1:
