@@ -12,7 +12,7 @@ from reproduction.baselines.blocks import ImageClassifier, Images, ImageSize, Lo
 from teka.checks import check_name, is_integer
 from teka.errors import wrong_value
 from teka.grid import Grid
-from teka.nn import Attention, EmbeddedTable, RelativeKernel, SpaceToDepth, prune_heads
+from teka.nn import Attention, EmbeddedTable, LearnedRelativeKernel, SpaceToDepth, prune_heads
 from teka.nn.relative import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
@@ -41,7 +41,7 @@ def make_gaussian_or_table(
     if position == "table":
         max_offset = max(*sides, 2) - 1
         return EmbeddedTable(num_axes, heads, max_offset=max_offset, embedding_dim=embedding_dim)
-    relative = RelativeKernel(position, num_axes=num_axes, heads=heads)
+    relative = LearnedRelativeKernel(position, num_axes=num_axes, heads=heads)
     with torch.no_grad():
         if position == "quadratic":
             relative.raw_precision.fill_(inverse_softplus(torch.tensor(INITIAL_PRECISION)))

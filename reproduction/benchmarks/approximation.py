@@ -25,7 +25,7 @@ from torch.nn.functional import normalize
 from reproduction.benchmarks.measurement import run_script, save_results
 from reproduction.study.report import half_width
 from teka.files import read_json
-from teka.functional import PROJECTIONS, Kernel, Softmax, draw_projection
+from teka.functional import PROJECTIONS, ContentKernel, Softmax, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
 
 OUT = Path(__file__).with_suffix(".json")
@@ -54,7 +54,7 @@ def draw_tokens(kind: str, size: float, num_tokens: int, dim: int) -> list[Tenso
 
 def draw_kernels(
     name: str, projection: str, num_features: int, dim: int, draws: int
-) -> Iterator[Kernel]:
+) -> Iterator[ContentKernel]:
     """Yield a kernel with each of its draws."""
     kernel_class = RANDOM_KERNELS[name]
     # Some kernels have two features for each drawn vector.
@@ -64,7 +64,7 @@ def draw_kernels(
         yield kernel_class(draw_projection(count, dim, generator=generator, projection=projection))
 
 
-def attention_weights(kernel: Kernel, query: Tensor, key: Tensor) -> Tensor:
+def attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
     """Return the weights of all pairs, which sum to 1 for each query."""
     scale = query.shape[-1] ** -0.5
     if kernel.features is not None:

@@ -23,7 +23,7 @@ from reproduction.benchmarks.measurement import interleaved_medians, run_script,
 from teka import Grid
 from teka.files import read_json
 from teka.functional import attention
-from teka.functional.dispatch import Workload, backend_costs, cheapest_backend
+from teka.functional.dispatch import Workload, backend_costs, resolve_backend
 from teka.functional.kernels import make_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
@@ -104,7 +104,7 @@ def flatten(rows: list[dict[str, Any]]) -> pd.DataFrame:
     for index, row in enumerate(rows):
         case = {name: value for name, value in row.items() if name != "seconds"}
         costs = backend_costs(make_workload(**case))
-        chosen = cheapest_backend("auto", costs)
+        chosen = resolve_backend("auto", costs)
         for direction, times in row["seconds"].items():
             for backend, seconds in times.items():
                 records.append(

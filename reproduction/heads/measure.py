@@ -62,7 +62,7 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     relative = copy.deepcopy(layer).cpu()()
     placed = relative.adapt_to_positions(positions)
     assert isinstance(placed, StationaryRelativeKernel)
-    weights = placed.log_at(-offsets).double().softmax(dim=-1)
+    weights = placed.log_weight_at(-offsets).double().softmax(dim=-1)
     mean = weights @ offsets
     deviations = offsets - mean[:, None]
     largest, index = weights.max(dim=-1)
@@ -155,6 +155,6 @@ def attention_weights(
     query, key, value = layer.project(tokens)
     one_hot = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
     (group,) = layer.head_groups()
-    query, key, _ = group.select(query, key, value, num_tokens)
+    query, key, _ = group.select_heads(query, key, value, num_tokens)
     options = {"kernel": group.kernel, "relative": group.relative, "grid": grid}
     return attention(query, key, one_hot, **options, backend="dense")

@@ -21,7 +21,7 @@ from torch import nn
 from reproduction.studies.small_models import best_rates, build, fit, train_missing
 from reproduction.study.measure import accuracy
 from teka.data import load
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 
 RESULTS = Path(__file__).with_name("bounded_rotary.jsonl.gz")
 LARGE = {"image_size": 14, "train_size": 10_000, "validation_size": 2000}
@@ -73,7 +73,7 @@ def train(
     _, options, rotary = CANDIDATES[candidate]
     model = build(seed, dataset.in_channels, **{"kernel": "squared_relu", **options})
     for layer in model.modules():
-        if isinstance(layer, RelativeKernel):
+        if isinstance(layer, LearnedRelativeKernel):
             layer.options.update(rotary)
     outputs = watch_outputs(model)
     result = fit(model, dataset, epochs=EPOCHS[data], rate=rate, seed=seed)

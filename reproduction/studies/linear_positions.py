@@ -29,12 +29,12 @@ from reproduction.study.measure import accuracy
 from teka import Grid
 from teka.data import load
 from teka.files import write_json
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import AttentionSizes, linear_cost, position_free_sums
-from teka.functional.kernels.content_kernel import DenseInputs
+from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.nn import Attention, RandomFeatures
 from teka.nn.relative import RelativeModule
 from teka.testing import equivariance_error
@@ -49,13 +49,13 @@ DATA = ("mnist", "fashion-mnist")
 RATES, TUNING_SEED, SEEDS = (0.002, 0.004, 0.008), 100, (0, 1, 2)
 
 
-class LinearRelative(Relative):
+class LinearRelative(RelativeKernel):
     """Base class of relative kernels that are only evaluated by linear attention."""
 
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 10**6
 
-    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Tensor:
+    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Tensor:
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ class Permutation(LinearRelative):
         return {"linear": linear_cost(sizes)}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         assert positions.grid is not None
         rows, columns = (
@@ -89,7 +89,7 @@ class Permutation(LinearRelative):
         query_features = tokens.query_features.gather(-1, index)
         key_features = tokens.key_features.gather(-1, index)
         return position_free_sums(
-            FeatureInputs(tokens.query, query_features, key_features, tokens.value)
+            LinearAttentionInputs(tokens.query, query_features, key_features, tokens.value)
         )
 
 
@@ -131,7 +131,7 @@ class Stochastic(LinearRelative):
     def num_position_features(self) -> int:
         return self.noise.shape[-1] - self.frequency.shape[1]
 
-    def softmax_vectors(
+    def softmax_inputs(
         self, query: Tensor, key: Tensor, positions: Positions, *, scale: float
     ) -> tuple[Tensor, Tensor]:
         frequency = positions.round_frequency_to_periods(self.frequency).to(query)

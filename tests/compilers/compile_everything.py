@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from teka import Grid
-from teka.functional import KERNELS, Kernel, Taylor2, attention
+from teka.functional import KERNELS, ContentKernel, Taylor2, attention
 from teka.models import Performer
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, is_valid_pair, relative_error
 
 # Float32, eager against compiled: kernels may add in another order.
@@ -71,7 +71,7 @@ def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
     """A torus; rotary has its other denominator there."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
     if pair.relative == "rotary":
-        assert isinstance(layer.relative, RelativeKernel)
+        assert isinstance(layer.relative, LearnedRelativeKernel)
         layer.relative.options["normalizer"] = "lengths"
     return Placed(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
 
@@ -223,7 +223,7 @@ class Both(nn.Module):
 class Values(nn.Module):
     """Attention whose values alone are learned, of many tokens."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: ContentKernel) -> None:
         super().__init__()
         self.kernel, self.value = kernel, nn.Linear(5, 3)
 

@@ -23,7 +23,7 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from teka import Grid
-from teka.functional import Relative, Rotary, attention
+from teka.functional import RelativeKernel, Rotary, attention
 from teka.functional.backends.triton import launch, operators
 from teka.nn import Attention
 from tests.contracts.cases import (
@@ -53,7 +53,7 @@ def largest_change(results: list[Tensor], references: list[Tensor]) -> float:
 
 def difference(
     kernel: str,
-    relative: str | Relative | None,
+    relative: str | RelativeKernel | None,
     places: dict[str, Any],
     *,
     dtype: torch.dtype = torch.float32,
@@ -346,7 +346,7 @@ def main(part: int, num_parts: int) -> None:
     """Print the difference and the number of kernel launches of every case of a part, by name, as JSON."""
     torch.set_num_threads(1)
     launches: list[object] = []
-    run = launch.run
+    run = launch.launch
 
     def counted_run(function: object, *arguments: Any, **options: Any) -> None:
         launches.append(function)
@@ -356,7 +356,7 @@ def main(part: int, num_parts: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if DEVICE == "cpu":
             patched.setattr(launch, "SEGMENT_TOKENS", 32)
-        patched.setattr(launch, "run", counted_run)
+        patched.setattr(launch, "launch", counted_run)
         for name, measure in itertools.islice(cases(), part, None, num_parts):
             launches.clear()
             try:

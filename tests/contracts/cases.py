@@ -30,11 +30,11 @@ from teka.functional import (
     RELATIVES,
     Clipped,
     Concatenation,
+    ContentKernel,
     FeatureKernel,
     Fourier,
     Gaussian,
-    Kernel,
-    Relative,
+    RelativeKernel,
     Rotary,
     RotationJoint,
     Shaw,
@@ -54,7 +54,7 @@ from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from teka.functional.relative.rotary import LEAST_WEIGHT
 from teka.functional.relative.stationary import SeparableRelativeKernel, StationaryRelativeKernel
 
-KERNEL_CLASSES: dict[str, type[Kernel]] = {
+KERNEL_CLASSES: dict[str, type[ContentKernel]] = {
     **DETERMINISTIC_KERNELS,
     **RANDOM_KERNELS,
     **LEARNED_KERNELS,
@@ -74,7 +74,7 @@ RELATIVES_OF_EACH_PATH = (
 RELATIVES_OF_LEARNED = (None, "rotation", "clipped", "fourier", "rotary")
 # The same for signed features and many features, with the relative kernels that change features.
 RELATIVES_OF_MANY = (*RELATIVES_OF_LEARNED, "rotation_joint", "decay")
-KernelOrRelative = TypeVar("KernelOrRelative", Kernel, Relative)
+KernelOrRelative = TypeVar("KernelOrRelative", ContentKernel, RelativeKernel)
 # The first argument of a test and its further arguments, by the name of the run.
 Runs = dict[str, tuple[Any, dict[str, Any]]]
 
@@ -308,9 +308,9 @@ def build_relative(
     heads: int,
     dim: int,
     num_axes: int,
-    kernel: str | Kernel = "squared_relu",
+    kernel: str | ContentKernel = "squared_relu",
     max_distance: int | None = None,
-) -> Relative | None:
+) -> RelativeKernel | None:
     """Return a relative kernel with random parameters.
 
     Args:
@@ -341,7 +341,7 @@ def build_relative(
     return on_device(relative)
 
 
-def build_kernel(name: str, relative: Relative | None, dim: int) -> Kernel:
+def build_kernel(name: str, relative: RelativeKernel | None, dim: int) -> ContentKernel:
     """Return a content kernel. Learned features get random parameters."""
     kernel = make_kernel(
         name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0)
@@ -354,7 +354,7 @@ def on_device(instance: KernelOrRelative) -> KernelOrRelative:
     return with_tensors(instance, lambda tensor: tensor.to(DEVICE))[0]
 
 
-def with_noise(kernel: Kernel) -> Kernel:
+def with_noise(kernel: ContentKernel) -> ContentKernel:
     """Return a copy of a kernel with noise added to its tensors, as if they were trained."""
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     return with_tensors(kernel, lambda tensor: tensor + 0.5 * draw(tensor.shape).to(tensor.device))[
@@ -385,8 +385,8 @@ def draw_inputs(
 
 def reference_attention(
     inputs: list[Tensor],
-    kernel: Kernel,
-    relative: Relative | None,
+    kernel: ContentKernel,
+    relative: RelativeKernel | None,
     positions: Positions,
     *,
     scale: float,

@@ -22,7 +22,7 @@ from teka import Grid
 from teka.functional import (
     KERNELS,
     RELATIVES,
-    Relative,
+    RelativeKernel,
     attention,
     decode,
     draw_projection,
@@ -34,9 +34,9 @@ from teka.nn import (
     AttentionPool,
     EmbeddedTable,
     LearnedFeatures,
+    LearnedRelativeKernel,
     MultiheadAttention,
     RandomFeatures,
-    RelativeKernel,
     SinusoidalPositionEmbedding,
     SpaceToDepth,
     TransformerBlock,
@@ -145,7 +145,7 @@ def constructor(kind: type, **changed: object) -> Entry:
     return Entry(build, good | changed, kind)
 
 
-def constructor_options(kind: type[Relative]) -> dict[str, object]:
+def constructor_options(kind: type[RelativeKernel]) -> dict[str, object]:
     """Return valid arguments of the initial values of a relative kernel."""
     return {
         name: REQUIRED_ARGUMENTS.get(name)
@@ -155,9 +155,9 @@ def constructor_options(kind: type[Relative]) -> dict[str, object]:
     }
 
 
-def initializer(name: str) -> Callable[..., RelativeKernel]:
+def initializer(name: str) -> Callable[..., LearnedRelativeKernel]:
     """Return what makes a relative kernel from the arguments that its initial values have."""
-    return lambda **options: RelativeKernel(name, **options)
+    return lambda **options: LearnedRelativeKernel(name, **options)
 
 
 def kernel(instance: object, argument: str, **options: object) -> Entry:
@@ -199,7 +199,7 @@ ENTRIES = {
     **{f"relative {name}": entry for name, entry in zip(RELATIVES, RELATIVE_ENTRIES, strict=True)},
     **{
         f"initial {name}": Entry(
-            initializer(name), constructor_options(RELATIVES[name]), RelativeKernel
+            initializer(name), constructor_options(RELATIVES[name]), LearnedRelativeKernel
         )
         for name in RELATIVES
     },

@@ -12,10 +12,10 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import (
     Clipped,
+    ContentKernel,
     FeatureKernel,
-    Kernel,
     PositiveFeatures,
-    Relative,
+    RelativeKernel,
     RotationJoint,
     Taylor2,
     attention,
@@ -80,7 +80,7 @@ def sequences(draw: st.DrawFn, case: Case) -> Sequence:
     )
 
 
-def build_pair(case: Case, num_axes: int = 1) -> tuple[Kernel, Relative | None]:
+def build_pair(case: Case, num_axes: int = 1) -> tuple[ContentKernel, RelativeKernel | None]:
     relative = build_relative(
         case.relative, kernel=case.kernel, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=4
     )
@@ -247,7 +247,11 @@ def test_chunks_and_decoding_equal_dense(case: Case):
 
 
 def past_outputs_for_changed_futures(
-    inputs: list[Tensor], kernel: Kernel, relative: Relative | None, backend: str, past: int
+    inputs: list[Tensor],
+    kernel: ContentKernel,
+    relative: RelativeKernel | None,
+    backend: str,
+    past: int,
 ) -> list[Tensor]:
     """Return the outputs of the first tokens for five versions of the later keys and values.
 

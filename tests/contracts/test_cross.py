@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, Kernel, Relative, RotationJoint, attention
+from teka.functional import ContentKernel, FeatureKernel, RelativeKernel, RotationJoint, attention
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.positions import Positions
 from teka.nn import Attention
@@ -50,7 +50,7 @@ GRIDS = {
 ALIGNED = (Grid((2, 3), spacing=2.0), Grid((5, 7), origin=(1.0, -1.0)))
 
 
-def build_pair(pair: Case, num_axes: int = 2) -> tuple[Kernel, Relative | None]:
+def build_pair(pair: Case, num_axes: int = 2) -> tuple[ContentKernel, RelativeKernel | None]:
     relative = build_relative(
         pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=4
     )
@@ -67,7 +67,9 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
     return {"aligned": ALIGNED} if pair.relative == "table" else GRIDS
 
 
-def offered(kernel: Kernel, relative: Relative | None, positions: Positions) -> set[str]:
+def offered(
+    kernel: ContentKernel, relative: RelativeKernel | None, positions: Positions
+) -> set[str]:
     num_queries, num_keys = (
         sites.num_queries_with_position or 1 for sites in (positions, positions.key_side)
     )
@@ -77,8 +79,8 @@ def offered(kernel: Kernel, relative: Relative | None, positions: Positions) -> 
 
 def fitted(
     inputs: list[Tensor],
-    kernel: Kernel,
-    relative: Relative | None,
+    kernel: ContentKernel,
+    relative: RelativeKernel | None,
     positions: Positions,
     mask: Tensor | None,
 ):
@@ -93,7 +95,7 @@ def fitted(
 
 
 def attend(
-    inputs: list[Tensor], kernel: Kernel, relative: Relative | None, **options: Any
+    inputs: list[Tensor], kernel: ContentKernel, relative: RelativeKernel | None, **options: Any
 ) -> Tensor:
     return attention(*inputs, kernel=kernel, relative=relative, scale=SCALE, **options)
 

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 from teka import Grid, precision
 from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.relative.biases import DecayRelativeKernel
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.models import Performer
 from teka.models.performer_config import POOLS, POSITIONS
 from teka.nn import Attention
@@ -184,8 +184,8 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
         name: tensor.requires_grad_()
         for name, tensor in zip(("query", "key", "value"), inputs, strict=True)
     }
-    kernel: str | Kernel = case.kernel
-    relative: str | Relative | None = case.relative
+    kernel: str | ContentKernel = case.kernel
+    relative: str | RelativeKernel | None = case.relative
     if not by_name:
         made = build_relative(
             relative, kernel=kernel, heads=3, dim=5, num_axes=grid.num_axes, max_distance=3

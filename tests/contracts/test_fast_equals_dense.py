@@ -14,7 +14,7 @@ from teka.functional import (
     RELATIVES,
     Clipped,
     Fourier,
-    Relative,
+    RelativeKernel,
     RotationJoint,
     Window,
     attention,
@@ -207,7 +207,7 @@ def test_large_queries_and_keys_are_accurate(case: Case):
         assert relative_error(fast, reference) <= band, (factor, dtype)
 
 
-def boundary_parameters(relative: Relative) -> list[dict[str, Tensor]]:
+def boundary_parameters(relative: RelativeKernel) -> list[dict[str, Tensor]]:
     """Return the tensors of a relative kernel with one of them set to 0, and with all set to 0."""
     tensors = {
         name: tensor for name, tensor in vars(relative).items() if isinstance(tensor, Tensor)

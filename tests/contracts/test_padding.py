@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Elu, Kernel, PositiveFeatures, attention
+from teka.functional import ContentKernel, Elu, PositiveFeatures, attention
 from teka.nn import Attention, TransformerBlock
 from tests.contracts.cases import (
     DEVICE,
@@ -35,7 +35,7 @@ NUM_TOKENS = 1 + GRID.num_tokens  # with one prefix token
 
 
 def attend(
-    kernel: str | Kernel,
+    kernel: str | ContentKernel,
     relative: str | None,
     backend: str,
     inputs: list[Tensor],

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, Relative, attention
+from teka.functional import FeatureKernel, RelativeKernel, attention
 from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from tests.contracts.cases import (
     DEVICE,
@@ -31,7 +31,7 @@ def attend(
     case: Case,
     inputs: list[Tensor],
     num_prefix_tokens: int,
-    relative: Relative | None,
+    relative: RelativeKernel | None,
     grid: Grid | None,
 ):
     query, key, value = inputs

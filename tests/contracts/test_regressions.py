@@ -18,7 +18,7 @@ from teka import Grid
 from teka.functional import PositiveFeatures, SquaredRelu, attention, draw_projection, relative
 from teka.functional.positions import Positions
 from teka.models import Performer, PerformerConfig
-from teka.nn import Attention, AttentionOptions, RelativeKernel, redraw_projections
+from teka.nn import Attention, AttentionOptions, LearnedRelativeKernel, redraw_projections
 from teka.nn.diagnostics.report import ApproximationErrors
 from tests.contracts.cases import draw_inputs, for_each, reference_attention, relative_error
 from tests.contracts.test_shift import change_under_a_shift_of_positions
@@ -128,7 +128,7 @@ def test_inaccurate_joint_estimate_is_reported():
 # Clipped distances
 
 
-class NeverRedrawn(RelativeKernel):
+class NeverRedrawn(LearnedRelativeKernel):
     """A faulty version whose projection is a plain buffer."""
 
     def __init__(self, dim_head: int) -> None:
@@ -142,9 +142,11 @@ class NeverRedrawn(RelativeKernel):
 @pytest.mark.parametrize(("is_redrawn", "is_correct"), [(True, True), (False, False)])
 def test_position_heads_are_redrawn(is_redrawn: bool, is_correct: bool):
     torch.manual_seed(0)
-    relative = RelativeKernel("clipped_features", dim_head=4) if is_redrawn else NeverRedrawn(4)
+    relative = (
+        LearnedRelativeKernel("clipped_features", dim_head=4) if is_redrawn else NeverRedrawn(4)
+    )
     layer = Attention(8, 2, relative=relative).eval()
-    assert isinstance(layer.relative, RelativeKernel)
+    assert isinstance(layer.relative, LearnedRelativeKernel)
     nn.init.normal_(layer.relative.distance_embedding)
     tokens = torch.randn(2, 15, 8)
     before = layer(tokens, Grid((3, 5)))

@@ -18,7 +18,7 @@ from teka.functional import FeatureKernel, Rotary, SquaredRelu, attention, decod
 from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.models import Performer
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 from tests.contracts.cases import (
     build_kernel,
     draw_inputs,
@@ -348,7 +348,7 @@ def build_layer(normalizer: str, **options: Any) -> Attention:
         Attention(
             8,
             2,
-            relative=RelativeKernel(
+            relative=LearnedRelativeKernel(
                 "rotary", num_axes=axes, heads=2, num_pairs=2, normalizer=normalizer
             ),
             **options,

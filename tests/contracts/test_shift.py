@@ -13,8 +13,8 @@ from teka import Grid
 from teka.functional import (
     RELATIVES,
     Clipped,
-    Kernel,
-    Relative,
+    ContentKernel,
+    RelativeKernel,
     RotationJoint,
     Window,
     attention,
@@ -50,7 +50,7 @@ EXACT_PAIRS = [pair for pair in PAIRS_WITH_POSITIONS if pair.is_exactly_equivari
 IN_EXPECTATION_PAIRS = [pair for pair in PAIRS_WITH_POSITIONS if not pair.is_exactly_equivariant]
 
 
-def redrawn(kernel: Kernel, num_features: int, seed: int) -> Kernel:
+def redrawn(kernel: ContentKernel, num_features: int, seed: int) -> ContentKernel:
     """Return the kernel with another draw if it is random."""
     projection = getattr(kernel, "projection", None)
     if projection is None:
@@ -66,8 +66,8 @@ def redrawn(kernel: Kernel, num_features: int, seed: int) -> Kernel:
 
 
 def change_under_a_shift_of_positions(
-    kernel: Kernel,
-    relative: Relative | None,
+    kernel: ContentKernel,
+    relative: RelativeKernel | None,
     num_axes: int,
     shift: Tensor,
     *,

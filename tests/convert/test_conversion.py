@@ -19,7 +19,7 @@ from teka.convert import (
 )
 from teka.convert.conversion import BorderedAttention
 from teka.convert.convolutions import window_reach
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 from teka.nn.relative import RelativeModule, inverse_softplus
 from tests.convert.convolutions import SHAPES, draw_convolution, draw_images, largest_difference
 
@@ -340,8 +340,8 @@ def build_by_position(relative: str | RelativeModule, heads: int = 2, **options:
     return Attention(6, heads, **options)
 
 
-def quadratic(centers: list[list[float]], precision: float) -> RelativeKernel:
-    module = RelativeKernel("quadratic", num_axes=len(centers[0]), heads=len(centers))
+def quadratic(centers: list[list[float]], precision: float) -> LearnedRelativeKernel:
+    module = LearnedRelativeKernel("quadratic", num_axes=len(centers[0]), heads=len(centers))
     with torch.no_grad():
         module.center.copy_(torch.tensor(centers))
         module.raw_precision.copy_(inverse_softplus(torch.full((len(centers),), precision)))
@@ -352,7 +352,7 @@ def test_queries_give_the_offset_at_least_the_stated_share():
     relative, grid = quadratic([[1.2, -2.1], [0.0, 0.4]], 3.0), Grid((7, 9))
     found = head_offsets(build_by_position(relative), grid)
     assert [one.offset for one in found] == [(1, -2), (0, 0)]
-    log_weights = relative().log_at(-(grid.positions()[None] - grid.positions()[:, None]))
+    log_weights = relative().log_weight_at(-(grid.positions()[None] - grid.positions()[:, None]))
     weights = (
         torch.softmax(log_weights, dim=-1)
         .detach()
@@ -381,7 +381,7 @@ def test_offsets_are_counted_in_cells_of_the_grid():
 
 
 def test_head_offsets_of_other_relative_kernels():
-    table = RelativeKernel("table", num_axes=2, heads=2, max_offset=3)
+    table = LearnedRelativeKernel("table", num_axes=2, heads=2, max_offset=3)
     with torch.no_grad():
         table.tables.zero_()
         # Entry 3 + Δ with Δ = query less key: a key 2 cells below the query and 1 to its left.

@@ -9,12 +9,12 @@ from teka import Grid
 from teka.functional import (
     KERNELS,
     Clipped,
+    ContentKernel,
     Decay,
     DecodingState,
     FeatureKernel,
-    Kernel,
     PositiveFeatures,
-    Relative,
+    RelativeKernel,
     Rotary,
     attention,
     decode,
@@ -51,7 +51,7 @@ PARTNERS = {
 
 def build_pair(
     kernel: str, relative: str | None, num_axes: int = 1
-) -> tuple[Kernel, Relative | None]:
+) -> tuple[ContentKernel, RelativeKernel | None]:
     built = build_relative(
         relative, heads=3, dim=5, num_axes=num_axes, kernel=kernel, max_distance=4
     )
@@ -60,8 +60,8 @@ def build_pair(
 
 def decode_all(
     inputs: list[Tensor],
-    kernel: str | Kernel,
-    relative: str | Relative | None,
+    kernel: str | ContentKernel,
+    relative: str | RelativeKernel | None,
     positions: Tensor | None = None,
 ) -> tuple[Tensor, list[DecodingState]]:
     outputs, states, state = [], [], None

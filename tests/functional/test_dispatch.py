@@ -7,22 +7,22 @@ from teka import Grid
 from teka.functional import (
     BACKENDS,
     Clipped,
-    Kernel,
-    Relative,
+    ContentKernel,
+    RelativeKernel,
     Rotation,
     Softmax,
     SquaredRelu,
     attention,
 )
 from teka.functional.backends.costs import Cost
-from teka.functional.dispatch import Workload, backend_costs, cheapest_backend
+from teka.functional.dispatch import Workload, backend_costs, resolve_backend
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 
 
 def costs(
-    kernel: Kernel,
-    relative: Relative | None,
+    kernel: ContentKernel,
+    relative: RelativeKernel | None,
     grid: Grid | None,
     *,
     num_tokens: int,
@@ -51,19 +51,19 @@ def test_softmax_has_only_the_dense_backend():
 def test_rotation_uses_toeplitz_on_large_grids(side: int, expected: str):
     backends = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=16)
     assert set(backends) == {"dense", "toeplitz", "fft"}
-    assert cheapest_backend("auto", backends) == expected
+    assert resolve_backend("auto", backends) == expected
 
 
 @pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (64, "toeplitz")])
 def test_rotation_uses_the_faster_backend_for_heads_of_32(side: int, expected: str):
     backends = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=32)
-    assert cheapest_backend("auto", backends) == expected
+    assert resolve_backend("auto", backends) == expected
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
 def test_many_tokens_without_positions_use_linear(num_tokens: int, expected: str):
     assert (
-        cheapest_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16))
+        resolve_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16))
         == expected
     )
 
@@ -79,7 +79,7 @@ def test_large_batches_change_the_backend():
             backends = costs(
                 SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=32, batch=batch
             )
-            assert cheapest_backend("auto", backends) == expected
+            assert resolve_backend("auto", backends) == expected
 
 
 def test_rings_need_a_grid_with_spacing_one():
@@ -94,7 +94,7 @@ def test_rings_need_a_grid_with_spacing_one():
 
 
 @pytest.mark.parametrize("relative", [None, rotation(), Clipped(torch.zeros(7, 16))])
-def test_fast_backends_scale_better_than_dense(relative: Relative | None):
+def test_fast_backends_scale_better_than_dense(relative: RelativeKernel | None):
     small, large = (
         costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=16)
         for side in (32, 64)
@@ -140,16 +140,16 @@ def test_two_grids_have_fewer_backends():
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
 def test_named_backend_is_used_or_an_error(name: str):
-    assert cheapest_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
+    assert resolve_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
     with pytest.raises(
         ValueError, match=rf"backend must be one of 'auto', 'other' for this kernel.*got '{name}'"
     ):
-        cheapest_backend(name, {"other": Cost(1, 0)})
+        resolve_backend(name, {"other": Cost(1, 0)})
 
 
 def test_unknown_backend_suggests_the_closest_name():
     with pytest.raises(ValueError, match="Did you mean 'toeplitz'"):
-        cheapest_backend("toplitz", {"dense": Cost(1, 0)})
+        resolve_backend("toplitz", {"dense": Cost(1, 0)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import nn
 from teka.functional import KERNELS, RELATIVES, Focused, SquaredRelu
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.models.performer_config import POOLS, POSITIONS
-from teka.nn import RelativeKernel, redraw_projections
+from teka.nn import LearnedRelativeKernel, redraw_projections
 from tests.contracts.cases import is_valid_pair, relative_error
 from tests.models.small_performer import SIZE, build, draw_images, kernel_for, layers
 
@@ -388,7 +388,7 @@ def test_layers_share_the_frequencies_of_rotation(position: str):
 def test_options_of_fourier_positions_reach_every_block():
     model = build(position="fourier", num_waves=7, longest_wave=3.0, wave_weight=2.0, pool="mean")
     for layer in layers(model):
-        assert isinstance(layer.relative, RelativeKernel)
+        assert isinstance(layer.relative, LearnedRelativeKernel)
         kernel = layer.relative()
         assert kernel.frequency.shape == (2, 7, 2)
         assert float(kernel.frequency.detach().norm(dim=-1).min()) > 6.28 / 3.0 - 1e-3
@@ -401,7 +401,7 @@ def test_the_weight_scale_of_rotation_reaches_every_block():
     placed = [layer.relative for layer in layers(model) if layer.relative is not None]
     assert len(placed) == 2
     for relative in placed:
-        assert isinstance(relative, RelativeKernel)
+        assert isinstance(relative, LearnedRelativeKernel)
         assert (relative.cosine_weight == 0).all()
 
 
@@ -416,7 +416,7 @@ def test_the_normalizer_of_rotary_reaches_every_block(pool: str):
     placed = [layer.relative for layer in layers(lengths) if layer.relative is not None]
     assert len(placed) == (2 if pool == "class" else 3)
     for relative in placed:
-        assert isinstance(relative, RelativeKernel)
+        assert isinstance(relative, LearnedRelativeKernel)
         assert relative().normalizer == "lengths"
     for name, tensor in default.state_dict().items():
         assert torch.equal(lengths.state_dict()[name], tensor)

@@ -6,7 +6,13 @@ import torch
 
 from teka import Grid
 from teka.functional import SquaredRelu
-from teka.nn import Attention, AttentionHeads, RandomFeatures, RelativeKernel, TransformerBlock
+from teka.nn import (
+    Attention,
+    AttentionHeads,
+    LearnedRelativeKernel,
+    RandomFeatures,
+    TransformerBlock,
+)
 from tests.contracts.cases import relative_error
 from tests.nn.test_attention import build, draw_tokens
 
@@ -55,13 +61,19 @@ def test_every_backend_equals_dense(backend: str, relative: str | None):
 
 
 def test_kernel_instances_are_accepted():
-    kernel, relative = SquaredRelu(0.1), RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4)
+    kernel, relative = (
+        SquaredRelu(0.1),
+        LearnedRelativeKernel("rotation", num_axes=2, heads=2, dim_head=4),
+    )
     layer = build(kernel=kernel, relative=relative)
     assert layer.kernel is kernel
     assert layer.relative is relative
     features = RandomFeatures("positive", 4)
     assert build(kernel=features).kernel is features
-    assert build(relative=RelativeKernel("clipped", dim_head=4, max_distance=2)).content_heads == 1
+    assert (
+        build(relative=LearnedRelativeKernel("clipped", dim_head=4, max_distance=2)).content_heads
+        == 1
+    )
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -89,7 +101,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"kernel": "squard_relu"}, "kernel must be .*got 'squard_relu'.*Did you mean 'squared_relu'"),
     ({"kernel": 3}, r"kernel must be .*got 3"),
     ({"relative": "rotatoin"}, "relative must be .*got 'rotatoin'.*Did you mean 'rotation'"),
-    ({"relative": 3}, "relative must be None, a name or a teka.nn.RelativeKernel.*got 3"),
+    ({"relative": 3}, "relative must be None, a name or a teka.nn.LearnedRelativeKernel.*got 3"),
     (
         {"relative": "clipped", "heads": 1},
         "heads must be at least 2 with relative='clipped'.*got 1",

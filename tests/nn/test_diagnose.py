@@ -367,8 +367,10 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
         rotated_key = group.relative.rotate(key_features, positions)
         numerator = rotated_query @ rotated_key.transpose(-2, -1)
         on_grid = Positions(grid)
-        query_vectors = group.relative.linear_features(query_features, on_grid, is_key=False)
-        key_vectors = group.relative.linear_features(key_features, on_grid, is_key=True)
+        query_vectors = group.relative.features_with_positions(
+            query_features, on_grid, is_key=False
+        )
+        key_vectors = group.relative.features_with_positions(key_features, on_grid, is_key=True)
         denominator = (
             query_vectors.concatenate_denominator_features()
             @ key_vectors.concatenate_denominator_features().mT

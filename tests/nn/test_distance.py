@@ -10,40 +10,45 @@ from teka.models import Performer
 from teka.nn import (
     Attention,
     LearnedFeatures,
+    LearnedRelativeKernel,
     MultiheadAttention,
     PolyphaseDownsample,
     PolyphasePatchEmbedding,
     RandomFeatures,
-    RelativeKernel,
     TransformerBlock,
 )
 
 
 def test_decay_is_initialized_as_alibi():
-    decay, alibi = RelativeKernel("decay", num_axes=2, heads=8), RelativeKernel("alibi", heads=8)
+    decay, alibi = (
+        LearnedRelativeKernel("decay", num_axes=2, heads=8),
+        LearnedRelativeKernel("alibi", heads=8),
+    )
     torch.testing.assert_close(decay().rate, alibi().slope[:, None].expand(8, 2))
     assert not list(alibi.parameters())
     assert "slope" in alibi.state_dict()
 
 
 def test_power_of_kerple_is_below_2():
-    kernel = RelativeKernel("kerple", num_axes=1, heads=3, form="power")
+    kernel = LearnedRelativeKernel("kerple", num_axes=1, heads=3, form="power")
     with torch.no_grad():
         kernel.raw_bend.fill_(50.0)
     assert (kernel().bend <= 2).all()
 
 
 def test_max_distance_of_shaw_and_frequencies_of_transformer_xl():
-    assert RelativeKernel("shaw", num_axes=2, dim_head=5, max_distance=3)().max_distance == 3
+    assert LearnedRelativeKernel("shaw", num_axes=2, dim_head=5, max_distance=3)().max_distance == 3
     frequency = 8.0 ** (-torch.arange(4) / 2)  # the frequencies of rotation
-    module = RelativeKernel("transformer_xl", num_axes=2, heads=3, dim_head=5, frequency=frequency)
+    module = LearnedRelativeKernel(
+        "transformer_xl", num_axes=2, heads=3, dim_head=5, frequency=frequency
+    )
     assert torch.equal(module().frequency, frequency[:, None].expand(4, 2))
     layer = Attention(15, 3, kernel="softmax", relative=module)
     assert layer.relative is module
 
 
 def test_transformer_xl_loads_old_state_dicts():
-    module = RelativeKernel("transformer_xl", num_axes=2, heads=3, dim_head=5)
+    module = LearnedRelativeKernel("transformer_xl", num_axes=2, heads=3, dim_head=5)
     state_dict = module.state_dict()
     state_dict["frequency"] = 2 * state_dict["frequency"][:, 0]
     expected = state_dict["frequency"][:, None].expand(4, 2)
@@ -55,23 +60,23 @@ def test_transformer_xl_loads_old_state_dicts():
     ("make", "named"),
     [
         (
-            lambda: RelativeKernel("window", num_axes=7, heads=1, max_distance=16),
+            lambda: LearnedRelativeKernel("window", num_axes=7, heads=1, max_distance=16),
             "num_axes, heads, max_distance must be",
         ),
         (
-            lambda: RelativeKernel("window", num_axes=10**6, heads=1),
+            lambda: LearnedRelativeKernel("window", num_axes=10**6, heads=1),
             r"num_axes must be .*got 1000000",
         ),
         (
-            lambda: RelativeKernel("window", num_axes=2, heads=1, max_distance=10**5),
+            lambda: LearnedRelativeKernel("window", num_axes=2, heads=1, max_distance=10**5),
             "num_axes, heads, max_distance must be",
         ),
         (
-            lambda: RelativeKernel("shaw", num_axes=2, dim_head=10**5, max_distance=10**5),
+            lambda: LearnedRelativeKernel("shaw", num_axes=2, dim_head=10**5, max_distance=10**5),
             "num_axes, dim_head, max_distance must be",
         ),
         (
-            lambda: RelativeKernel("table", num_axes=2, heads=10**5, max_offset=10**5),
+            lambda: LearnedRelativeKernel("table", num_axes=2, heads=10**5, max_offset=10**5),
             "num_axes, heads, max_offset must be",
         ),
         (
@@ -84,10 +89,10 @@ def test_transformer_xl_loads_old_state_dicts():
         ),
         (lambda: LearnedFeatures("hedgehog", 10**5, 2), "dim, heads must be"),
         (
-            lambda: RelativeKernel("generalized_quadratic", num_axes=2, heads=10**9),
+            lambda: LearnedRelativeKernel("generalized_quadratic", num_axes=2, heads=10**9),
             "num_axes, heads must be",
         ),
-        (lambda: RelativeKernel("alibi", heads=10**9), r"heads must be .*got 1000000000"),
+        (lambda: LearnedRelativeKernel("alibi", heads=10**9), r"heads must be .*got 1000000000"),
         (lambda: Attention(16, 2, context_dim=2**31 - 1), "context_dim, heads, dim_head must be"),
         (lambda: MultiheadAttention(10**6, 2), "embed_dim must be"),
         (lambda: MultiheadAttention(16, 2, kdim=10**9), "the larger of kdim and vdim must be"),

@@ -16,7 +16,13 @@ from teka.functional import (
     default_num_features,
 )
 from teka.models import Performer
-from teka.nn import Attention, LearnedFeatures, RandomFeatures, RelativeKernel, redraw_projections
+from teka.nn import (
+    Attention,
+    LearnedFeatures,
+    LearnedRelativeKernel,
+    RandomFeatures,
+    redraw_projections,
+)
 from tests.contracts.cases import RELATIVES_OF_LEARNED
 
 
@@ -95,7 +101,7 @@ def test_every_projection_of_a_model_is_redrawn():
 
 
 def test_position_heads_use_the_new_draw():
-    relative = RelativeKernel("clipped_features", dim_head=4, num_features=7)
+    relative = LearnedRelativeKernel("clipped_features", dim_head=4, num_features=7)
     nn.init.normal_(relative.distance_embedding)
     query = torch.randn(1, 1, 3, 4)
     before = relative().log_rings(query, scale=0.5)

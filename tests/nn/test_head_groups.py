@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.functional import RELATIVES
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 from teka.nn.head_groups import count_position_heads
 
 GRID = Grid((3, 5))
@@ -93,8 +93,8 @@ def test_named_kernel_has_parameters_for_its_heads():
 
 def test_module_needs_the_number_of_its_heads():
     fits, too_many = (
-        RelativeKernel("rotation", num_axes=2, heads=2, dim_head=4),
-        RelativeKernel("rotation", num_axes=2, heads=3, dim_head=4),
+        LearnedRelativeKernel("rotation", num_axes=2, heads=2, dim_head=4),
+        LearnedRelativeKernel("rotation", num_axes=2, heads=3, dim_head=4),
     )
     tokens = draw_tokens(12)
     assert build(relative=fits, position_heads=2)(tokens, GRID).shape == tokens.shape
@@ -142,12 +142,16 @@ def test_wrong_number_of_position_heads_is_an_error(unchecked_annotations: None)
         (1, "rotary", "position_heads must be None or 0 with relative='rotary'.*got 1"),
         (
             1,
-            RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2),
-            "position_heads must be None or 0 with relative=RelativeKernel.*got 1",
+            LearnedRelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2),
+            "position_heads must be None or 0 with relative=LearnedRelativeKernel.*got 1",
         ),
         (2, "rotation_joint", "position_heads must be None or 0 with relative=.*got 2"),
         (3, "fourier", "position_heads must be at most 2, got 3"),
-        (-1, RelativeKernel("clipped", dim_head=4), "position_heads must be at least 0.*got -1"),
+        (
+            -1,
+            LearnedRelativeKernel("clipped", dim_head=4),
+            "position_heads must be at least 0.*got -1",
+        ),
         (0, "fuorier", "Did you mean 'fourier'"),
     ]
     for position_heads, relative, message in bad:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from reproduction.flops import flop_counter
 from teka import Grid, functional
 from teka.functional import KERNELS, RELATIVES, Quadratic
-from teka.nn import Attention, EmbeddedTable, LearnedFeatures, RelativeKernel, prune_heads
+from teka.nn import Attention, EmbeddedTable, LearnedFeatures, LearnedRelativeKernel, prune_heads
 from teka.nn.relative import RelativeModule
 from tests.contracts.cases import relative_error
 
@@ -109,11 +109,14 @@ def test_the_backend_is_reset_without_position_heads():
 @pytest.mark.parametrize(
     "options",
     [
-        {"relative": RelativeKernel("quadratic", num_axes=2, heads=HEADS), "kernel": "constant"},
+        {
+            "relative": LearnedRelativeKernel("quadratic", num_axes=2, heads=HEADS),
+            "kernel": "constant",
+        },
         {"relative": EmbeddedTable(2, HEADS, max_offset=4, embedding_dim=7), "kernel": "constant"},
         {"relative": None, "kernel": LearnedFeatures("hedgehog", WIDTH, HEADS)},
         {
-            "relative": RelativeKernel("clipped", dim_head=WIDTH),
+            "relative": LearnedRelativeKernel("clipped", dim_head=WIDTH),
             "kernel": "squared_relu",
             "position_heads": 3,
         },

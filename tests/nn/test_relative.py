@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from teka import functional
 from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.nn import Attention, AttentionOptions, EmbeddedTable, RelativeKernel
+from teka.nn import Attention, AttentionOptions, EmbeddedTable, LearnedRelativeKernel
 from teka.nn.head_groups import make_relative_kernel
 from teka.nn.relative import relative_kernel_class
 from tests.contracts.cases import with_leaves
@@ -26,7 +26,7 @@ def test_every_relative_kernel_has_a_module_with_a_state_dict(name: str):
     module, other = make(name), make(name)
     assert RELATIVES[name] is relative_kernel_class(name) is relative_kernel_class(module)
     assert type(module()) is RELATIVES[name]
-    module().check_compatibility(heads=3, dim=5, num_axes=2, kernel=Softmax())
+    module().check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=Softmax())
     other.load_state_dict(module.state_dict())
     assert all("." not in key or key.startswith("random_features.") for key in module.state_dict())
     leaves, others = (with_leaves(kernel)[1] for kernel in (module(), other()))
@@ -39,14 +39,14 @@ def test_every_relative_kernel_has_a_module_with_a_state_dict(name: str):
 def test_every_parameter_has_a_gradient(name: str):
     module = make(name)
     offsets = torch.cartesian_prod(*[torch.arange(-8.0, 9.0)] * 2)
-    (module().log_at(offsets) * torch.randn(len(offsets))).sum().backward()
+    (module().log_weight_at(offsets) * torch.randn(len(offsets))).sum().backward()
     assert all(
         parameter.grad is not None and parameter.grad.all() for parameter in module.parameters()
     )
 
 
 def test_frequencies_of_rotary_have_a_gradient():
-    module = RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)
+    module = LearnedRelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)
     features, positions = torch.randn(1, 3, 7, 5), torch.randn(7, 2)
     (module().rotate(features, positions) * features).sum().backward()
     assert module.frequency.grad is not None
@@ -63,20 +63,20 @@ def test_rotary_rotates_all_pairs_of_features():
 
 def test_num_waves_needs_a_named_kernel_with_waves():
     assert make("fourier", num_waves=7).frequency.shape == (3, 7, 2)
-    for relative in (None, "rotation", RelativeKernel("fourier", num_axes=2, heads=3)):
+    for relative in (None, "rotation", LearnedRelativeKernel("fourier", num_axes=2, heads=3)):
         with pytest.raises(ValueError, match=r"num_waves must be None with relative=.*got 7"):
             make(relative, num_waves=7)
 
 
 def test_module_and_none_are_returned_unchanged():
-    module = RelativeKernel("clipped", dim_head=5)
+    module = LearnedRelativeKernel("clipped", dim_head=5)
     assert make(module) is module
     assert make(None) is relative_kernel_class(None) is None
 
 
 @pytest.mark.parametrize(
     ("relative", "message"),
-    [("rotate", "Did you mean 'rotation'"), (3, "a name or a teka.nn.RelativeKernel")],
+    [("rotate", "Did you mean 'rotation'"), (3, "a name or a teka.nn.LearnedRelativeKernel")],
 )
 def test_other_types_are_not_relative_kernels(
     relative: Any, message: str, unchecked_annotations: None
@@ -87,7 +87,7 @@ def test_other_types_are_not_relative_kernels(
 
 def test_rotation_is_initialized_as_in_the_paper():
     torch.manual_seed(0)
-    relative = RelativeKernel("rotation", num_axes=3, heads=50, dim_head=5)
+    relative = LearnedRelativeKernel("rotation", num_axes=3, heads=50, dim_head=5)
     assert relative.frequency.tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
     for weight in (relative.cosine_weight.detach(), relative.sine_weight.detach()):
         assert weight.shape == (50, 3, 4)
@@ -98,7 +98,7 @@ def test_rotation_is_initialized_as_in_the_paper():
     for name in ("frequency", "cosine_weight", "sine_weight"):
         assert getattr(kernel, name) is getattr(relative, name)
     assert kernel.scale == pytest.approx(1 / math.sqrt(5 + 2 * 3 * 4))
-    assert RelativeKernel(
+    assert LearnedRelativeKernel(
         "rotation", num_axes=2, heads=3, dim_head=5, num_frequencies=2
     ).frequency.shape == (2,)
 
@@ -106,7 +106,7 @@ def test_rotation_is_initialized_as_in_the_paper():
 def test_frequencies_of_rotation_can_be_shared():
     frequency = Parameter(torch.tensor([1.0, 0.1, 0.01]))
     shared, separate = (
-        RelativeKernel("rotation", num_axes=2, heads=3, dim_head=5, frequency=frequency)
+        LearnedRelativeKernel("rotation", num_axes=2, heads=3, dim_head=5, frequency=frequency)
         for _ in range(2)
     )
     assert shared.frequency is separate.frequency
@@ -119,21 +119,30 @@ def test_initial_weight_of_rotation_is_an_option(weight_scale: float):
     weights = []
     for scale in (1.0, weight_scale):
         torch.manual_seed(0)
-        relative = RelativeKernel("rotation", num_axes=2, heads=3, dim_head=5, weight_scale=scale)
+        relative = LearnedRelativeKernel(
+            "rotation", num_axes=2, heads=3, dim_head=5, weight_scale=scale
+        )
         weights.append(torch.stack([relative.cosine_weight, relative.sine_weight]))
     assert torch.allclose(weights[1], weight_scale * weights[0])
 
 
 def test_joint_rotation_reports_its_number_of_features():
-    relative = RelativeKernel("rotation_joint", num_axes=3, heads=2, dim_head=5, num_frequencies=4)
+    relative = LearnedRelativeKernel(
+        "rotation_joint", num_axes=3, heads=2, dim_head=5, num_frequencies=4
+    )
     assert relative().cosine_weight is relative.cosine_weight
     assert relative().num_position_features == relative.num_position_features == 2 * 3 * 4
-    assert RelativeKernel("rotation", num_axes=3, heads=2, dim_head=5).num_position_features == 0
+    assert (
+        LearnedRelativeKernel("rotation", num_axes=3, heads=2, dim_head=5).num_position_features
+        == 0
+    )
 
 
 def test_clipped_is_initially_zero():
-    assert torch.equal(RelativeKernel("clipped", dim_head=5).distance_embedding, torch.zeros(7, 5))
-    relative = RelativeKernel(
+    assert torch.equal(
+        LearnedRelativeKernel("clipped", dim_head=5).distance_embedding, torch.zeros(7, 5)
+    )
+    relative = LearnedRelativeKernel(
         "clipped_features", dim_head=5, max_distance=3, ring_width=0.5, num_features=7
     )
     kernel = relative()
@@ -141,7 +150,7 @@ def test_clipped_is_initially_zero():
     assert kernel.projection is relative.random_features.projection
     assert kernel.projection.shape == (7, 5)
     assert (kernel.max_distance, kernel.ring_width) == (3, 0.5)
-    assert RelativeKernel(
+    assert LearnedRelativeKernel(
         "clipped_features", dim_head=5
     ).random_features.num_features == default_num_features(5)
 
@@ -149,8 +158,8 @@ def test_clipped_is_initially_zero():
 def test_gaussians_are_initialized_as_in_the_paper_and_stay_positive():
     torch.manual_seed(0)
     plain, general = (
-        RelativeKernel("quadratic", num_axes=3, heads=500)(),
-        RelativeKernel("generalized_quadratic", num_axes=3, heads=500)(),
+        LearnedRelativeKernel("quadratic", num_axes=3, heads=500)(),
+        LearnedRelativeKernel("generalized_quadratic", num_axes=3, heads=500)(),
     )
     for kernel in (plain, general):
         assert kernel.center.shape == (500, 3)
@@ -158,14 +167,16 @@ def test_gaussians_are_initialized_as_in_the_paper_and_stay_positive():
         assert float(kernel.center.detach().mean()) == pytest.approx(0, abs=0.15)
     assert torch.allclose(plain.precision, torch.ones(500))
     assert torch.equal(general.precision_factor, torch.eye(3).expand(500, 3, 3))
-    module = RelativeKernel("quadratic", num_axes=2, heads=3)
+    module = LearnedRelativeKernel("quadratic", num_axes=2, heads=3)
     torch.nn.init.constant_(module.raw_precision, -20.0)
     assert (module().precision > 0).all()
 
 
 def test_table_is_initially_zero_and_embedded_table_differs_by_head():
-    assert torch.equal(RelativeKernel("table", num_axes=2, heads=3)().tables, torch.zeros(3, 2, 15))
-    assert RelativeKernel("table", num_axes=2, heads=3, max_offset=4)().max_offset == 4
+    assert torch.equal(
+        LearnedRelativeKernel("table", num_axes=2, heads=3)().tables, torch.zeros(3, 2, 15)
+    )
+    assert LearnedRelativeKernel("table", num_axes=2, heads=3, max_offset=4)().max_offset == 4
     torch.manual_seed(0)
     module = EmbeddedTable(2, 50, max_offset=6, embedding_dim=40)
     tables = module().tables
@@ -185,7 +196,7 @@ def test_table_is_initially_zero_and_embedded_table_differs_by_head():
 @pytest.mark.parametrize("num_axes", [1, 3])
 def test_initial_wavelengths_are_log_uniform_from_2_to_64(num_axes: int):
     torch.manual_seed(0)
-    kernel = RelativeKernel("fourier", num_axes=num_axes, heads=300, num_waves=5)()
+    kernel = LearnedRelativeKernel("fourier", num_axes=num_axes, heads=300, num_waves=5)()
     assert kernel.frequency.shape == (300, 5, num_axes)
     octaves = torch.log2(2 * math.pi / kernel.frequency.detach().norm(dim=-1))
     assert float(octaves.min()) == pytest.approx(1, abs=0.1)
@@ -195,16 +206,16 @@ def test_initial_wavelengths_are_log_uniform_from_2_to_64(num_axes: int):
 
 @pytest.mark.parametrize("num_waves", [1, 7])
 def test_initial_waves_peak_at_the_query(num_waves: int):
-    kernel = RelativeKernel("fourier", num_axes=2, heads=3, num_waves=num_waves)()
-    assert torch.allclose(kernel.log_at(torch.zeros(1, 2)).exp(), torch.full((3, 1), 3.0))
-    elsewhere = kernel.log_at(20 * torch.randn(200, 2)).exp().detach()
+    kernel = LearnedRelativeKernel("fourier", num_axes=2, heads=3, num_waves=num_waves)()
+    assert torch.allclose(kernel.log_weight_at(torch.zeros(1, 2)).exp(), torch.full((3, 1), 3.0))
+    elsewhere = kernel.log_weight_at(20 * torch.randn(200, 2)).exp().detach()
     assert float(elsewhere.min()) > 1 - 1e-5
     assert float(elsewhere.max()) < 3 + 1e-5
 
 
 def test_initial_wavelength_and_weight_are_options():
     torch.manual_seed(0)
-    kernel = RelativeKernel(
+    kernel = LearnedRelativeKernel(
         "fourier",
         num_axes=2,
         heads=300,
@@ -221,7 +232,7 @@ def test_initial_wavelength_and_weight_are_options():
     length = (
         2
         * math.pi
-        / RelativeKernel(
+        / LearnedRelativeKernel(
             "fourier", num_axes=2, heads=3, longest_wave=7.0, shortest_wave=7.0
         )().frequency.norm(dim=-1)
     )
@@ -229,7 +240,7 @@ def test_initial_wavelength_and_weight_are_options():
 
 
 def test_initial_frequencies_of_rotary_are_geometric_in_random_directions():
-    kernel = RelativeKernel("rotary", num_axes=3, heads=2, num_pairs=5, base=32.0)()
+    kernel = LearnedRelativeKernel("rotary", num_axes=3, heads=2, num_pairs=5, base=32.0)()
     assert kernel.frequency.shape == (2, 5, 3)
     assert torch.allclose(
         kernel.frequency.norm(dim=-1), torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16]).expand(2, 5)
@@ -241,10 +252,10 @@ def test_initial_frequencies_of_rotary_are_geometric_in_random_directions():
 
 def test_rotary_normalizer_reaches_the_kernel():
     assert (
-        RelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)().normalizer
+        LearnedRelativeKernel("rotary", num_axes=2, heads=3, num_pairs=2)().normalizer
         == ROTARY_NORMALIZERS[0]
     )
-    kernel = RelativeKernel(
+    kernel = LearnedRelativeKernel(
         "rotary", num_axes=2, heads=3, num_pairs=2, normalizer="mixed", length_share=0.2
     )()
     assert isinstance(kernel, functional.Rotary)
@@ -267,7 +278,7 @@ def test_sizes_below_one_are_errors():
     for kernel, sizes in SIZES.items():
         for argument in sizes:
             with pytest.raises(ValueError, match=rf"{argument} must be .*got 0"):
-                RelativeKernel(kernel, **{**sizes, argument: 0})
+                LearnedRelativeKernel(kernel, **{**sizes, argument: 0})
 
 
 def test_wrong_arguments_of_relative_kernels_are_errors():
@@ -312,7 +323,7 @@ def test_wrong_arguments_of_relative_kernels_are_errors():
     ]
     for kernel, options, message in bad:
         with pytest.raises(ValueError, match=message):
-            RelativeKernel(kernel, **SIZES[kernel], **options)
+            LearnedRelativeKernel(kernel, **SIZES[kernel], **options)
 
 
 @pytest.mark.parametrize("relative", sorted(set(RELATIVES) - {"rotation_joint"}))

@@ -24,7 +24,7 @@ from teka.functional import Constant
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.grid import Grid
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.relative import inverse_softplus
 
@@ -171,7 +171,7 @@ def attention_from_convolution(
     values, outputs = factor_matrices(matrices, dim_head)
 
     heads = len(values)
-    relative = RelativeKernel("quadratic", num_axes=len(kernel_size), heads=heads)
+    relative = LearnedRelativeKernel("quadratic", num_axes=len(kernel_size), heads=heads)
     attention = Attention(
         num_out,
         heads,
@@ -242,7 +242,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         name = None if relative is None else relative.name
         expected = "a relative kernel of the offset alone, such as 'quadratic'"
         raise wrong_value("attention.relative", name, expected)
-    relative.check_compatibility(
+    relative.check_kernel_and_positions(
         heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
     )
     relative = relative.adapt_to_positions(Positions(grid))
@@ -256,7 +256,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     )
     offsets = cells * cells.new_tensor(grid.spacing)
     with torch.no_grad():
-        shares, indices = torch.softmax(relative.log_at(-offsets), dim=-1).max(dim=-1)
+        shares, indices = torch.softmax(relative.log_weight_at(-offsets), dim=-1).max(dim=-1)
     heads = zip(cells[indices].long().tolist(), shares.tolist(), strict=True)
     return tuple(HeadOffset(tuple(offset), share) for offset, share in heads)
 

@@ -10,7 +10,7 @@ from teka.functional.backends.costs import BACKENDS
 from teka.functional.backends.linear import DecodingState
 from teka.functional.decode import decode
 from teka.functional.kernels import KERNELS, default_num_features, draw_projection
-from teka.functional.kernels.content_kernel import FeatureKernel, Kernel
+from teka.functional.kernels.content_kernel import ContentKernel, FeatureKernel
 from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernels.random_features import (
     HyperbolicFeatures,
@@ -27,7 +27,7 @@ from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
 from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
 from teka.functional.relative.signed_offsets import Shaw, TransformerXL
@@ -44,6 +44,7 @@ __all__ = [
     "ClippedFeatures",
     "Concatenation",
     "Constant",
+    "ContentKernel",
     "Decay",
     "DecodingState",
     "DotProduct",
@@ -55,12 +56,11 @@ __all__ = [
     "GeneralizedQuadratic",
     "Hedgehog",
     "HyperbolicFeatures",
-    "Kernel",
     "Kerple",
     "OptimalFeatures",
     "PositiveFeatures",
     "Quadratic",
-    "Relative",
+    "RelativeKernel",
     "Relu",
     "Rotary",
     "Rotation",

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
-from teka.functional.attention_plan import attend, check_inputs
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.attention_plan import check_query_key_value, unchecked_attention
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.grid import GridLike
 
 
@@ -17,8 +17,8 @@ def attention(
     key: Float[Tensor, "batch heads keys dim"],
     value: Float[Tensor, "batch heads keys dim_value"],
     *,
-    kernel: str | Kernel = "softmax",
-    relative: str | Relative | None = None,
+    kernel: str | ContentKernel = "softmax",
+    relative: str | RelativeKernel | None = None,
     grid: GridLike | None = None,
     positions: Real[Tensor, "*batch placed axes"] | None = None,
     key_grid: GridLike | None = None,
@@ -86,7 +86,7 @@ def attention(
         ValueError: Shapes or dtypes do not fit, a name is unknown, the backend cannot compute the
             kernels, or positions are not finite.
     """
-    check_inputs(query, key, value)
+    check_query_key_value(query, key, value)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_flags({"is_causal": is_causal})
     batch, _, num_queries, _ = query.shape
@@ -115,7 +115,7 @@ def attention(
             "key_grid or key_positions": positions_of_keys,
         }
         sequence_lengths = packed_lengths(cu_seqlens, num_queries, where, excluded)
-    return attend(
+    return unchecked_attention(
         query,
         key,
         value,

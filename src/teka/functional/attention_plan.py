@@ -11,17 +11,25 @@ from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.execution_mode import ExecutionMode, execution_mode
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
+from teka.functional.backends.attention_sums import (
+    LinearAttentionInputs,
+    WeightedSums,
+    add_prefix_tokens,
+)
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
 from teka.functional.backends.linear import compute_features, position_free_sums
 from teka.functional.backends.triton import TritonAngles, can_use_triton
 from teka.functional.dispatch import Workload, choose_backend
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.content_kernel import DenseInputs, Kernel, mask_features
+from teka.functional.kernels.content_kernel import (
+    ContentKernel,
+    DenseAttentionInputs,
+    mask_features,
+)
 from teka.functional.long_inputs import ChunkedLinearAttention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
 from teka.precision import without_autocast
 
@@ -30,7 +38,7 @@ from teka.precision import without_autocast
 LARGEST_IN_FLOAT32 = 1e4
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+def check_query_key_value(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Check that the shapes and dtypes of queries, keys and values fit together."""
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
@@ -41,13 +49,13 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise wrong_value(argument, tensor.dtype, f"of {query.dtype}, like query")
 
 
-def attend(
+def unchecked_attention(
     query: Queries,
     key: Keys,
     value: Values,
     *,
-    kernel: str | Kernel,
-    relative: str | Relative | None,
+    kernel: str | ContentKernel,
+    relative: str | RelativeKernel | None,
     positions: Positions,
     key_mask: KeyMask = None,
     query_mask: QueryMask = None,
@@ -63,7 +71,7 @@ def attend(
     which the tokens are divided. `sequence_lengths` are the lengths of sequences that are
     concatenated without padding.
     """
-    plan = make_plan(
+    plan = make_attention_plan(
         kernel,
         relative,
         positions,
@@ -78,12 +86,12 @@ def attend(
         plan = replace(plan, backend="linear", group=group)
     else:
         plan = plan.with_backend(backend, query, key, value)
-    return plan.evaluate(query, key, value, key_mask=key_mask, query_mask=query_mask)
+    return plan.compute(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
 
-def make_plan(
-    kernel: str | Kernel,
-    relative: str | Relative | None,
+def make_attention_plan(
+    kernel: str | ContentKernel,
+    relative: str | RelativeKernel | None,
     positions: Positions,
     *,
     heads: int,
@@ -93,8 +101,8 @@ def make_plan(
 ) -> "AttentionPlan":
     """Collect the kernels, positions and options of an attention call in an `AttentionPlan`.
 
-    Kernels that are given by name are created. Then the function checks that kernels and positions
-    are compatible.
+    Kernels that are given by name are created. A ValueError is raised if the kernels and the
+    positions are not compatible.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -109,15 +117,15 @@ def make_plan(
     num_axes = positions.num_axes
     if relative is None:
         positions = Positions()
-    elif not isinstance(relative, Relative):
+    elif not isinstance(relative, RelativeKernel):
         relative = make_relative(relative, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
     total_dim = dim
     if relative is not None and relative.appends_features:
         total_dim += relative.num_position_features
-    if not isinstance(kernel, Kernel):
+    if not isinstance(kernel, ContentKernel):
         kernel = make_kernel(kernel, total_dim)
     if relative is not None:
-        relative.check_compatibility(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        relative.check_kernel_and_positions(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
         relative = relative.adapt_to_kernel(kernel).adapt_to_positions(positions)
     if scale is not None and not is_positive(scale):
         raise wrong_value("scale", scale, POSITIVE_NUMBER)
@@ -139,8 +147,8 @@ class AttentionPlan:
         group: Process group over which the tokens are divided.
     """
 
-    kernel: Kernel
-    relative: Relative | None
+    kernel: ContentKernel
+    relative: RelativeKernel | None
     positions: Positions
     scale: float
     is_causal: bool
@@ -173,7 +181,7 @@ class AttentionPlan:
         )
         return replace(self, backend=choose_backend(backend, work, query.device.type))
 
-    def evaluate(
+    def compute(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
         """Compute attention with these settings, in float32 or float64.
@@ -212,7 +220,7 @@ class AttentionPlan:
         if needs_float64:
             output = self._attend_in_float64(query, key, value, key_mask, query_mask)
         else:
-            output = self._attend(query, key, value, key_mask, query_mask, triton_angles)
+            output = self._run_backend(query, key, value, key_mask, query_mask, triton_angles)
         if is_nan is not None:
             output = output.masked_fill(is_nan[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
@@ -222,19 +230,21 @@ class AttentionPlan:
     ) -> Outputs:
         """Compute attention in float64, because products of the inputs may overflow in float32.
 
-        Causal outputs before the first large token are computed in float32. Otherwise, a later
-        large token would change how they are rounded.
+        In causal attention, the outputs before the first token with large elements are computed in
+        float32, so that later tokens do not change how they are rounded.
         """
-        output = self._attend(query.double(), key.double(), value.double(), key_mask, query_mask)
+        output = self._run_backend(
+            query.double(), key.double(), value.double(), key_mask, query_mask
+        )
         if not self.is_causal:
             return output
         peaks = [tensor.detach().abs().amax(dim=-1) for tensor in (query, key, value)]
         is_large = (torch.stack(peaks) > LARGEST_IN_FLOAT32).any(dim=0)[..., None]
         query, key, value = (tensor.masked_fill(is_large, 0.0) for tensor in (query, key, value))
-        earlier = self._attend(query, key, value, key_mask, query_mask)
+        earlier = self._run_backend(query, key, value, key_mask, query_mask)
         return torch.where(is_large.cumsum(dim=2) > 0, output.to(query), earlier)
 
-    def _attend(
+    def _run_backend(
         self,
         query: Queries,
         key: Keys,
@@ -248,7 +258,7 @@ class AttentionPlan:
         The vectors of masked tokens must be 0.
         """
         with without_autocast(query.device.type):
-            plan, query, key = self.with_position_features(query, key)
+            plan, query, key = self.append_position_features(query, key)
             plan = plan._with_kernel_statistics(query, key, key_mask, query_mask)
             if plan.backend == "dense":
                 return plan._attend_dense(query, key, value, key_mask)
@@ -263,7 +273,7 @@ class AttentionPlan:
         pairs = self._pairs(query, key, value, key_mask)
         if self.relative is not None:
             return self.relative.dense_attention(pairs, self.positions)
-        vectors = self.kernel.softmax_vectors(query, key)
+        vectors = self.kernel.softmax_inputs(query, key)
         if vectors is None:
             return dense_attention(pairs, None)
         query, key = vectors
@@ -305,27 +315,27 @@ class AttentionPlan:
             counted = replace(
                 tokens, query_features=ones, key_features=key_ones, value=value[..., :1]
             )
-            sums = sums.with_denominator_of(self._weighted_sums(counted))
-        return sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
+            sums = sums.replace_denominator(self._weighted_sums(counted))
+        return sums.normalize(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
 
-    def _weighted_sums(self, tokens: FeatureInputs) -> WeightedSums:
+    def _weighted_sums(self, tokens: LinearAttentionInputs) -> WeightedSums:
         relative, num_prefix_tokens = self.relative, self.positions.num_prefix_tokens
         if relative is None:
             return position_free_sums(tokens)
         sums = relative.weighted_sums(self.backend, tokens.after(num_prefix_tokens), self.positions)
         return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
 
-    def with_position_features(
+    def append_position_features(
         self, query: Queries, key: Keys
     ) -> tuple["AttentionPlan", Tensor, Tensor]:
-        """Append position features to queries and keys, if the relative kernel consists of them.
+        """Append position features to queries and keys, if the relative kernel has such features.
 
-        The inner product of the longer vectors then contains the effect of the positions, so the
-        returned settings have no relative kernel. Other relative kernels are left to the backends.
+        The inner products of the longer vectors then include the positions, so the returned
+        settings have no relative kernel. Other relative kernels change nothing here.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
-        vectors = self.relative.softmax_vectors(query, key, self.positions, scale=self.scale)
+        vectors = self.relative.softmax_inputs(query, key, self.positions, scale=self.scale)
         if vectors is None:
             return self, query, key
         return replace(self, relative=None, scale=1.0), *vectors
@@ -347,8 +357,12 @@ class AttentionPlan:
         )
         return self if fitted is features else replace(self, kernel=fitted)
 
-    def _pairs(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> DenseInputs:
-        return DenseInputs(query, key, value, self.kernel, self.scale, key_mask, self.is_causal)
+    def _pairs(
+        self, query: Queries, key: Keys, value: Values, key_mask: KeyMask
+    ) -> DenseAttentionInputs:
+        return DenseAttentionInputs(
+            query, key, value, self.kernel, self.scale, key_mask, self.is_causal
+        )
 
     def _triton_angles(self, query: Queries, key: Keys, value: Values) -> TritonAngles | None:
         """Return rotary angles for the Triton kernels on a GPU, or None if they cannot be used."""
@@ -365,7 +379,10 @@ class AttentionPlan:
             return None
         like = query.new_empty((), dtype=torch.float32)
         positions = self.relative.triton_angles(self.positions, like, query.shape[-1])
-        if positions is None or execution_mode(*positions.tensors) is ExecutionMode.TRANSFORMED:
+        if (
+            positions is None
+            or execution_mode(*positions.angle_tensors) is ExecutionMode.TRANSFORMED
+        ):
             return None
         return positions
 
@@ -399,7 +416,7 @@ def _attend_packed(
             copies = [point_parts[index].expand(query.shape[0], -1, -1) for index in indices]
             batch_plan = replace(plan, positions=Positions(points=torch.cat(copies)))
         batch_plan = batch_plan.with_backend(backend, *batch)
-        output = batch_plan.evaluate(*batch, key_mask=None, query_mask=None)
+        output = batch_plan.compute(*batch, key_mask=None, query_mask=None)
         for index, part in zip(indices, output.chunk(len(indices)), strict=True):
             outputs[index] = part
     return torch.cat(outputs, dim=2)
@@ -421,10 +438,11 @@ def _replace_nonfinite(
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
     """Replace NaN and infinity in the inputs of attention by 0.
 
-    A mask of the outputs that must become NaN is returned as well. A non-finite query makes its own
-    output NaN. In causal attention, a non-finite key or value makes the outputs of its token and of
-    all later tokens NaN. In bidirectional attention, non-finite keys and values stay, because they
-    affect all outputs.
+    Which outputs must become NaN depends on the input with the non-finite element:
+
+    - Query: the output of this query.
+    - Key or value in causal attention: the outputs of its token and of all later tokens.
+    - Key or value in bidirectional attention: all outputs. These inputs are not replaced.
 
     Args:
         query: Queries.

@@ -9,17 +9,17 @@ from torch import Tensor
 from teka._compat import replace
 from teka.checks import BOOL_DTYPES, check_tensor
 from teka.errors import wrong_argument, wrong_shape, wrong_type, wrong_value
-from teka.functional.attention_plan import AttentionPlan, check_inputs, make_plan
+from teka.functional.attention_plan import AttentionPlan, check_query_key_value, make_attention_plan
 from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE
 from teka.functional.backends.linear import (
     DecodingState,
     compute_features,
     decoding_step_without_positions,
 )
-from teka.functional.kernels.content_kernel import Kernel, mask_features
+from teka.functional.kernels.content_kernel import ContentKernel, mask_features
 from teka.functional.positions import Positions, as_coordinates
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.grid import Grid
 from teka.precision import without_autocast
@@ -31,8 +31,8 @@ def decode(
     value: Float[Tensor, "batch heads tokens dim_value"],
     state: DecodingState | None,
     *,
-    kernel: str | Kernel,
-    relative: str | Relative | None = None,
+    kernel: str | ContentKernel,
+    relative: str | RelativeKernel | None = None,
     position: Real[Tensor, "*batch axes"] | None = None,
     key_mask: Bool[Tensor, "batch tokens"] | None = None,
     scale: float | None = None,
@@ -74,14 +74,14 @@ def decode(
     """
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     check_tensor("key", key, *query.shape)
-    check_inputs(query, key, value)
+    check_query_key_value(query, key, value)
     batch, heads, num_tokens, dim = query.shape
     if state is not None and not isinstance(state, DecodingState):
         raise wrong_type("state", state, "None or the DecodingState of the previous token")
     if key_mask is not None:
         check_tensor("key_mask", key_mask, batch, num_tokens, dtypes=BOOL_DTYPES)
     num_earlier = 0 if state is None else state.num_tokens
-    kind = relative if isinstance(relative, Relative) else None
+    kind = relative if isinstance(relative, RelativeKernel) else None
     if isinstance(relative, str):
         kind = RELATIVES.get(relative)
     if kind is not None and not kind.supports_decoding:
@@ -91,7 +91,9 @@ def decode(
             "relative", kind.name, f"None, {', '.join(names[:-1])} or {names[-1]}", hint
         )
     positions = _positions(query, num_earlier, position, kind)
-    plan = make_plan(kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale)
+    plan = make_attention_plan(
+        kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale
+    )
     if plan.kernel.features is None:
         hint = "Without a feature map, the recurrent state would grow with the number of tokens."
         raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
@@ -104,7 +106,7 @@ def decode(
         if num_tokens > 1:
             # The state is right, but each query has seen all tokens.
             causal_plan = plan.with_backend("auto", query, key, value)
-            output = causal_plan.evaluate(query, key, value, key_mask=key_mask, query_mask=None)
+            output = causal_plan.compute(query, key, value, key_mask=key_mask, query_mask=None)
         return output, replace(state, num_tokens=num_earlier + num_tokens, kernels=kernels)
     outputs = []
     for token in range(num_tokens):
@@ -128,7 +130,7 @@ def _positions(
     query: Queries,
     num_earlier: int,
     position: Tensor | None,
-    kind: Relative | type[Relative] | None,
+    kind: RelativeKernel | type[RelativeKernel] | None,
 ) -> Positions:
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.requires_unit_steps:
@@ -162,8 +164,8 @@ def _advance_state(
 ) -> tuple[Outputs, DecodingState]:
     """Add the next token to the recurrent state of causal attention, and compute its output.
 
-    If several tokens are added in one call, the new state is correct, but the outputs are not,
-    because every query attends to all of these tokens.
+    Several tokens can be added in one call to update the state. Discard the outputs then, because
+    every query attends to all of these tokens.
     """
     kernel = plan.kernel.features
     assert kernel is not None
@@ -172,7 +174,7 @@ def _advance_state(
         query, key, value = query.float(), key.float(), value.float()
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
-        plan, query, key = plan.with_position_features(query, key)
+        plan, query, key = plan.append_position_features(query, key)
         tokens = compute_features(
             kernel, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
         )
@@ -190,6 +192,6 @@ def _advance_state(
             key_ones = mask_features(ones, key_mask)
             counted = replace(tokens, query_features=ones, key_features=key_ones, value=ones)
             count, new_count = step(counted, None if state is None else state.count)
-            sums, new_state = sums.with_denominator_of(count), replace(new_state, count=new_count)
-        output = sums.divide(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
+            sums, new_state = sums.replace_denominator(count), replace(new_state, count=new_count)
+        output = sums.normalize(nonnegative=kernel.nonnegative or kernel.normalizes_by_count)
     return output.to(dtype), new_state

@@ -10,9 +10,9 @@ from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
 from teka.functional.backends.costs import BACKENDS, Cost
 from teka.functional.backends.dense import dense_cost
 from teka.functional.backends.linear import AttentionSizes, linear_cost
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.positions import Positions
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 
 # Number of queries and of keys that the choice assumes if an exported graph serves any number.
 DYNAMIC_TOKENS = 4096
@@ -37,8 +37,8 @@ class Workload:
         batch: Number of samples.
     """
 
-    kernel: Kernel
-    relative: Relative | None
+    kernel: ContentKernel
+    relative: RelativeKernel | None
     positions: Positions
     num_queries: int
     num_keys: int
@@ -60,13 +60,13 @@ def choose_backend(backend: str, work: Workload, device_type: str) -> str:
     """
     if is_dynamic(work.num_queries, work.num_keys):
         work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
-    return cheapest_backend(backend, backend_costs(work), device_type)
+    return resolve_backend(backend, backend_costs(work), device_type)
 
 
-def cheapest_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Return the attention algorithm (backend) with the lowest estimated cost.
+def resolve_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+    """Replace the backend "auto" by the attention algorithm with the lowest estimated cost.
 
-    This is the meaning of backend="auto". Any other name is checked and returned.
+    Any other name is checked and returned.
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -97,8 +97,8 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
     costs = {"dense": _dense_cost(work)}
     relative, features = work.relative, work.kernel.features
     if relative is not None and not work.is_causal:
-        dense_vector_size = work.kernel.dense_vector_size(work.dim)
-        window_cost = relative.window_cost(work.positions, dense_vector_size, work.dim_value)
+        inner_product_size = work.kernel.inner_product_size(work.dim)
+        window_cost = relative.window_cost(work.positions, inner_product_size, work.dim_value)
         if window_cost is not None:
             costs["windows"] = window_cost
     has_causal_prefix = work.is_causal and work.positions.num_prefix_tokens > 0
@@ -118,7 +118,7 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
 def _dense_cost(work: Workload) -> Cost:
     """Estimate the cost of attention that computes the weight of every query–key pair."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
-    size = kernel.dense_vector_size(work.dim)
+    size = kernel.inner_product_size(work.dim)
     passes = 3 if relative is None else relative.num_weight_matrix_passes(positions.num_axes)
     depends_on_sample = relative is None or relative.uses_query or relative.rotates_features
     if not depends_on_sample and positions.grid is not None:

@@ -11,14 +11,14 @@ from torch.autograd import Function
 from teka._compat import replace
 from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.linear import (
-    LinearFeatures,
+    AttentionFeatures,
     LinearState,
     compute_features,
     linear_sums,
 )
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.positions import Positions
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 from teka.precision import backward_without_autocast
 
@@ -45,7 +45,7 @@ class ChunkedLinearAttention:
     """
 
     kernel: FeatureKernel
-    relative: Relative | None
+    relative: RelativeKernel | None
     positions: Positions
     scale: float
     key_mask: KeyMask
@@ -106,7 +106,7 @@ class ChunkedLinearAttention:
         """Compute linear attention for one chunk of queries from the sums over all keys."""
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
-        return sums.divide(nonnegative=self.kernel.nonnegative)
+        return sums.normalize(nonnegative=self.kernel.nonnegative)
 
     def attend_causal_chunk(
         self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
@@ -131,14 +131,16 @@ class ChunkedLinearAttention:
         if state is not None:
             sums = sums + state.read(query_vectors)
             new_state = state + new_state
-        return sums.divide(nonnegative=self.kernel.nonnegative), new_state
+        return sums.normalize(nonnegative=self.kernel.nonnegative), new_state
 
-    def _vectors(self, features: Tensor, rows: slice, *, is_key: bool) -> LinearFeatures:
+    def _vectors(self, features: Tensor, rows: slice, *, is_key: bool) -> AttentionFeatures:
         if self.relative is None:
-            return LinearFeatures(features)
+            return AttentionFeatures(features)
         positions = self.positions.key_side if is_key else self.positions
         points = positions.coordinates(features.device)[..., rows, :]
-        return self.relative.linear_features(features, Positions(points=points), is_key=is_key)
+        return self.relative.features_with_positions(
+            features, Positions(points=points), is_key=is_key
+        )
 
 
 class _ChunkedAttention(Function):

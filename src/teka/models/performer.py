@@ -23,7 +23,7 @@ from teka.models.performer_layers import ConvolutionalStem, DenseHead, Resamplin
 from teka.nn import (
     AttentionPool,
     LearnedPositionEmbedding,
-    RelativeKernel,
+    LearnedRelativeKernel,
     SinusoidalPositionEmbedding,
     TransformerBlock,
 )
@@ -31,7 +31,7 @@ from teka.nn.head_groups import count_position_heads
 from teka.nn.inputs import check_tokens
 from teka.nn.local_conv import CONVOLUTION_MODULES
 from teka.nn.options import backend_without_positions
-from teka.nn.relative import RelativeModule, make_with_known_options
+from teka.nn.relative import RelativeModule, make_relative_from_options
 from teka.nn.sampling import SubpixelAlignment
 from teka.nn.transformer_block import count_window_heads
 
@@ -135,7 +135,7 @@ class Performer(nn.Module):
         self.chosen_backends()  # Raises an error if a backend cannot compute this model.
 
     def resize(self, image_size: int | tuple[int, ...]) -> None:
-        """Change the image size that the model accepts, without a change of its parameters.
+        """Change the image size that the model accepts, without changing its parameters.
 
         Raises:
             ValueError: Sides that are not multiples of the patch size (times 2 for each stage
@@ -314,7 +314,7 @@ def _make_relative_kernel(
 ) -> str | RelativeModule | None:
     """Return the position-dependent attention weight (relative kernel) of a block.
 
-    Return only the name of a kernel that a block can create without further options.
+    If a block can create the kernel without further options, only its name is returned.
     """
     position = config.position
     relative = position if position in RELATIVES else None
@@ -327,10 +327,12 @@ def _make_relative_kernel(
     }
     if position in ("rotation", "rotation_joint"):
         scale = 1.0 if config.rotation_weight_scale is None else config.rotation_weight_scale
-        return RelativeKernel(position, **sizes, frequency=shared_frequency, weight_scale=scale)
+        return LearnedRelativeKernel(
+            position, **sizes, frequency=shared_frequency, weight_scale=scale
+        )
     options = {name: getattr(config, name) for name in RELATIVE_OPTIONS}
     options = {name: value for name, value in options.items() if value is not None}
     if not options:
         return relative
     options |= sizes | {"num_features": config.num_features}
-    return make_with_known_options(RELATIVES[position], **options)
+    return make_relative_from_options(RELATIVES[position], **options)

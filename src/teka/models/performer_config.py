@@ -16,7 +16,7 @@ from teka.checks import (
 )
 from teka.errors import wrong_value
 from teka.functional import RELATIVES
-from teka.nn.features import ContentKernel
+from teka.nn.features import AnyContentKernel
 from teka.nn.options import AttentionOptions
 from teka.nn.sampling.filters import check_blur
 
@@ -171,7 +171,7 @@ class PerformerConfig:
     window_reach: int | None = None
     epsilon: float | None = None
     dim_head: int | None = None
-    kernel: str | ContentKernel = "squared_relu"
+    kernel: str | AnyContentKernel = "squared_relu"
     num_features: int | None = None
     projection: str | None = None
     qkv_bias: bool = True

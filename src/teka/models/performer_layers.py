@@ -116,7 +116,7 @@ class ResamplingFactory:
             periodic=self.periodic,
         )
 
-    def make_convolution(self, in_channels: int, width: int) -> nn.Sequential:
+    def make_convolution_block(self, in_channels: int, width: int) -> nn.Sequential:
         """Create a convolution of kernel size 3, followed by batch normalization and a GELU."""
         mode = "circular" if self.periodic else "zeros"
         convolution = CONVOLUTION_MODULES[self.num_axes](
@@ -137,8 +137,8 @@ class ResidualConvolutions(nn.Module):
 
     def __init__(self, width: int, resampling: ResamplingFactory) -> None:
         super().__init__()
-        first = resampling.make_convolution(width, width)
-        second = resampling.make_convolution(width, width)
+        first = resampling.make_convolution_block(width, width)
+        second = resampling.make_convolution_block(width, width)
         self.convolutions = nn.Sequential(first, second[:2])
         self.activation = resampling.make_activation()
 
@@ -178,7 +178,7 @@ class ConvolutionalStem(nn.Module):
         self.convolutions = nn.ModuleList()
         channels = in_channels
         for width, depth in zip(self.widths, level_depths, strict=True):
-            level = resampling.make_convolution(channels, width)
+            level = resampling.make_convolution_block(channels, width)
             level.extend(ResidualConvolutions(width, resampling) for _ in range(depth))
             self.convolutions.append(level)
             channels = width
@@ -237,7 +237,7 @@ class SkipUpsample(nn.Module):
         self.upsampling = PolyphaseUpsample(
             2, num_axes=resampling.num_axes, periodic=resampling.periodic
         )
-        self.convolution = resampling.make_convolution(coarse_dim + dim, dim)
+        self.convolution = resampling.make_convolution_block(coarse_dim + dim, dim)
 
     def forward(
         self,

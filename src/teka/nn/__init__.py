@@ -8,7 +8,7 @@ from teka.nn.options import AttentionOptions
 from teka.nn.pooling import AttentionPool, SpaceToDepth
 from teka.nn.position_embedding import LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from teka.nn.prune_heads import prune_heads
-from teka.nn.relative import EmbeddedTable, RelativeKernel, RelativeModule
+from teka.nn.relative import EmbeddedTable, LearnedRelativeKernel, RelativeModule
 from teka.nn.sampling import (
     AttentionDownsample,
     AttentionUpsample,
@@ -29,12 +29,12 @@ __all__ = [
     "EmbeddedTable",
     "LearnedFeatures",
     "LearnedPositionEmbedding",
+    "LearnedRelativeKernel",
     "MultiheadAttention",
     "PolyphaseDownsample",
     "PolyphasePatchEmbedding",
     "PolyphaseUpsample",
     "RandomFeatures",
-    "RelativeKernel",
     "RelativeModule",
     "SinusoidalPositionEmbedding",
     "SpaceToDepth",

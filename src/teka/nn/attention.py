@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_argument, wrong_value
-from teka.functional import Constant, DecodingState, Kernel, decode
-from teka.functional.dispatch import cheapest_backend
+from teka.functional import Constant, ContentKernel, DecodingState, decode
+from teka.functional.dispatch import resolve_backend
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.gating import Gate
@@ -28,7 +28,7 @@ from teka.nn.inputs import (
 from teka.nn.local_conv import ValueConvolution
 from teka.nn.options import AttentionOptions, backend_without_positions, make_options
 from teka.nn.qk_norm import make_query_key
-from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
+from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
 Token = Float[Tensor, "batch *tokens dim"]
 States = tuple[DecodingState, ...]
@@ -75,8 +75,8 @@ class Attention(nn.Module):
         dim_head: Size of a head. Default: dim / heads.
         kernel: Content kernel: a name of `teka.functional.KERNELS`, an instance, `RandomFeatures`
             or `LearnedFeatures`. Default: "squared_relu".
-        relative: Relative kernel: a name of `teka.functional.RELATIVES`, a `RelativeKernel`, or
-            None. Default: "rotary".
+        relative: Relative kernel: a name of `teka.functional.RELATIVES`, a
+            `LearnedRelativeKernel`, or None. Default: "rotary".
         num_features: Number of random features m, for kernels that have them. Default: ⌊d ln d⌋.
         projection: Distribution of random features: "orthogonal", "independent" or "fixed_norm".
             Default: "orthogonal".
@@ -190,9 +190,9 @@ class Attention(nn.Module):
             return {"shift": "exact"}
         return {"shift": "exact", "permutation": "exact"}
 
-    def current_kernel(self) -> Kernel:
+    def current_kernel(self) -> ContentKernel:
         """Return the content kernel with the current parameters."""
-        return self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
+        return self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
         """Return the attention heads in groups that share the same kernels.
@@ -306,7 +306,7 @@ class Attention(nn.Module):
         if not torch.compiler.is_compiling():
             self.set_num_axes(inputs.positions.num_axes)
         query, key, value = self.project(inputs.tokens, inputs.context, inputs.key_mask)
-        outputs = [group.attend(query, key, value, inputs) for group in self.head_groups()]
+        outputs = [group.compute_heads(query, key, value, inputs) for group in self.head_groups()]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         if self.value_convolution is not None:
             assert grid is None or isinstance(grid, Grid)
@@ -341,7 +341,7 @@ class Attention(nn.Module):
         A layer that was created without `num_axes` learns the number from the first grid that it
         receives.
         """
-        if isinstance(self.relative, RelativeKernel):
+        if isinstance(self.relative, LearnedRelativeKernel):
             self.relative.set_num_axes(num_axes)
 
     def step(
@@ -388,7 +388,7 @@ class Attention(nn.Module):
         allocate_states = []
         for index, group in enumerate(groups):
             output, new_state = decode(
-                *group.select(query, key, value, tokens.shape[1]),
+                *group.select_heads(query, key, value, tokens.shape[1]),
                 None if state is None else state[index],
                 kernel=group.kernel,
                 relative=group.relative,
@@ -421,7 +421,7 @@ class Attention(nn.Module):
             self.set_num_axes(grid.num_axes)
         group = self.head_groups()[-1]
         costs = group.estimate_costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
-        return cheapest_backend(group.backend, costs, self.output.weight.device.type)
+        return resolve_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check_arguments(
         self,
@@ -443,7 +443,7 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            hint = "Only self-attention without positions and without a causal mask supports it."
+            hint = "It requires self-attention without positions and without a causal mask."
             raise wrong_value("num_queries", num_queries, "None", hint)
 
 

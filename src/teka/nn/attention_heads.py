@@ -11,9 +11,9 @@ from teka._compat import replace
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
-from teka.functional import DecodingState, Kernel, attention, decode
+from teka.functional import ContentKernel, DecodingState, attention, decode
 from teka.functional.positions import row_positions
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.head_groups import make_kernels, name_kernels
 from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, make_options
@@ -73,13 +73,13 @@ class AttentionHeads(nn.Module):
         self.backend = options.backend
         self.kernel, self.relative = make_kernels(options, heads, dim_head)
 
-    def current_kernels(self) -> tuple[Kernel, Relative | None]:
+    def current_kernels(self) -> tuple[ContentKernel, RelativeKernel | None]:
         """Return the content kernel and the relative kernel with the current parameters.
 
         The content kernel is a similarity of query and key. The relative kernel is a weight that
         depends on the offset between their positions, or None.
         """
-        kernel = self.kernel if isinstance(self.kernel, Kernel) else self.kernel()
+        kernel = self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
         return kernel, None if self.relative is None else self.relative()
 
     def forward(

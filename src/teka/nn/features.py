@@ -14,8 +14,8 @@ from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_type
 from teka.functional import (
     PROJECTIONS,
+    ContentKernel,
     FeatureKernel,
-    Kernel,
     default_num_features,
     draw_projection,
 )
@@ -175,4 +175,4 @@ class LearnedFeatures(nn.Module):
         return f"{self.kernel!r}, dim={self.dim}, heads={self.heads}"
 
 
-ContentKernel = Kernel | RandomFeatures | LearnedFeatures
+AnyContentKernel = ContentKernel | RandomFeatures | LearnedFeatures

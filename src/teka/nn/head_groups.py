@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
-from teka.functional import KERNELS, ClippedFeatures, Kernel, Relative
-from teka.functional.attention_plan import attend, make_plan
+from teka.functional import KERNELS, ClippedFeatures, ContentKernel, RelativeKernel
+from teka.functional.attention_plan import make_attention_plan, unchecked_attention
 from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
@@ -14,13 +14,13 @@ from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.functional.relative.rotation import NUM_FREQUENCIES
 from teka.functional.shapes import Keys, Outputs, Queries, Values
 from teka.grid import Grid, as_grid
-from teka.nn.features import ContentKernel, LearnedFeatures, RandomFeatures
+from teka.nn.features import AnyContentKernel, LearnedFeatures, RandomFeatures
 from teka.nn.inputs import AllKeys, AllQueries, AllValues, AttentionInputs
 from teka.nn.options import AttentionOptions
 from teka.nn.relative import (
     DEFAULT_NUM_AXES,
     RelativeModule,
-    make_with_known_options,
+    make_relative_from_options,
     relative_kernel_class,
 )
 
@@ -42,8 +42,8 @@ class HeadGroup:
         is_causal: True if no query sees a later key.
     """
 
-    kernel: Kernel
-    relative: Relative | None
+    kernel: ContentKernel
+    relative: RelativeKernel | None
     heads: slice
     backend: str
     queries: slice | None
@@ -75,7 +75,7 @@ class HeadGroup:
             else self.relative.output_bound_with(self.kernel)
         )
 
-    def select(
+    def select_heads(
         self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
     ) -> tuple[Queries, Keys, Values]:
         """Select the queries, keys and values of these heads from those of the whole layer.
@@ -95,7 +95,7 @@ class HeadGroup:
             key = key[:, self.keys]
         return query, key, value
 
-    def attend(
+    def compute_heads(
         self,
         query: AllQueries | None,
         key: AllKeys | None,
@@ -108,8 +108,8 @@ class HeadGroup:
             # The part of a periodic grid that a process has is not periodic, but its frequencies
             # are those of the grid.
             relative = relative.adapt_to_positions(inputs.all_positions)
-        return attend(
-            *self.select(query, key, value, inputs.tokens.shape[1]),
+        return unchecked_attention(
+            *self.select_heads(query, key, value, inputs.tokens.shape[1]),
             kernel=self.kernel,
             relative=relative,
             positions=inputs.positions,
@@ -160,7 +160,7 @@ class HeadGroup:
         The costs are multiply-adds and bytes, from which the fastest backend is chosen. For tokens
         on a grid, `estimate_costs` needs fewer arguments.
         """
-        plan = make_plan(
+        plan = make_attention_plan(
             self.kernel,
             self.relative,
             positions,
@@ -183,7 +183,7 @@ class HeadGroup:
         return backend_costs(work)
 
 
-def name_kernels(kernel: Kernel, relative: Relative | None) -> str:
+def name_kernels(kernel: ContentKernel, relative: RelativeKernel | None) -> str:
     """Return the names of a content kernel and a relative kernel, such as "relu × rotary".
 
     The first is the similarity of query and key. The second is the weight that depends on the
@@ -226,7 +226,7 @@ def count_position_heads(
 
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
-) -> tuple[ContentKernel, RelativeModule | None]:
+) -> tuple[AnyContentKernel, RelativeModule | None]:
     """Create the content kernel and the relative kernel that the options of a layer describe.
 
     The content kernel is a similarity of query and key. The relative kernel, if any, is a weight
@@ -236,7 +236,7 @@ def make_kernels(
         ValueError: The kernels do not fit each other, or an option belongs to another kernel.
     """
     kernel = _make_content_kernel(options, heads - position_heads, dim_head)
-    current = kernel if isinstance(kernel, Kernel) else kernel()
+    current = kernel if isinstance(kernel, ContentKernel) else kernel()
     features = current.features if options.relative == "rotary" else None
     num_features = dim_head if features is None else features.num_features(dim_head)
     relative = make_relative_kernel(options, position_heads or heads, dim_head, num_features)
@@ -253,7 +253,7 @@ def make_kernels(
     return kernel, relative
 
 
-def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> ContentKernel:
+def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> AnyContentKernel:
     kernel, relative = options.kernel, options.relative
     is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
     kind = relative_kernel_class(relative)
@@ -269,7 +269,7 @@ def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -
             f"a kernel with dim={dim_head} and heads={heads}, the heads that attend by content"
         )
         raise wrong_value("kernel", kernel, expected)
-    if isinstance(kernel, Kernel | RandomFeatures | LearnedFeatures):
+    if isinstance(kernel, ContentKernel | RandomFeatures | LearnedFeatures):
         return kernel
     if is_random:
         num_position_features = 0
@@ -322,7 +322,7 @@ def make_relative_kernel(
     num_axes = options.num_axes
     if num_axes is None and kind.appends_features:
         num_axes = DEFAULT_NUM_AXES  # the sizes of content features depend on it
-    return make_with_known_options(
+    return make_relative_from_options(
         kind,
         num_axes=num_axes,
         heads=heads,

@@ -8,7 +8,7 @@ from teka._compat import replace
 from teka.checks import check_flags, check_instance, check_name, check_sizes, is_number
 from teka.errors import wrong_value
 from teka.functional import BACKENDS, PROJECTIONS
-from teka.nn.features import ContentKernel
+from teka.nn.features import AnyContentKernel
 from teka.nn.qk_norm import QUERY_KEYS
 from teka.nn.relative import RelativeModule
 
@@ -33,7 +33,7 @@ class AttentionOptions:
     """
 
     dim_head: int | None = None
-    kernel: str | ContentKernel = "squared_relu"
+    kernel: str | AnyContentKernel = "squared_relu"
     relative: str | RelativeModule | None = "rotary"
     num_features: int | None = None
     projection: str | None = None

@@ -48,7 +48,7 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         raise wrong_type("attention", attention, "a teka.nn.Attention")
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
-    query_heads, key_heads = _projected_heads(attention, kept)
+    query_heads, key_heads = _kept_projection_indices(attention, kept)
     pruned.query = _keep_outputs(pruned.query, query_heads, attention.dim_head)
     pruned.key = _keep_outputs(pruned.key, key_heads, attention.dim_head)
     pruned.value = _keep_outputs(pruned.value, kept, attention.dim_head)
@@ -94,7 +94,9 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
     return kept
 
 
-def _projected_heads(attention: Attention, kept: Sequence[int]) -> tuple[list[int], list[int]]:
+def _kept_projection_indices(
+    attention: Attention, kept: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Return the indices of the kept heads in the query projection and in the key projection.
 
     They differ from the indices in the layer if some heads have no queries or keys, because they
@@ -145,7 +147,7 @@ def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], num_he
     if relative is None or len(kept) == num_heads:
         return
     if relative.head_parameters is None:
-        expected = "a module that declares `head_parameters`, such as teka.nn.RelativeKernel"
+        expected = "a module that declares `head_parameters`, such as teka.nn.LearnedRelativeKernel"
         raise wrong_value("the relative kernel", type(relative).__name__, expected)
     for name in relative.head_parameters:
         value = getattr(relative, name)

@@ -72,9 +72,10 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 class KeyCentering(IdentityQueryKeyNorm):
     """Module that subtracts the mean of all keys of a sample and head from each key.
 
-    The mean excludes masked keys. Softmax attention does not change. With kernels that apply a ReLU
-    to keys, centered keys point in all directions. The module is exactly equivariant to shifts, but
-    it cannot be causal, because the mean depends on later keys.
+    The mean excludes masked keys. Centering does not change the result of softmax attention. It
+    changes the result of kernels that apply a ReLU, because centered keys point in all directions.
+    The module is equivariant to shifts. It cannot be causal, because the mean depends on later
+    keys.
     """
 
     acts = True

@@ -14,7 +14,7 @@ from teka import functional as kernels
 from teka._compat import are_transforms_active
 from teka.checks import check_tensor_sizes
 from teka.errors import unknown_name, wrong_value
-from teka.functional import RELATIVES, Relative
+from teka.functional import RELATIVES, RelativeKernel
 from teka.nn.features import RandomFeatures
 
 # Number of axes of a kernel for which none was given, until it is inferred.
@@ -42,7 +42,7 @@ class RelativeModule(nn.Module):
     torch.Size([1, 9, 16])
     """
 
-    kernel_class: type[Relative] = Relative
+    kernel_class: type[RelativeKernel] = RelativeKernel
     # Names of the parameters whose first dimension is that of the heads; None if not known.
     head_parameters: tuple[str, ...] | None = None
 
@@ -50,7 +50,7 @@ class RelativeModule(nn.Module):
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def forward(self) -> Relative:
+    def forward(self) -> RelativeKernel:
         """Return the kernel with the present parameters."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class RelativeModule(nn.Module):
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
-class RelativeKernel(RelativeModule):
+class LearnedRelativeKernel(RelativeModule):
     """Learned attention weight that depends on the offset between the positions of query and key.
 
     The parameters are named after the tensors of the chosen kernel class, and its method
@@ -71,12 +71,12 @@ class RelativeKernel(RelativeModule):
     as a parameter `raw_x`, with x = softplus(raw_x).
 
     >>> import torch, teka
-    >>> relative = teka.nn.RelativeKernel("quadratic", num_axes=2, heads=9)
+    >>> relative = teka.nn.LearnedRelativeKernel("quadratic", num_axes=2, heads=9)
     >>> {name: tuple(parameter.shape) for name, parameter in relative.named_parameters()}
     {'center': (9, 2), 'raw_precision': (9,)}
     >>> # Let each head attend to one offset of a 3 × 3 convolution.
     >>> relative.center.data = teka.Grid((3, 3), origin=-1.0).positions()
-    >>> relative().log_at(torch.tensor([[-1.0, 1.0]])).argmax().item()
+    >>> relative().log_weight_at(torch.tensor([[-1.0, 1.0]])).argmax().item()
     6
 
     Args:
@@ -92,7 +92,7 @@ class RelativeKernel(RelativeModule):
     """
 
     def __init__(
-        self, kernel: str | type[Relative], *, num_axes: int | None = None, **options: Any
+        self, kernel: str | type[RelativeKernel], *, num_axes: int | None = None, **options: Any
     ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
@@ -133,7 +133,7 @@ class RelativeKernel(RelativeModule):
                 self.register_parameter(name, value if is_parameter else Parameter(value))
         self.head_parameters = tuple(head_parameters)
 
-    def forward(self) -> Relative:
+    def forward(self) -> RelativeKernel:
         values = dict(self.options)
         for name in self.field_names:
             if name in self.constraints:
@@ -174,13 +174,13 @@ class RelativeKernel(RelativeModule):
             own = self.get_buffer(name)
             own.data = buffer.to(own)
 
-    def _with_num_axes(self, num_axes: int) -> "RelativeKernel":
+    def _with_num_axes(self, num_axes: int) -> "LearnedRelativeKernel":
         """Create the same kind of position-dependent weight for another number of grid axes.
 
         The random state of PyTorch does not change.
         """
         with torch.random.fork_rng(devices=[]):
-            return RelativeKernel(
+            return LearnedRelativeKernel(
                 self.kernel_class, **{**self.constructor_options, "num_axes": num_axes}
             )
 
@@ -262,7 +262,7 @@ class EmbeddedTable(RelativeModule):
         return kernels.Table(torch.stack(tables, dim=1))
 
 
-def constructor_options(kernel: type[Relative]) -> Collection[str]:
+def constructor_options(kernel: type[RelativeKernel]) -> Collection[str]:
     """Return the names of the options with which a class of relative kernels can be created.
 
     A relative kernel is a position-dependent attention weight.
@@ -282,17 +282,17 @@ CONSTRAINTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
 }
 
 
-def _kernel_class(kernel: str | type[Relative]) -> type[Relative]:
-    if isinstance(kernel, type) and issubclass(kernel, Relative):
+def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
+    if isinstance(kernel, type) and issubclass(kernel, RelativeKernel):
         return kernel
     if not isinstance(kernel, str):
-        raise wrong_value("kernel", kernel, "a name or a class of teka.functional.Relative")
+        raise wrong_value("kernel", kernel, "a name or a class of teka.functional.RelativeKernel")
     if kernel not in RELATIVES:
         raise unknown_name("kernel", kernel, RELATIVES)
     return RELATIVES[kernel]
 
 
-def relative_kernel_class(relative: str | RelativeModule | None) -> type[Relative] | None:
+def relative_kernel_class(relative: str | RelativeModule | None) -> type[RelativeKernel] | None:
     """Return the class of a relative kernel (position-dependent weight) from its name or module.
 
     Return None for None.
@@ -300,13 +300,15 @@ def relative_kernel_class(relative: str | RelativeModule | None) -> type[Relativ
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
-        raise wrong_value("relative", relative, "None, a name or a teka.nn.RelativeKernel")
+        raise wrong_value("relative", relative, "None, a name or a teka.nn.LearnedRelativeKernel")
     if relative not in RELATIVES:
         raise unknown_name("relative", relative, RELATIVES)
     return RELATIVES[relative]
 
 
-def make_with_known_options(kernel: type[Relative], **options: Any) -> RelativeKernel:
+def make_relative_from_options(
+    kernel: type[RelativeKernel], **options: Any
+) -> LearnedRelativeKernel:
     """Create a relative kernel (position-dependent weight) from the options that its class knows.
 
     Options that are None or unknown to the class are ignored, so that a caller can pass the options
@@ -314,4 +316,4 @@ def make_with_known_options(kernel: type[Relative], **options: Any) -> RelativeK
     """
     known = constructor_options(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}
-    return RelativeKernel(kernel, **own)
+    return LearnedRelativeKernel(kernel, **own)

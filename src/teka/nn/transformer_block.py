@@ -14,7 +14,7 @@ from teka.grid import GridLike
 from teka.nn.attention import Attention, States, Token, check_decoding_tokens
 from teka.nn.inputs import check_tokens
 from teka.nn.options import ALL_OPTIONS, AttentionOptions, make_options
-from teka.nn.relative import DEFAULT_NUM_AXES, RelativeKernel
+from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
 # A block attends to its own tokens, through projected values.
 BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim", "values"))
@@ -104,7 +104,7 @@ class TransformerBlock(nn.Module):
         self.attention = Attention(dim, heads - num_window_heads, options)
         self.window_attention: Attention | None = None
         if window_reach is not None:
-            window = RelativeKernel(
+            window = LearnedRelativeKernel(
                 "window",
                 num_axes=options.num_axes or DEFAULT_NUM_AXES,
                 heads=num_window_heads,

@@ -7,6 +7,7 @@ from statistics import fmean
 from teka.audit import AuditReport, AuditSettings, audit, write_page
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.ranking import compare_every_two
+from teka.checks import check_image_size
 from teka.errors import wrong_value
 from teka.files import make_directory, write_json
 from teka.models import Performer
@@ -54,7 +55,7 @@ def audit_run(
     facts = {"seed": trained.run.seed, "run": str(trained.folder)}
     facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
     if isinstance(model, Performer):
-        model.resize(canvas_size or image_size)
+        model.resize(check_image_size("canvas_size", canvas_size or image_size))
     try:
         return audit(
             model,

@@ -3,7 +3,11 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Quadratic, Shaw, attention
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, add_prefix_tokens
+from teka.functional.backends.attention_sums import (
+    LinearAttentionInputs,
+    WeightedSums,
+    add_prefix_tokens,
+)
 from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.backends.linear import position_free_sums
 from tests.contracts.cases import draw_inputs, relative_error
@@ -27,17 +31,19 @@ def test_sums_over_two_sets_of_keys_add_whatever_was_taken_out_of_each():
         expected = (one.numerator * factors[0] + other.numerator * factors[1]) / (
             one.denominator * factors[0] + other.denominator * factors[1]
         )[..., None]
-        assert torch.allclose((one + other).divide(nonnegative=True), expected, rtol=1e-12)
+        assert torch.allclose((one + other).normalize(nonnegative=True), expected, rtol=1e-12)
 
 
 def test_peaks_beyond_the_range_of_exp_add_without_overflow():
     total = sums(0, 1e4) + sums(1, -1e4)
-    assert torch.allclose(total.divide(nonnegative=True), sums(0, 1e4).divide(nonnegative=True))
+    assert torch.allclose(
+        total.normalize(nonnegative=True), sums(0, 1e4).normalize(nonnegative=True)
+    )
 
 
 def test_a_row_without_weight_is_zero_where_no_weight_is_negative():
     empty = WeightedSums(torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2))
-    assert torch.equal(empty.divide(nonnegative=True), torch.zeros(1, 1, 2, 3))
+    assert torch.equal(empty.normalize(nonnegative=True), torch.zeros(1, 1, 2, 3))
 
 
 def test_where_no_key_counts_nothing_is_taken_from_other_sums():
@@ -61,21 +67,27 @@ def test_where_no_key_counts_nothing_is_taken_from_other_sums():
 
 
 def linear(query: Tensor, key: Tensor, value: Tensor) -> WeightedSums:
-    return position_free_sums(FeatureInputs(query, query, key, value))
+    return position_free_sums(LinearAttentionInputs(query, query, key, value))
 
 
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():
     query, key, value = (tensor.abs() for tensor in draw_inputs(11))
     placed = linear(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:])
-    tokens = FeatureInputs(query, query, key, value)
+    tokens = LinearAttentionInputs(query, query, key, value)
     found, expected = add_prefix_tokens(placed, tokens, 2, linear), linear(query, key, value)
-    assert relative_error(found.divide(nonnegative=True), expected.divide(nonnegative=True)) < 1e-14
+    assert (
+        relative_error(found.normalize(nonnegative=True), expected.normalize(nonnegative=True))
+        < 1e-14
+    )
 
 
 def test_without_such_tokens_nothing_is_added():
     query, key, value = draw_inputs(5)
     placed = linear(query, key, value)
-    assert add_prefix_tokens(placed, FeatureInputs(query, query, key, value), 0, linear) is placed
+    assert (
+        add_prefix_tokens(placed, LinearAttentionInputs(query, query, key, value), 0, linear)
+        is placed
+    )
 
 
 def test_it_runs_a_second_time_for_a_gradient_and_once_without():
@@ -104,5 +116,5 @@ def test_a_mean_over_the_count_of_keys_takes_both_peaks_into_account():
     above, below = sums(0, 3.0), sums(1, -1.0)
     expected = above.numerator * torch.tensor(4.0).double().exp() / below.denominator[..., None]
     assert torch.allclose(
-        above.with_denominator_of(below).divide(nonnegative=True), expected, rtol=1e-12
+        above.replace_denominator(below).normalize(nonnegative=True), expected, rtol=1e-12
     )

@@ -33,6 +33,6 @@ def test_a_causal_decay_is_that_of_every_pair_across_chunks_and_blocks(
         query @ key.mT * torch.exp(log_scale[:, :, None] - rate[:, None, None] * steps)
     ).tril()
     expected = weights @ value / weights.sum(dim=-1, keepdim=True)
-    features = linear.LinearFeatures(query), linear.LinearFeatures(key)
-    output = linear.causal_sums(*features, value, log_scale, rate).divide(nonnegative=True)
+    features = linear.AttentionFeatures(query), linear.AttentionFeatures(key)
+    output = linear.causal_sums(*features, value, log_scale, rate).normalize(nonnegative=True)
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-12)

@@ -3,9 +3,9 @@ import torch
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import FeatureKernel, Kernel, Softmax, SquaredRelu
+from teka.functional import ContentKernel, FeatureKernel, Softmax, SquaredRelu
 from teka.functional.backends import dense
-from teka.functional.kernels.content_kernel import DenseInputs
+from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelativeKernel
 from tests.contracts.cases import (
@@ -26,7 +26,7 @@ def placed(grid: Grid, num_prefix_tokens: int) -> Positions:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["rotation", "quadratic", "table"])
 def test_it_is_the_normalised_product_of_content_and_relative_weights(
-    kernel: Kernel, name: str, masked: bool, is_causal: bool
+    kernel: ContentKernel, name: str, masked: bool, is_causal: bool
 ):
     grid = Grid((3, 5))
     mask = draw_mask(2, 16) if masked else torch.ones(2, 16, dtype=torch.bool)
@@ -34,7 +34,7 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     relative = build_relative(name, heads=3, dim=5, num_axes=2)
     assert isinstance(relative, SeparableRelativeKernel)
     positions = placed(grid, 1)
-    pairs = DenseInputs(
+    pairs = DenseAttentionInputs(
         query, key, value, kernel, scale=0.4, key_mask=mask if masked else None, is_causal=is_causal
     )
     output = relative.adapt_to_positions(positions).dense_attention(pairs, positions)
@@ -64,7 +64,9 @@ def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor
     assert relative is not None
     relative, leaves = with_leaves(relative)
     positions = Positions(grid, key=Positions(key_grid), num_prefix_tokens=num_prefix_tokens)
-    pairs = DenseInputs(query, key, value, SquaredRelu(), scale=0.4, key_mask=None, is_causal=False)
+    pairs = DenseAttentionInputs(
+        query, key, value, SquaredRelu(), scale=0.4, key_mask=None, is_causal=False
+    )
     output = relative.dense_attention(pairs, positions)
     return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
 

@@ -12,7 +12,7 @@ from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.content_kernel import DenseInputs
+from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from tests.contracts.cases import (
@@ -98,7 +98,9 @@ def compare(
     assert term is not None
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
-    pairs = DenseInputs(query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal)
+    pairs = DenseAttentionInputs(
+        query, key, value, kernel, scale=0.4, key_mask=mask, is_causal=is_causal
+    )
     for output in (attend_with_flex(pairs, term), placed.dense_attention(pairs, placement)):
         gradients = torch.autograd.grad(
             output.square().sum(), inputs, allow_unused=True, retain_graph=True
@@ -152,7 +154,7 @@ def test_a_causal_query_without_keys_gets_zero():
     assert isinstance(relative, PositiveRelativeKernel)
     term = relative.flex_bias(query, PLACES["line"], scale=0.4)
     assert term is not None
-    pairs = DenseInputs(
+    pairs = DenseAttentionInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
     )
     output, expected = (

@@ -8,7 +8,7 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import Clipped, FeatureKernel, attention
 from teka.functional.backends import linear
-from teka.functional.backends.attention_sums import FeatureInputs, append_ones
+from teka.functional.backends.attention_sums import LinearAttentionInputs, append_ones
 from teka.functional.backends.linear import CHUNK_TOKENS, position_free_sums
 from teka.functional.backends.rings import causal_ring_sums
 from teka.functional.kernels import make_kernel
@@ -21,7 +21,7 @@ def test_it_is_the_sum_over_keys_of_the_features_products():
         torch.rand(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (4, 6)
     )
     value = torch.randn(2, 3, 6, 5, dtype=torch.float64, generator=generator)
-    sums = position_free_sums(FeatureInputs(query, query, key, value))
+    sums = position_free_sums(LinearAttentionInputs(query, query, key, value))
     numerator, denominator = torch.zeros(2, 3, 4, 5).double(), torch.zeros(2, 3, 4).double()
     for i in range(4):
         for j in range(6):
@@ -168,20 +168,20 @@ def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
     query, key = query.abs(), key.abs()
     terms = ((0.3, query[..., :3]),), ((0.3, key[..., :3]),)
     vectors = [
-        linear.LinearFeatures(tensor, term if has_denominator else ())
+        linear.AttentionFeatures(tensor, term if has_denominator else ())
         for tensor, term in zip((query, key), terms, strict=True)
     ]
-    whole = linear.causal_sums(*vectors, value, log_scale).divide(nonnegative=True)
+    whole = linear.causal_sums(*vectors, value, log_scale).normalize(nonnegative=True)
     state, outputs = None, []
     for token in range(21):
         query_token, key_token = (
-            linear.LinearFeatures(
+            linear.AttentionFeatures(
                 side.numerator[:, :, token : token + 1],
                 tuple((weight, term[:, :, token : token + 1]) for weight, term in side.denominator),
             )
             for side in vectors
         )
-        tokens = FeatureInputs(
+        tokens = LinearAttentionInputs(
             query_token.numerator,
             query_token.numerator,
             key_token.numerator,
@@ -189,7 +189,7 @@ def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
             log_scale[:, :, token : token + 1],
         )
         sums, state = linear.decoding_step(tokens, query_token, key_token, state)
-        outputs.append(sums.divide(nonnegative=True))
+        outputs.append(sums.normalize(nonnegative=True))
     assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
 
 
@@ -229,11 +229,11 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
     query, query_features, key_features, log_scale, value, embedding = inputs
     if mask is not None:
         key_features = key_features.masked_fill(~mask[:, None, :, None], 0.0)
-    tokens = FeatureInputs(
+    tokens = LinearAttentionInputs(
         query, query_features, key_features, value, log_scale if scaled else None, mask
     )
     log_rings = Clipped(embedding).log_rings(query, scale=0.4)
-    return causal_ring_sums(log_rings, tokens, Grid(NUM_TOKENS)).divide(nonnegative=True)
+    return causal_ring_sums(log_rings, tokens, Grid(NUM_TOKENS)).normalize(nonnegative=True)
 
 
 def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
@@ -288,4 +288,4 @@ def test_scales_of_any_size_stay_finite():
 def test_more_axes_or_an_axis_that_wraps_have_no_order_of_time(grid: Grid):
     one = torch.ones(1, 1, 20, 3)
     with pytest.raises(ValueError, match=r"grid must be .*got Grid"):
-        causal_ring_sums(torch.ones(1, 1, 20, 4), FeatureInputs(one, one, one, one), grid)
+        causal_ring_sums(torch.ones(1, 1, 20, 4), LinearAttentionInputs(one, one, one, one), grid)

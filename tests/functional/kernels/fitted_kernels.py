@@ -3,33 +3,33 @@
 import torch
 from torch import Generator, Tensor
 
-from teka.functional import FeatureKernel, Kernel, Softmax, Taylor2
+from teka.functional import ContentKernel, FeatureKernel, Softmax, Taylor2
 from teka.functional.kernels import make_kernel
 
 # Every kernel by name, and the modes that are not the default.
-OTHER_MODES: dict[str, Kernel] = {"taylor2-mean": Taylor2("mean")}
+OTHER_MODES: dict[str, ContentKernel] = {"taylor2-mean": Taylor2("mean")}
 
 
-def build(name: str, dim: int) -> Kernel:
+def build(name: str, dim: int) -> ContentKernel:
     return OTHER_MODES.get(name) or make_kernel(name, dim)
 
 
 def fit(
-    kernel: Kernel,
+    kernel: ContentKernel,
     query: Tensor,
     key: Tensor,
     *,
     scale: float,
     key_mask: Tensor | None = None,
     query_mask: Tensor | None = None,
-) -> Kernel:
+) -> ContentKernel:
     if not isinstance(kernel, FeatureKernel):
         return kernel
     return kernel.with_statistics(query, key, scale=scale, query_mask=query_mask, key_mask=key_mask)
 
 
 def attention_matrix(
-    kernel: Kernel,
+    kernel: ContentKernel,
     query: Tensor,
     key: Tensor,
     *,
@@ -43,7 +43,7 @@ def attention_matrix(
     return weights if kernel.normalizes_by_count else weights / weights.sum(dim=-1, keepdim=True)
 
 
-def softmax_error(kernel: Kernel, query: Tensor, key: Tensor, *, scale: float) -> float:
+def softmax_error(kernel: ContentKernel, query: Tensor, key: Tensor, *, scale: float) -> float:
     """Return the mean L1 distance of the attention weights of a query from those of softmax."""
     actual = attention_matrix(kernel, query, key, scale=scale)
     reference = attention_matrix(Softmax(), query, key, scale=scale)

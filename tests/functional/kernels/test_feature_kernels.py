@@ -14,7 +14,7 @@ from teka.functional import (
     Constant,
     Elu,
     Hedgehog,
-    Relative,
+    RelativeKernel,
     Rotary,
     Softmax,
     Taylor2,
@@ -110,7 +110,7 @@ def test_second_order_features_hold_each_pair_once(entries: list[float]):
 
 def test_taylor2_sizes():
     assert Taylor2().num_features(16) == 153
-    assert Taylor2().dense_vector_size(16) == 16
+    assert Taylor2().inner_product_size(16) == 16
 
 
 @given(seed=st.integers(0, 2**32), deviation=st.floats(0.01, 30.0))
@@ -266,7 +266,7 @@ EVALUATIONS = [
 ]
 
 
-def build(relative: str | None, num_axes: int) -> Relative | None:
+def build(relative: str | None, num_axes: int) -> RelativeKernel | None:
     """Build a relative kernel, with frequencies for the features if it is rotary."""
     if relative == "rotary":
         generator = torch.Generator().manual_seed(5)

@@ -64,16 +64,18 @@ def test_kerple_is_positive_definite(form: str):
         torch.tensor([[1.1, 0.4], [0.2, 2.0]]).double(),
     )
     points = 5 * torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    matrix = Kerple(weight, bend, form).log_at(points[:, None] - points).exp()
+    matrix = Kerple(weight, bend, form).log_weight_at(points[:, None] - points).exp()
     assert (torch.linalg.eigvalsh(matrix) > -1e-10).all()
     by_hand = torch.log1p(bend[1, 0] * 3) if form == "logarithmic" else 3 ** bend[1, 0]
-    alone = Kerple(weight, bend, form).log_at(torch.tensor([[3.0, 0.0]]).double())[1, 0]
+    alone = Kerple(weight, bend, form).log_weight_at(torch.tensor([[3.0, 0.0]]).double())[1, 0]
     torch.testing.assert_close(alone, -weight[1, 0] * by_hand)
 
 
 def test_kerple_power_gradient_at_zero():
     weight, bend = (torch.ones(1, 1, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    Kerple(weight, bend, "power").log_at(torch.tensor([[0.0], [2.0]]).double()).sum().backward()
+    Kerple(weight, bend, "power").log_weight_at(
+        torch.tensor([[0.0], [2.0]]).double()
+    ).sum().backward()
     for parameter in (weight, bend):
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()

@@ -34,7 +34,7 @@ def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
 
 def test_log_kernel_equals_formula():
     relative, offsets = build(), places(11, 2)
-    actual = relative.log_at(offsets)
+    actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 11)
     for head in range(3):
         for pair, (down, right) in enumerate(offsets.tolist()):
@@ -56,7 +56,7 @@ def test_product_of_position_features_is_the_kernel(num_axes: int, batch: tuple[
     )
     assert query_waves.shape == (*(batch or (1,)), 3, 7, 9)
     assert key_waves.shape == (*(batch or (1,)), 3, 5, 9)
-    expected = relative.log_at(query[..., :, None, :] - key[..., None, :, :]).exp()
+    expected = relative.log_weight_at(query[..., :, None, :] - key[..., None, :, :]).exp()
     expected = expected.movedim(0, -3)
     assert relative_error(product(relative, query, key), expected) < 1e-12
 
@@ -83,7 +83,7 @@ def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, offsets = build().adapt_to_positions(grid_positions), places(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
-    assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-9)
+    assert torch.allclose(relative.log_weight_at(moved), relative.log_weight_at(offsets), atol=1e-9)
     assert (
         relative_error(product(relative, moved, offsets), product(relative, offsets, offsets))
         < 1e-10
@@ -103,14 +103,14 @@ def test_logarithm_is_accurate_near_zero():
     ones = torch.ones(1, 1, dtype=torch.float64)
     relative = Fourier(torch.zeros(1, dtype=torch.float64), ones, ones[..., None], 0 * ones)
     near = torch.tensor([[math.pi - 1e-6]], dtype=torch.float64)
-    assert float(relative.log_at(near)) == pytest.approx(math.log(0.5e-12), abs=1e-9)
+    assert float(relative.log_weight_at(near)) == pytest.approx(math.log(0.5e-12), abs=1e-9)
 
 
 @pytest.mark.parametrize("periodic", [False, True])
 def test_parameters_have_gradients(periodic: bool):
     grid_positions = Positions(Grid((5, 7), periodic=periodic))
     for evaluate in (
-        lambda relative: relative.log_at(places(11, 2)),
+        lambda relative: relative.log_weight_at(places(11, 2)),
         lambda relative: product(relative, *TWO),
     ):
         relative, leaves = with_leaves(build())

@@ -26,7 +26,7 @@ def offsets_of(number: int = 11) -> Tensor:
 
 def test_log_kernel_equals_formula():
     relative, offsets = build(), offsets_of()
-    actual = relative.log_at(offsets)
+    actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 11)
     for head in range(3):
         for pair, (down, right) in enumerate(offsets.tolist()):
@@ -40,7 +40,7 @@ def test_log_kernel_equals_formula():
 def test_query_attends_to_its_center():
     relative = Quadratic(torch.tensor([[1.0, -2.0]]), torch.ones(1))
     positions = Grid((5, 7)).positions()
-    log_weights = relative.log_at(positions[:, None] - positions[None, :])[0]
+    log_weights = relative.log_weight_at(positions[:, None] - positions[None, :])[0]
     query, key = 1 * 7 + 4, 2 * 7 + 2
     assert int(log_weights[query].argmax()) == key
     assert float(log_weights[query, key]) == 0
@@ -55,7 +55,7 @@ def test_quadratic_equals_paper_up_to_query_factor():
         [1.0, -2 * first, -2 * second], dtype=torch.float64
     )
     table = torch.cat([delta.square().sum(-1, keepdim=True), delta], dim=-1)
-    constant = relative.log_at(offsets)[2] - table @ vector
+    constant = relative.log_weight_at(offsets)[2] - table @ vector
     assert torch.allclose(constant, constant[:1].expand(11), atol=1e-12)
 
 
@@ -64,7 +64,9 @@ def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, offsets = build().adapt_to_positions(grid_positions), offsets_of()
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
-    assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
+    assert torch.allclose(
+        relative.log_weight_at(moved), relative.log_weight_at(offsets), atol=1e-11
+    )
 
 
 def test_torus_distance_is_the_shorter_one():
@@ -80,7 +82,7 @@ def test_torus_distance_is_the_shorter_one():
 
 def test_quadratic_parameters_have_gradients():
     center, precision = (tensor.requires_grad_() for tensor in (build().center, build().precision))
-    Quadratic(center, precision, (5.0, 7.0)).log_at(offsets_of()).sum().backward()
+    Quadratic(center, precision, (5.0, 7.0)).log_weight_at(offsets_of()).sum().backward()
     for tensor in (center, precision):
         assert tensor.grad is not None
         assert torch.count_nonzero(tensor.grad) == tensor.numel()
@@ -109,7 +111,7 @@ def test_negative_precision_raises():
 
 
 def test_quadratic_is_finite_at_large_offsets():
-    assert math.isfinite(float(build().log_at(torch.full((1, 2), 1e9)).min()))
+    assert math.isfinite(float(build().log_weight_at(torch.full((1, 2), 1e9)).min()))
 
 
 def build_of_generalized_quadratic() -> GeneralizedQuadratic:
@@ -126,7 +128,7 @@ def offsets_of_of_generalized_quadratic(*size: int) -> Tensor:
 
 def test_generalized_quadratic_equals_formula():
     relative, offsets = build_of_generalized_quadratic(), offsets_of_of_generalized_quadratic(11)
-    actual = relative.log_at(offsets)
+    actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 11)
     for head in range(3):
         inverse = relative.precision_factor[head].T @ relative.precision_factor[head]
@@ -142,9 +144,9 @@ def test_offsets_of_any_rank():
         build_of_generalized_quadratic(),
         offsets_of_of_generalized_quadratic(4, 5, 7),
     )
-    actual = relative.log_at(offsets)
+    actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 4, 5, 7)
-    assert torch.allclose(actual[:, 2, 3, 6], relative.log_at(offsets[2, 3, 6]))
+    assert torch.allclose(actual[:, 2, 3, 6], relative.log_weight_at(offsets[2, 3, 6]))
 
 
 def test_isotropic_precision_equals_quadratic():
@@ -152,12 +154,14 @@ def test_isotropic_precision_equals_quadratic():
     center = offsets_of_of_generalized_quadratic(2)
     round_factor = torch.sqrt(2 * alpha)[:, None, None] * torch.eye(2, dtype=torch.float64)
     for periods in (None, (5.0, None)):
-        actual = GeneralizedQuadratic(center, round_factor, periods).log_at(
+        actual = GeneralizedQuadratic(center, round_factor, periods).log_weight_at(
             offsets_of_of_generalized_quadratic(13)
         )
         assert torch.allclose(
             actual,
-            Quadratic(center, alpha, periods).log_at(offsets_of_of_generalized_quadratic(13)),
+            Quadratic(center, alpha, periods).log_weight_at(
+                offsets_of_of_generalized_quadratic(13)
+            ),
             atol=1e-12,
         )
 
@@ -170,7 +174,9 @@ def test_generalized_quadratic_is_periodic_on_a_torus(turns: tuple[int, int], sp
         offsets_of_of_generalized_quadratic(11),
     )
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
-    assert torch.allclose(relative.log_at(moved), relative.log_at(offsets), atol=1e-11)
+    assert torch.allclose(
+        relative.log_weight_at(moved), relative.log_weight_at(offsets), atol=1e-11
+    )
 
 
 def test_generalized_quadratic_parameters_have_gradients():
@@ -181,7 +187,7 @@ def test_generalized_quadratic_parameters_have_gradients():
             build_of_generalized_quadratic().precision_factor,
         )
     )
-    GeneralizedQuadratic(center, factor, (5.0, None)).log_at(
+    GeneralizedQuadratic(center, factor, (5.0, None)).log_weight_at(
         offsets_of_of_generalized_quadratic(11)
     ).sum().backward()
     for tensor in (center, factor):
@@ -219,7 +225,7 @@ def between(query: Grid, key: Grid | None = None) -> Positions:
 def test_table_is_row_plus_column(spacing: tuple[float, float]):
     grid = Grid((5, 7), spacing)
     relative = build_of_table().adapt_to_positions(between(grid))
-    actual = relative.log_at(grid.offsets(dtype=torch.float64))
+    actual = relative.log_weight_at(grid.offsets(dtype=torch.float64))
     for i in range(35):
         for j in range(35):
             down, right = i // 7 - j // 7, i % 7 - j % 7
@@ -231,7 +237,7 @@ def test_table_is_row_plus_column(spacing: tuple[float, float]):
 def test_table_with_one_entry_is_constant():
     relative = Table(torch.full((2, 1, 1), 0.5))
     assert relative.max_offset == 0
-    assert relative.log_at(torch.tensor([[-4.0], [0.0], [9.0]])).tolist() == [[0.5] * 3] * 2
+    assert relative.log_weight_at(torch.tensor([[-4.0], [0.0], [9.0]])).tolist() == [[0.5] * 3] * 2
 
 
 @given(turns=st.integers(-3, 3), spacing=st.floats(0.2, 3))
@@ -244,7 +250,7 @@ def test_table_is_shift_equivariant_on_a_torus(turns: int, spacing: float):
     positions = grid.positions(dtype=torch.float64)
     rolled = positions + torch.tensor([0.0, turns * grid.spacing[1]], dtype=torch.float64)
     moved = grid.wrap(rolled[:, None] - rolled[None, :])
-    assert torch.equal(relative.log_at(moved), relative.log_at(offsets))
+    assert torch.equal(relative.log_weight_at(moved), relative.log_weight_at(offsets))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_positions_without_a_grid_raise():
 
 def test_used_table_entries_have_gradients():
     tables = build_of_table().tables.requires_grad_()
-    Table(tables).log_at(Grid((4, 5)).offsets(dtype=torch.float64)).sum().backward()
+    Table(tables).log_weight_at(Grid((4, 5)).offsets(dtype=torch.float64)).sum().backward()
     assert tables.grad is not None
     assert torch.count_nonzero(tables.grad) == tables.numel()
 

@@ -45,14 +45,14 @@ def test_invalid_relative_kernels_raise(relative: Any, message: str, unchecked_a
 def test_other_numbers_of_axes_or_heads_raise(name: str):
     kernel = make_kernel("positive", 5)
     relative = make_relative(name, heads=3, dim=5, num_axes=2, kernel="positive")
-    relative.check_compatibility(heads=3, dim=5, num_axes=2, kernel=kernel)
+    relative.check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=kernel)
     if name not in BY_DISTANCE:
         message = (
             r"grid or positions must be 2, because relative\.\w+ has shape .*got 3\. "
             r"Make the layer with num_axes=3"
         )
         with pytest.raises(ValueError, match=message):
-            relative.check_compatibility(heads=3, dim=5, num_axes=3, kernel=kernel)
+            relative.check_kernel_and_positions(heads=3, dim=5, num_axes=3, kernel=kernel)
     if name not in SHARED:
         with pytest.raises(ValueError, match=r"relative\.\w+ must have shape \(2,.*got \(3,.*\)"):
-            relative.check_compatibility(heads=2, dim=5, num_axes=2, kernel=kernel)
+            relative.check_kernel_and_positions(heads=2, dim=5, num_axes=2, kernel=kernel)

@@ -113,7 +113,9 @@ def test_compiled_form_is_equal(monkeypatch: pytest.MonkeyPatch):
 
 
 def denominator_vectors(relative: Rotary, features: Tensor) -> Tensor:
-    vectors = relative.linear_features(features, Positions(points=places(7, 2)), is_key=False)
+    vectors = relative.features_with_positions(
+        features, Positions(points=places(7, 2)), is_key=False
+    )
     return vectors.concatenate_denominator_features()
 
 
@@ -149,8 +151,8 @@ def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features(
     relative = Rotary(build().frequency, "nonnegative")
     query, key, value = draw_inputs(7)
     positions = Positions(points=places(7, 2))
-    query_vectors = relative.linear_features(query, positions, is_key=False)
-    key_vectors = relative.linear_features(key, positions, is_key=True)
+    query_vectors = relative.features_with_positions(query, positions, is_key=False)
+    key_vectors = relative.features_with_positions(key, positions, is_key=True)
     assert query_vectors.denominator == key_vectors.denominator == ()
     weights = query_vectors.numerator @ key_vectors.numerator.mT
     lengths = relative.pair_lengths(query) @ relative.pair_lengths(key).mT
@@ -243,7 +245,7 @@ def test_frequencies_have_gradients(periodic: bool):
 def test_rotary_by_name_rotates_all_features(kernel: str):
     relative = Rotary.random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel)
     content_kernel = make_kernel(kernel, 5)
-    relative.check_compatibility(heads=3, dim=5, num_axes=2, kernel=content_kernel)
+    relative.check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=content_kernel)
     size = content_kernel.num_features(5) if isinstance(content_kernel, FeatureKernel) else 5
     assert relative.frequency.shape == (3, size // 2, 2)
 
@@ -257,14 +259,14 @@ def test_frequencies_of_invalid_shape_raise(size: tuple[int, ...], unchecked_ann
 @pytest.mark.parametrize("kernel", [Softmax(), SquaredRelu()])
 def test_more_pairs_than_features_raise(kernel: Softmax | SquaredRelu):
     with pytest.raises(ValueError, match="at most 1 pairs for the 3 features of kernel="):
-        build().check_compatibility(heads=3, dim=3, num_axes=2, kernel=kernel)
+        build().check_kernel_and_positions(heads=3, dim=3, num_axes=2, kernel=kernel)
 
 
 def test_kernel_with_one_feature_raises():
     with pytest.raises(
         ValueError, match=r"kernel must be a kernel of at least 2 features.*got 'constant'"
     ):
-        build().check_compatibility(heads=3, dim=5, num_axes=2, kernel=Constant())
+        build().check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=Constant())
     with pytest.raises(ValueError, match=r"kernel must be .*got 'constant'"):
         Rotary.random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from teka import Grid
-from teka.functional import Constant, Kernel, OptimalFeatures, Taylor2, Window, attention
+from teka.functional import Constant, ContentKernel, OptimalFeatures, Taylor2, Window, attention
 from teka.functional.backends.local_window import Tiling
 from teka.nn import TransformerBlock
 from tests.contracts.cases import draw_inputs, relative_error
@@ -46,7 +46,7 @@ def test_constant_kernel_in_a_window_is_a_convolution(backend: str):
     [OptimalFeatures(torch.randn(6, 5).double()), Taylor2("mean")],
     ids=lambda kernel: kernel.name,
 )
-def test_fitted_kernels_work_in_tiles(kernel: Kernel):
+def test_fitted_kernels_work_in_tiles(kernel: ContentKernel):
     query, key, value = draw_inputs(GRID.num_tokens)
     assert max(Tiling(GRID, 2).counts) > 1
     relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))

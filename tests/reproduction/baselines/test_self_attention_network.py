@@ -9,7 +9,7 @@ from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS, make_gaussian_or_table
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelativeKernel
-from teka.nn import Attention, RelativeKernel
+from teka.nn import Attention, LearnedRelativeKernel
 from teka.testing import equivariance_error
 from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
@@ -81,7 +81,7 @@ def test_it_has_the_papers_parameters(position, row):
 def test_heads_that_attend_to_single_pixels_are_a_convolution():
     model = build(heads=9, depth=1, downsampling=1, periodic=True)
     attention = first_attention(model)
-    assert isinstance(attention.relative, RelativeKernel)
+    assert isinstance(attention.relative, LearnedRelativeKernel)
     with torch.no_grad():
         attention.relative.center.copy_(torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2))
         attention.relative.raw_precision.fill_(60.0)
@@ -184,7 +184,7 @@ def test_heads_begin_apart_from_one_another(position: str):
     torch.manual_seed(0)
     kernel = make_gaussian_or_table(position, heads=3, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, StationaryRelativeKernel)
-    log = kernel.log_at(torch.tensor([[0.0, 0.0], [1.0, -2.0], [3.0, 5.0]]))
+    log = kernel.log_weight_at(torch.tensor([[0.0, 0.0], [1.0, -2.0], [3.0, 5.0]]))
     assert log.shape == (3, 3)
     assert all(not torch.allclose(log[one], log[other]) for one, other in ((0, 1), (1, 2), (0, 2)))
 

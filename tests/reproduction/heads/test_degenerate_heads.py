@@ -6,7 +6,7 @@ import torch
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads.prune import find_degenerate_heads
-from teka.nn import RelativeKernel
+from teka.nn import LearnedRelativeKernel
 from teka.nn.relative import inverse_softplus
 
 
@@ -27,7 +27,7 @@ def set_eigenvalues(
 ) -> None:
     """Give a head's Σ⁻¹ these eigenvalues, along oblique axes."""
     relative = model.attentions()[layer].relative
-    assert isinstance(relative, RelativeKernel)
+    assert isinstance(relative, LearnedRelativeKernel)
     left, right = (torch.linalg.qr(torch.randn(2, 2).double()).Q for _ in range(2))
     factor = left @ torch.tensor(eigenvalues).double().sqrt().diag() @ right
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_the_threshold_of_thin_heads_is_an_argument():
 def test_round_gaussians_can_only_attend_everywhere():
     model = build(position="quadratic").double()
     relative = model.attentions()[1].relative
-    assert isinstance(relative, RelativeKernel)
+    assert isinstance(relative, LearnedRelativeKernel)
     with torch.no_grad():
         relative.raw_precision[2:4] = inverse_softplus(torch.tensor([4.9e-6, 5.1e-6]).double())
     assert find(model, "everywhere", condition_number=1.0) == [[], [2]]
@@ -86,7 +86,7 @@ def test_a_singular_matrix_has_an_infinite_condition_number_and_a_matrix_of_zero
     model = build().double()
     set_eigenvalues(model, 0, 0, 0.0, 0.0)
     relative = model.attentions()[0].relative
-    assert isinstance(relative, RelativeKernel)
+    assert isinstance(relative, LearnedRelativeKernel)
     with torch.no_grad():
         relative.precision_factor[1] = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
     assert find_degenerate_heads(model).condition_number[1].tolist()[:2] == [1.0, math.inf]

@@ -16,9 +16,9 @@ from reproduction.heads.measure import (
     middle_query,
 )
 from teka import Grid
-from teka.functional import Relative, relative
+from teka.functional import RelativeKernel, relative
 from teka.functional.positions import Positions
-from teka.nn import EmbeddedTable, RelativeKernel
+from teka.nn import EmbeddedTable, LearnedRelativeKernel
 from teka.nn.relative import RelativeModule
 from teka.training import Run
 
@@ -30,11 +30,11 @@ SIZE = (10, 14)
 class Constant(RelativeModule):
     """A module that returns a relative kernel."""
 
-    def __init__(self, kernel: Relative) -> None:
+    def __init__(self, kernel: RelativeKernel) -> None:
         super().__init__()
         self.kernel = kernel
 
-    def forward(self) -> Relative:
+    def forward(self) -> RelativeKernel:
         return self.kernel
 
 
@@ -42,7 +42,7 @@ def run_with(position: str) -> Run:
     return Run.of(model="self_attention", position=position, dim=4)
 
 
-def measure(kernel: Relative, grid: Grid = GRID) -> dict[str, Tensor]:
+def measure(kernel: RelativeKernel, grid: Grid = GRID) -> dict[str, Tensor]:
     """Measure one layer with a relative kernel."""
     return measure_heads([Constant(kernel)], grid)
 
@@ -88,7 +88,7 @@ def test_a_table_has_attention_and_no_center():
         [
             torch.stack(
                 [
-                    kernel.log_at(-torch.tensor([float(y - row), float(x - column)]))
+                    kernel.log_weight_at(-torch.tensor([float(y - row), float(x - column)]))
                     for x in range(13)
                 ],
                 dim=-1,
@@ -117,8 +117,8 @@ def test_offsets_on_a_torus_are_the_shortest():
 def test_layers_may_have_different_numbers_of_heads():
     model = SelfAttentionNetwork((10, 14), 1, 3, dim=4, depth=2, heads=(3, 2))
     first, second = (attention.relative for attention in model.attentions())
-    assert isinstance(first, RelativeKernel)
-    assert isinstance(second, RelativeKernel)
+    assert isinstance(first, LearnedRelativeKernel)
+    assert isinstance(second, LearnedRelativeKernel)
     heads = measure_heads([first, second], model.grid)
     torch.testing.assert_close(heads["center"][3:], second.center.detach().double())
     assert math.prod(model.grid.shape) == 35

@@ -8,7 +8,7 @@ from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads.prune import PRUNING_FILE, prune, start_from
 from teka.audit import AuditSettings, axis_shifts
 from teka.models import load
-from teka.nn import RelativeKernel
+from teka.nn import LearnedRelativeKernel
 from teka.training import Run, evaluate, export, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 from teka.training.shift import audit_run
@@ -36,8 +36,8 @@ def with_degenerate_heads(tmp_path_factory):
     trained = restore(folder)
     assert isinstance(trained.model, SelfAttentionNetwork)
     first, second = (attention.relative for attention in trained.model.attentions())
-    assert isinstance(first, RelativeKernel)
-    assert isinstance(second, RelativeKernel)
+    assert isinstance(first, LearnedRelativeKernel)
+    assert isinstance(second, LearnedRelativeKernel)
     with torch.no_grad():
         first.precision_factor[1] *= 1e-4
         second.precision_factor.copy_(

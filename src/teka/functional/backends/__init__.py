@@ -1,6 +1,9 @@
 """Algorithms that compute attention, called backends. They differ in speed, not in the result.
 
-The backend "dense" computes every pair of tokens, "linear" sums products of features, "rings" sums
-keys at equal distance, "toeplitz" applies one matrix per axis, "fft" uses Fourier transforms, and
-"windows" computes local windows.
+- "dense" computes the weight of every pair of tokens.
+- "linear" sums products of key features and values once for all queries.
+- "rings" first sums the keys at equal distance from a query.
+- "toeplitz" multiplies by one matrix along each axis of a grid.
+- "fft" computes convolutions by Fourier transforms.
+- "windows" computes only the pairs within a local window.
 """

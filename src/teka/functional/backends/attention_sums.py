@@ -39,7 +39,7 @@ def append_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
 
 
 @dataclass(frozen=True)
-class FeatureInputs:
+class LinearAttentionInputs:
     """Inputs of linear attention: the features of queries and keys, and the values.
 
     Args:
@@ -65,7 +65,7 @@ class FeatureInputs:
     is_causal: bool = False
     group: ProcessGroup | None = None
 
-    def after(self, num_tokens: int) -> "FeatureInputs":
+    def after(self, num_tokens: int) -> "LinearAttentionInputs":
         """Return the inputs without the first tokens."""
         if not num_tokens:
             return self
@@ -123,15 +123,15 @@ class WeightedSums:
             peak,
         )
 
-    def with_denominator_of(self, other: "WeightedSums") -> "WeightedSums":
-        """Return these attention numerators with the denominators of other sums.
+    def replace_denominator(self, other: "WeightedSums") -> "WeightedSums":
+        """Return these sums with the attention denominators of other sums.
 
-        This serves kernels that divide by the number of keys instead of the sum of the weights.
+        Kernels that divide by the number of keys instead of the sum of the weights need this.
         """
         factor = torch.exp(self._log_peak() - other._log_peak())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
-    def divide(self, *, nonnegative: bool) -> Outputs:
+    def normalize(self, *, nonnegative: bool) -> Outputs:
         """Divide the numerators by the denominators to get the attention outputs.
 
         If the weights are nonnegative, a query whose weights all underflow to 0 gets an output of 0
@@ -145,7 +145,7 @@ class WeightedSums:
         return self.numerator / denominator.masked_fill(empty, 1.0)[..., None]
 
     def recompute_underflowed(
-        self, tokens: FeatureInputs, log_weight_rows: RowFunction
+        self, tokens: LinearAttentionInputs, log_weight_rows: RowFunction
     ) -> "WeightedSums":
         """Compute attention again for the queries whose weights have all underflowed to 0.
 
@@ -168,10 +168,10 @@ class WeightedSums:
             backend_without_positions = (tokens.query_features.abs() @ total)[..., 0]
             threshold = UNDERFLOW[tokens.value.dtype] * backend_without_positions
             rows = selected_query_indices(self.denominator.abs() < threshold)
-        return self.recompute_queries(rows, tokens, log_weight_rows)
+        return self.recompute_outputs(rows, tokens, log_weight_rows)
 
-    def recompute_queries(
-        self, rows: QueryIndices, tokens: FeatureInputs, log_weight_rows: RowFunction
+    def recompute_outputs(
+        self, rows: QueryIndices, tokens: LinearAttentionInputs, log_weight_rows: RowFunction
     ) -> "WeightedSums":
         """Compute attention again for some of the queries, from the weights of all their keys.
 
@@ -206,7 +206,7 @@ def selected_query_indices(is_selected: Tensor) -> QueryIndices:
 
 def add_prefix_tokens(
     sums: WeightedSums,
-    tokens: FeatureInputs,
+    tokens: LinearAttentionInputs,
     num_prefix_tokens: int,
     sums_without_positions: Callable[[Tensor, Tensor, Tensor], WeightedSums],
 ) -> WeightedSums:

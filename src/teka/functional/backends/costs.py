@@ -11,10 +11,8 @@ BYTES = 4  # of a float32 element
 
 
 @dataclass(frozen=True)
-class BackendSpeed:
-    """Measured speed of an attention algorithm, as the time that each unit of work takes.
-
-    All times are in nanoseconds.
+class BackendTimes:
+    """Measured times of an attention algorithm for each unit of work, in nanoseconds.
 
     Args:
         call: Time of a call.
@@ -33,15 +31,15 @@ class BackendSpeed:
 # to three axes. `python -m reproduction.benchmarks.backends` fits them again and compares the
 # resulting choices with the times.
 RATES = {
-    "dense": BackendSpeed(600_000.0, 0.0, 0.070, 0.041),
-    "linear": BackendSpeed(650_000.0, 0.0, 0.14, 0.0),
-    "toeplitz": BackendSpeed(0.0, 350_000.0, 0.041, 0.11),
-    "rings": BackendSpeed(0.0, 720_000.0, 0.0, 0.027),
-    "fft": BackendSpeed(0.0, 330_000.0, 0.10, 0.080),
-    "windows": BackendSpeed(0.0, 700_000.0, 0.14, 0.10),
+    "dense": BackendTimes(600_000.0, 0.0, 0.070, 0.041),
+    "linear": BackendTimes(650_000.0, 0.0, 0.14, 0.0),
+    "toeplitz": BackendTimes(0.0, 350_000.0, 0.041, 0.11),
+    "rings": BackendTimes(0.0, 720_000.0, 0.0, 0.027),
+    "fft": BackendTimes(0.0, 330_000.0, 0.10, 0.080),
+    "windows": BackendTimes(0.0, 700_000.0, 0.14, 0.10),
 }
 # Not measured. On a GPU, moving a byte is slower in comparison with arithmetic.
-GPU_SPEED = BackendSpeed(0.0, 0.0, 1.0, 20.0)
+GPU_SPEED = BackendTimes(0.0, 0.0, 1.0, 20.0)
 
 
 @dataclass(frozen=True)

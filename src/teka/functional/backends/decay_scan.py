@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
-    FeatureInputs,
+    LinearAttentionInputs,
     WeightedSums,
     append_ones,
 )
@@ -20,7 +20,12 @@ from teka.functional.backends.feature_chunks import (
     outer_product,
     sum_over_features,
 )
-from teka.functional.backends.linear import AttentionSizes, LinearFeatures, causal_sums, linear_cost
+from teka.functional.backends.linear import (
+    AttentionFeatures,
+    AttentionSizes,
+    causal_sums,
+    linear_cost,
+)
 from teka.functional.shapes import Channels, Features
 from teka.grid import Grid
 
@@ -44,7 +49,7 @@ def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
     return Cost(multiply_adds + 2 * num_elements, 6 * grid.num_axes * num_elements * BYTES)
 
 
-def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
+def causal_decay_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums:
     """Compute causal linear attention in which the weights of old tokens decay exponentially.
 
     The weight of key j for query i is multiplied by exp(−rate · (i − j)). Each head has its own
@@ -56,11 +61,11 @@ def causal_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     if tokens.key_mask is not None:
         log_scale = torch.zeros_like(tokens.value[..., 0]) if log_scale is None else log_scale
         log_scale = log_scale.masked_fill(~tokens.key_mask[:, None], LOWEST_LOG_SCALE)
-    query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
+    query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
     return causal_sums(query, key, tokens.value, log_scale, rate)
 
 
-def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
+def bidirectional_decay_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums:
     """Compute bidirectional linear attention whose weights decay exponentially with the distance.
 
     The weight of key j for query i is multiplied by exp(−rate · |i − j|). The result is the sum of
@@ -68,15 +73,17 @@ def bidirectional_decay_sums(tokens: FeatureInputs, rate: Rate) -> WeightedSums:
     its contribution is subtracted once.
     """
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
-    past = causal_sums(LinearFeatures(query), LinearFeatures(key), value, rate=rate)
-    reversed_query, reversed_key = LinearFeatures(query.flip(2)), LinearFeatures(key.flip(2))
+    past = causal_sums(AttentionFeatures(query), AttentionFeatures(key), value, rate=rate)
+    reversed_query, reversed_key = AttentionFeatures(query.flip(2)), AttentionFeatures(key.flip(2))
     future = causal_sums(reversed_query, reversed_key, value.flip(2), rate=rate)
     own = (query * key).sum(dim=-1)
     numerator = past.numerator + future.numerator.flip(2) - own[..., None] * value
     return WeightedSums(numerator, past.denominator + future.denominator.flip(2) - own)
 
 
-def grid_decay_sums(tokens: FeatureInputs, rates: Sequence[Rate], grid: Grid) -> WeightedSums:
+def grid_decay_sums(
+    tokens: LinearAttentionInputs, rates: Sequence[Rate], grid: Grid
+) -> WeightedSums:
     """Compute linear attention on an image or volume, with weights that decay along every axis.
 
     The weight of a key is multiplied by one factor exp(−rate · distance) for each axis. The axes

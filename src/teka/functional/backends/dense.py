@@ -15,7 +15,7 @@ from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_re
 from teka.functional.backends.attention_sums import WeightedSums, append_ones
 from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import run_checkpointed
-from teka.functional.kernels.content_kernel import DenseInputs, multiply_by_log_factors
+from teka.functional.kernels.content_kernel import DenseAttentionInputs, multiply_by_log_factors
 from teka.functional.shapes import Outputs, Queries
 
 # Elements of the matrix of weights that are held at once: 32 MiB in float32. The rows of a larger
@@ -26,18 +26,18 @@ MAX_SCORE = 1e12
 
 
 def dense_cost(
-    num_queries: int, num_keys: int, dense_vector_size: int, dim_value: int, *, passes: int
+    num_queries: int, num_keys: int, inner_product_size: int, dim_value: int, *, passes: int
 ) -> Cost:
     """Estimate the amount of work of attention that computes the weight of every query–key pair.
 
     The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     pairs = num_queries * num_keys
-    return Cost(pairs * (dense_vector_size + dim_value + 1), pairs * passes * 2 * BYTES)
+    return Cost(pairs * (inner_product_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
 
 def dense_attention(
-    pairs: DenseInputs, log_weight_rows: Callable[[Queries, slice], Tensor] | None
+    pairs: DenseAttentionInputs, log_weight_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
     """Compute attention from the full matrix of query–key weights.
 
@@ -62,7 +62,7 @@ def dense_attention(
         keep_rows = keep if keep is None or keep.shape[2] == 1 else keep[:, :, rows]
         products = left[:, :, rows] @ right.mT
         factors = {"log_relative": log_relative, "log_scale": log_scale, "keep": keep_rows}
-        mixed = kernel.dense_weights(products, **factors) @ value
+        mixed = kernel.weights_from_products(products, **factors) @ value
         if not kernel.normalizes_by_count:
             return mixed
         counts = multiply_by_log_factors(torch.ones_like(products), *factors.values())
@@ -84,11 +84,11 @@ def dense_attention(
         output = torch.cat(outputs, dim=2)
     if features is not None or kernel.normalizes_by_count:
         nonnegative = kernel.normalizes_by_count or (features is not None and features.nonnegative)
-        output = WeightedSums.from_channels(output).divide(nonnegative=nonnegative)
+        output = WeightedSums.from_channels(output).normalize(nonnegative=nonnegative)
     return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
 
-def fused_softmax_attention(pairs: DenseInputs) -> Outputs:
+def fused_softmax_attention(pairs: DenseAttentionInputs) -> Outputs:
     """Compute softmax attention with PyTorch's fused kernel, which stores no weight matrix.
 
     Under `torch.func` transforms, which the fused kernel does not support, PyTorch's unfused

@@ -84,9 +84,9 @@ def outer_product(
 def apply_sums_to_queries(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Multiply the feature vector of each query by sums over keys, to get attention numerators.
+    """Multiply the features of each query by sums over keys, to get attention numerators.
 
-    Each sum adds the products of features and values of keys that `outer_product` returns.
+    A sum over keys adds the outer products of their features and values (see `outer_product`).
     """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

@@ -1,7 +1,7 @@
 """Attention on regular grids computed as a convolution by Fourier transforms (the backend "fft").
 
-This is possible if the attention weight depends only on the offset between query and key, apart
-from a product of their features.
+This is possible if the attention weight is a function of the offset between query and key, or such
+a function times the inner product of their features.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from teka._compat import replace
 from teka.functional.backends.attention_sums import (
-    FeatureInputs,
+    LinearAttentionInputs,
     WeightedSums,
     append_ones,
     selected_query_indices,
@@ -60,9 +60,9 @@ def have_same_spacing(query: Grid, key: Grid) -> bool:
 
 
 def fft_sums(
-    tokens: FeatureInputs,
+    tokens: LinearAttentionInputs,
     grids: tuple[Grid, Grid],
-    log_at: Callable[[Tensor], Tensor],
+    log_weight_at: Callable[[Tensor], Tensor],
     log_weight_rows: RowFunction,
 ) -> WeightedSums:
     """Compute linear attention with position-dependent weights as a convolution, by FFT.
@@ -73,7 +73,7 @@ def fft_sums(
     Args:
         tokens: Features and values.
         grids: Grids of queries and keys.
-        log_at: log c at offsets.
+        log_weight_at: log c at offsets.
         log_weight_rows: log c of all pairs of some queries, in float64.
     """
     like = tokens.value
@@ -81,7 +81,7 @@ def fft_sums(
     tokens = replace(tokens, **{name: to_float64(getattr(tokens, name)) for name in names})
     query_features, key_features = tokens.query_features, tokens.key_features
     value = append_ones(tokens.value)
-    log_table, sizes = _tabulate_log_weights(log_at, *grids, value)
+    log_table, sizes = _tabulate_log_weights(log_weight_at, *grids, value)
     log_peak = log_table.flatten(1).amax(dim=-1).detach()
     table = torch.exp(log_table - log_peak.reshape(-1, *[1] * len(sizes)))
     spectrum = torch.fft.rfftn(table, dim=tuple(range(1, table.ndim)))
@@ -97,13 +97,13 @@ def fft_sums(
         norms = key_features.norm(dim=2) * table.flatten(1).norm(dim=-1)[:, None]
         noise = epsilon * (query_features.abs() @ norms[..., None])[..., 0]
         rows = selected_query_indices(noise > TOLERANCE[like.dtype] * sums.denominator.abs())
-    sums = sums.recompute_queries(rows, tokens, log_weight_rows)
+    sums = sums.recompute_outputs(rows, tokens, log_weight_rows)
     assert sums.log_peak is not None
     return WeightedSums(sums.numerator.to(like), sums.denominator.to(like), sums.log_peak.to(like))
 
 
 def _tabulate_log_weights(
-    log_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
+    log_weight_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
     """Tabulate the log of the position-dependent attention weight for every offset of two grids.
 
@@ -120,7 +120,7 @@ def _tabulate_log_weights(
         sizes.append(size)
         occurs.append((steps < sides[0]) & (steps > -sides[1]))
         offsets.append(query.wrap_axis(axis, steps * query.spacing[axis] + shift))
-    log_table = log_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
+    log_table = log_weight_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
     # Offsets that exist only in the padding must not determine the largest c.
     occurs = torch.stack(torch.meshgrid(*occurs, indexing="ij")).all(dim=0)
     return log_table.masked_fill(~occurs, -torch.inf), sizes

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad
 
 from teka.execution_mode import ExecutionMode, execution_mode, may_cache
-from teka.functional.kernels.content_kernel import DenseInputs, Kernel
+from teka.functional.kernels.content_kernel import ContentKernel, DenseAttentionInputs
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, LogScale, Outputs, PairFunction, Queries, Values
 
@@ -32,13 +32,13 @@ MAX_DENOMINATOR = 8
 MAX_OFFSETS_PER_TOKEN = 32
 
 
-def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
+def can_use_flex(query: Queries, value: Values, kernel: ContentKernel) -> bool:
     """Return True if PyTorch's FlexAttention can compute attention with this similarity function.
 
     The similarity of query and key (content kernel) must have a logarithm, and sizes, dtype and
     execution mode must be supported.
     """
-    size = max(kernel.dense_vector_size(query.shape[-1]), value.shape[-1])
+    size = max(kernel.inner_product_size(query.shape[-1]), value.shape[-1])
     if query.shape[0] == 0 or size > MAX_SIZE:
         return False
     if query.is_cuda:
@@ -52,7 +52,7 @@ def can_use_flex(query: Queries, value: Values, kernel: Kernel) -> bool:
     return kernel.log_similarity(query) is not None
 
 
-def attend_with_flex(pairs: DenseInputs, log_relative: PairFunction) -> Outputs:
+def attend_with_flex(pairs: DenseAttentionInputs, log_relative: PairFunction) -> Outputs:
     """Compute attention with PyTorch's FlexAttention, including position-dependent weights.
 
     The similarity of queries and keys may be any function with a logarithm. Queries without keys
@@ -167,12 +167,11 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Tabulate the distinct offsets between two grids of tokens, so that pairs can look them up.
+    """Return a table of the distinct offsets between two grids, and an integer code of each token.
 
-    Each token gets an integer code. The offset from key j to query i has the table index
-    query_code[i] − key_code[j]. Pairs with a token without a position, such as a class token, get
-    an index after the end of the table. Return None if the table would be large, or if the tokens
-    of both grids do not lie on one regular lattice.
+    The offset from key j to query i is entry query_code[i] − key_code[j] of the table. For a token
+    without a position, such as a class token, this index is beyond the end of the table. Return
+    None if the table would be large, or if both grids do not lie on one regular lattice.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

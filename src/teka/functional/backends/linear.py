@@ -18,7 +18,7 @@ from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
-    FeatureInputs,
+    LinearAttentionInputs,
     WeightedSums,
     append_ones,
 )
@@ -84,7 +84,7 @@ def multiply_by_sinusoids(
 
 
 @dataclass(frozen=True)
-class LinearFeatures:
+class AttentionFeatures:
     """Feature vectors of queries or keys in linear attention.
 
     Inner products of query and key features are the attention weights. Numerator and denominator of
@@ -137,7 +137,7 @@ class LinearState:
 
     @classmethod
     def from_keys(
-        cls, key: LinearFeatures, value: Values, log_scale: LogScale = None
+        cls, key: AttentionFeatures, value: Values, log_scale: LogScale = None
     ) -> "LinearState":
         """Return the sums over these keys."""
         if log_scale is None:
@@ -170,7 +170,7 @@ class LinearState:
         )
         return LinearState(values, tuple(weights), log_peak)
 
-    def read(self, query: LinearFeatures) -> WeightedSums:
+    def read(self, query: AttentionFeatures) -> WeightedSums:
         """Return the sums of queries over the keys."""
         totals = [
             weight * (vectors @ total[..., None]).squeeze(-1)
@@ -220,8 +220,8 @@ class DecodingState:
     count: "DecodingState | None" = None
     kernels: tuple[str, str | None] | None = None
 
-    def compatible_sums(self, new: LinearState) -> LinearState:
-        """Return the sums over earlier keys, after checking that they fit those over new keys.
+    def check_same_shapes(self, new: LinearState) -> LinearState:
+        """Return the sums over earlier keys, after checking that new sums have the same shapes.
 
         Raises:
             ValueError: The two have different shapes or dtypes.
@@ -237,9 +237,9 @@ class DecodingState:
 
 
 def decoding_step(
-    tokens: FeatureInputs,
-    query: LinearFeatures,
-    key: LinearFeatures,
+    tokens: LinearAttentionInputs,
+    query: AttentionFeatures,
+    key: AttentionFeatures,
     state: DecodingState | None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> tuple[WeightedSums, DecodingState]:
@@ -257,7 +257,7 @@ def decoding_step(
     """
     sums = LinearState.from_keys(key, tokens.value, tokens.log_scale)
     if state is not None:
-        old = state.compatible_sums(sums)
+        old = state.check_same_shapes(sums)
         if rate is not None:
             log_peak = -rate if old.log_peak is None else old.log_peak - rate
             old = replace(old, log_peak=log_peak.expand(old.values.shape[:2]))
@@ -266,19 +266,19 @@ def decoding_step(
 
 
 def decoding_step_without_positions(
-    tokens: FeatureInputs, state: DecodingState | None
+    tokens: LinearAttentionInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
     """Add one token to the state of recurrent linear attention that ignores positions.
 
     Return the output of the token, as a numerator and a denominator, and the new state.
     """
-    query = LinearFeatures(tokens.query_features)
-    return decoding_step(tokens, query, LinearFeatures(tokens.key_features), state)
+    query = AttentionFeatures(tokens.query_features)
+    return decoding_step(tokens, query, AttentionFeatures(tokens.key_features), state)
 
 
 def causal_sums(
-    query: LinearFeatures,
-    key: LinearFeatures,
+    query: AttentionFeatures,
+    key: AttentionFeatures,
     value: Values,
     log_scale: LogScale = None,
     rate: Float[Tensor, "heads"] | None = None,
@@ -396,10 +396,9 @@ def _scaled_causal_sums(
 ) -> Channels:
     """Compute causal linear attention with features that are scaled to avoid overflow.
 
-    Each key comes with a log scale: its features have been divided by the exponential of this
-    number. The sums of a query are divided by the exponential of the largest log scale of the keys
-    up to it. A decay of the weights with the distance is computed by adding the decay rate times
-    the position of the key to its log scale.
+    The features of each key have been divided by a scale. The sums of a query are divided by the
+    largest scale of its own key and all earlier keys. If the weights decay with the distance, the
+    decay is included in the scales. Scales are passed as logarithms.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
@@ -424,9 +423,9 @@ def _causal_block_sums(
 ) -> tuple[Channels, Tensor, Tensor]:
     """Compute causal linear attention for a block of chunks, and the recurrent state after it.
 
-    Pairs of tokens within a chunk are computed directly. Earlier keys contribute through the state,
-    a sum over keys. It is divided by the exponential of the largest log scale of these keys to
-    prevent overflow.
+    Pairs of tokens within a chunk are computed directly. Keys of earlier chunks contribute through
+    the state, a sum over keys. The state is divided by the largest scale of these keys to prevent
+    overflow.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.
@@ -503,16 +502,16 @@ def compute_features(
     key_mask: KeyMask,
     is_causal: bool,
     group: ProcessGroup | None = None,
-) -> FeatureInputs:
+) -> LinearAttentionInputs:
     """Map queries and keys to features, and collect them with the values."""
     # The sums of several processes need a log scale for each key, because a factor of all keys
     # would be different in every process.
-    query_features, key_features, log_scale = kernel.feature_maps(
+    query_features, key_features, log_scale = kernel.map_to_features(
         query, key, scale=scale, key_mask=key_mask, is_causal=is_causal or group is not None
     )
     if log_scale is not None and key_mask is not None:
         log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
-    return FeatureInputs(
+    return LinearAttentionInputs(
         query=query,
         query_features=query_features,
         key_features=key_features,
@@ -525,16 +524,18 @@ def compute_features(
     )
 
 
-def position_free_sums(tokens: FeatureInputs) -> WeightedSums:
+def position_free_sums(tokens: LinearAttentionInputs) -> WeightedSums:
     """Compute linear attention whose weights do not depend on positions.
 
     Return the numerator and the denominator of each output.
     """
-    query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
+    query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
     return linear_sums(tokens, query, key)
 
 
-def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures) -> WeightedSums:
+def linear_sums(
+    tokens: LinearAttentionInputs, query: AttentionFeatures, key: AttentionFeatures
+) -> WeightedSums:
     """Compute linear attention, and return the numerator and the denominator of each output.
 
     Both are sums over the keys. Attention is bidirectional or causal. If the tokens are divided
@@ -553,7 +554,10 @@ def linear_sums(tokens: FeatureInputs, query: LinearFeatures, key: LinearFeature
 
 
 def _sums_over_processes(
-    tokens: FeatureInputs, query: LinearFeatures, key: LinearFeatures, group: ProcessGroup
+    tokens: LinearAttentionInputs,
+    query: AttentionFeatures,
+    key: AttentionFeatures,
+    group: ProcessGroup,
 ) -> WeightedSums:
     """Compute linear attention from the queries of this process to the keys of all processes.
 

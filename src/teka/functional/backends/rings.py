@@ -15,7 +15,7 @@ from teka._compat import replace
 from teka.errors import wrong_value
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
-    FeatureInputs,
+    LinearAttentionInputs,
     WeightedSums,
     append_ones,
 )
@@ -25,7 +25,7 @@ from teka.functional.backends.feature_chunks import (
     outer_product,
     sum_over_features,
 )
-from teka.functional.backends.linear import LinearFeatures, causal_sums
+from teka.functional.backends.linear import AttentionFeatures, causal_sums
 from teka.functional.shapes import Cells, Channels, Features, RingWeights
 from teka.grid import Grid
 
@@ -42,7 +42,9 @@ def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int)
     return Cost(num_elements * additions, num_elements * additions * 3 * BYTES)
 
 
-def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+def weighted_ring_sums(
+    log_rings: RingWeights, tokens: LinearAttentionInputs, grid: Grid
+) -> WeightedSums:
     """Compute linear attention with weights that depend on the clipped Manhattan distance.
 
     All keys at the same distance from a query form a ring and share one position-dependent weight.
@@ -72,7 +74,9 @@ def weighted_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid
     return WeightedSums.from_channels(sums, log_peak)
 
 
-def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+def causal_ring_sums(
+    log_rings: RingWeights, tokens: LinearAttentionInputs, grid: Grid
+) -> WeightedSums:
     """Compute causal linear attention with weights that depend on the clipped distance.
 
     Each distance below the maximum has its own weight. All keys at the maximum distance or more
@@ -97,7 +101,7 @@ def causal_ring_sums(log_rings: RingWeights, tokens: FeatureInputs, grid: Grid) 
         pad(tensor, (0, 0, max_distance, 0))[:, :, :num_tokens] for tensor in (key_features, value)
     )
     far = causal_sums(
-        LinearFeatures(query_features), LinearFeatures(far_keys), far_values, far_scale
+        AttentionFeatures(query_features), AttentionFeatures(far_keys), far_values, far_scale
     )
     assert far.log_peak is not None
     scales = [_shift_log_scale(log_scale, distance) for distance in range(max_distance)]
@@ -133,7 +137,9 @@ def signed_offset_cost(
     return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
 
 
-def signed_offset_sums(log_entries: RingWeights, tokens: FeatureInputs, grid: Grid) -> WeightedSums:
+def signed_offset_sums(
+    log_entries: RingWeights, tokens: LinearAttentionInputs, grid: Grid
+) -> WeightedSums:
     """Compute linear attention on a sequence, with one weight per signed and clipped offset.
 
     Keys before and after the query have different weights. A causal pass covers the keys up to each
@@ -200,8 +206,8 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
     for axis in range(grid.num_axes):
         dim, periodic = 2 + axis, grid.periodic[axis]
         near = _extend_rings(near, dim, periodic=periodic)
-        farthest = _sum_from_distance(far[0], max_distance, dim, periodic=periodic)
-        beyond = [farthest + _sum_from_distance(far[0], -max_distance, dim, periodic=periodic)]
+        farthest = _one_sided_sums(far[0], max_distance, dim, periodic=periodic)
+        beyond = [farthest + _one_sided_sums(far[0], -max_distance, dim, periodic=periodic)]
         for distance in range(max_distance - 1, 0, -1):
             before = _shift_cells(far[0], distance, dim, periodic=periodic)
             after = _shift_cells(far[0], -distance, dim, periodic=periodic)
@@ -228,12 +234,12 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
     return sums
 
 
-def _sum_from_distance(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Sum, for every element along an axis, the elements on one side beyond a minimum distance.
+def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
+    """Sum, for every element along an axis, the elements on one side of it.
 
-    The minimum distance is |step|. The sum contains earlier elements if the step is positive, and
-    later elements if it is negative. On a periodic axis, an element is earlier or later depending
-    on the shorter way around. If both ways are equally long, it is later.
+    The sum starts at the distance |step|. A positive step sums earlier elements, and a negative
+    step sums later ones. On a periodic axis, the shorter way around decides whether an element is
+    earlier or later. If both ways are equally long, it is later.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)

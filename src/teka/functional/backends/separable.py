@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums, append_ones
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums, append_ones
 from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import (
     apply_sums_to_queries,
@@ -50,7 +50,7 @@ def _axis_matrices_bytes(query: Grid, key: Grid) -> int:
 
 
 def separable_sums(
-    tokens: FeatureInputs,
+    tokens: LinearAttentionInputs,
     log_matrices: AxisMatrices,
     log_peak: Float[Tensor, "1 heads queries"],
     log_weight_rows: RowFunction,

@@ -6,7 +6,7 @@
 from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernels.random_features import (
     HyperbolicFeatures,
@@ -20,7 +20,7 @@ from teka.functional.kernels.rectified import FlooredRelu, Focused, Relu, Square
 from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
 
 # Kernels without required arguments.
-DETERMINISTIC_KERNELS: dict[str, type[Kernel]] = {
+DETERMINISTIC_KERNELS: dict[str, type[ContentKernel]] = {
     kernel.name: kernel
     for kernel in (
         Softmax,
@@ -45,17 +45,17 @@ LEARNED_KERNELS: dict[str, type[Hedgehog]] = {Hedgehog.name: Hedgehog}
 KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
-def make_kernel(kernel: str | Kernel, dim: int) -> Kernel:
+def make_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
     """Create the content kernel (similarity of queries and keys) with a given name.
 
-    An instance of `Kernel` is returned unchanged. Random features are drawn with seed 0, and
+    An instance of `ContentKernel` is returned unchanged. Random features are drawn with seed 0, and
     learned parameters have their initial values.
     """
-    if isinstance(kernel, Kernel):
+    if isinstance(kernel, ContentKernel):
         return kernel
     if not isinstance(kernel, str):
         raise wrong_value(
-            "kernel", kernel, "a name or an instance of teka.functional.kernels.Kernel"
+            "kernel", kernel, "a name or an instance of teka.functional.kernels.ContentKernel"
         )
     if kernel in DETERMINISTIC_KERNELS:
         return DETERMINISTIC_KERNELS[kernel]()

@@ -71,7 +71,7 @@ class TensorShapeChecks:
                 sizes[dimension] = size
 
 
-class Kernel(TensorShapeChecks, ABC):
+class ContentKernel(TensorShapeChecks, ABC):
     """Base class of content kernels κ(q, k), which are similarities of a query q and a key k.
 
     An example is exp(scale · qᵀk) in softmax attention. The similarity is the attention weight
@@ -85,8 +85,8 @@ class Kernel(TensorShapeChecks, ABC):
     - `estimates_softmax`: True if κ(q, k) is exp(scale · qᵀk) or an estimate of it.
     - `normalizes_by_count`: True if the output is divided by the number of keys instead of the sum
       of the weights. With a relative kernel c_ij, it is divided by Σ_j c_ij.
-    - `extra_dense_passes`: Number of additional passes over all pairs that `dense_weights` takes
-      compared with other kernels.
+    - `extra_dense_passes`: Number of additional passes over all pairs that
+      `weights_from_products` takes compared with other kernels.
     - `statistics_fields`: Names of the fields that `FeatureKernel.with_statistics` sets. Their
       tensors have one entry for each sample.
 
@@ -108,7 +108,7 @@ class Kernel(TensorShapeChecks, ABC):
     extra_dense_passes: ClassVar[int] = 0
     statistics_fields: ClassVar[tuple[str, ...]] = ()
 
-    def repeat_samples(self, repeats: int) -> "Kernel":
+    def repeat_samples(self, repeats: int) -> "ContentKernel":
         """Return the kernel for a batch in which each sample is repeated.
 
         Statistics that the kernel stores for each sample, such as the mean of its keys, are
@@ -135,7 +135,7 @@ class Kernel(TensorShapeChecks, ABC):
         """Return this kernel if it has a feature map, else None."""
         return None
 
-    def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
+    def softmax_inputs(self, query: Queries, key: Keys) -> VectorPair | None:
         """Return vectors x and y with which softmax attention gives the same result as this kernel.
 
         The attention weights are then the softmax of the scores scale · xᵀy, with x from queries
@@ -144,13 +144,13 @@ class Kernel(TensorShapeChecks, ABC):
         return (query, key) if self.is_softmax else None
 
     @abstractmethod
-    def dense_vectors(
+    def inner_product_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
         """Map queries and keys to vectors whose inner products determine the attention weights.
 
-        `dense_weights` computes the weights of all pairs from these inner products. In causal
-        attention, the vector of a key depends on this key alone.
+        `weights_from_products` computes the weights of all pairs from these inner products. In
+        causal attention, the vector of a key depends on this key alone.
 
         Returns:
             The vectors of queries, the vectors of keys, and the log scale s_j of each key, or None
@@ -158,7 +158,7 @@ class Kernel(TensorShapeChecks, ABC):
         """
 
     @abstractmethod
-    def dense_weights(
+    def weights_from_products(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
         """Compute the attention weights of all query–key pairs from inner products of vectors.
@@ -168,9 +168,9 @@ class Kernel(TensorShapeChecks, ABC):
         normalization.
 
         Args:
-            products: Inner products of the `dense_vectors`.
+            products: Inner products of the `inner_product_vectors`.
             log_relative: log c_ij, or None for c = 1.
-            log_scale: Log scale s_j of the `dense_vectors`.
+            log_scale: Log scale s_j of the `inner_product_vectors`.
             keep: True for the pairs to attend to. All other pairs have a weight of 0.
         """
 
@@ -190,30 +190,30 @@ class Kernel(TensorShapeChecks, ABC):
         Weights of the same query may have any common factor, and are 0 for a query without a key.
         The tests compare faster algorithms with this reference implementation.
         """
-        inputs = DenseInputs(query, key, key, self, scale, key_mask, is_causal)
+        inputs = DenseAttentionInputs(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = inputs.vectors()
         keep, is_empty = inputs.attention_masks()
-        weights = self.dense_weights(
+        weights = self.weights_from_products(
             left @ right.mT, log_relative=log_relative, log_scale=log_scale, keep=keep
         )
         return weights if is_empty is None else weights.masked_fill(is_empty, 0.0)
 
     @abstractmethod
-    def dense_vector_size(self, dim: int) -> int:
-        """Return the size of the results of `dense_vectors` for queries of size `dim`."""
+    def inner_product_size(self, dim: int) -> int:
+        """Return the length of the vectors of `inner_product_vectors` for queries of size `dim`."""
 
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return the logarithm of the similarity, as a function of an inner product.
 
-        The inner product is that of the `dense_vectors` of a query and a key. Return None if the
-        similarity may be negative, so that it has no logarithm. `like` is a tensor with the dtype
-        and device of the inner products.
+        The inner product is that of the `inner_product_vectors` of a query and a key. Return None
+        if the similarity may be negative, so that it has no logarithm. `like` is a tensor with the
+        dtype and device of the inner products.
         """
         return None
 
 
 @dataclass(frozen=True)
-class DenseInputs:
+class DenseAttentionInputs:
     """Queries, keys, values and masks of attention that computes every query–key pair.
 
     Args:
@@ -230,26 +230,25 @@ class DenseInputs:
     query: Queries
     key: Keys
     value: Values
-    kernel: Kernel
+    kernel: ContentKernel
     scale: float
     key_mask: KeyMask
     is_causal: bool
     window_mask: PairMask = None
 
     def vectors(self) -> FeatureMaps:
-        """Return the `dense_vectors` of all queries and keys."""
+        """Return the `inner_product_vectors` of all queries and keys."""
         options = {"scale": self.scale, "key_mask": self.key_mask, "is_causal": self.is_causal}
-        return self.kernel.dense_vectors(self.query, self.key, **options)
+        return self.kernel.inner_product_vectors(self.query, self.key, **options)
 
     def attention_masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
         """Return a mask of the pairs to attend to, and a mask of the queries without any key.
 
-        The softmax of a row without keys would be NaN. The first mask therefore lets a query
-        without a key attend to all keys, and the caller sets the output of this query to 0. In
-        causal attention the last query attends to all keys, even if there are more keys than
-        queries.
+        The softmax of a row without keys would be NaN. In the first mask, a query without a key
+        therefore attends to all keys. The caller uses the second mask to set its output to 0. The
+        first mask is None if no pair is masked, and the second if every query has a key.
 
-        The first mask is None if no pair is masked, and the second if every query has a key.
+        In causal attention, the last query attends to all keys.
         """
         keep = self.window_mask
         if self.key_mask is not None:
@@ -268,18 +267,18 @@ class DenseInputs:
         is_empty = keep.sum(dim=-1, keepdim=True) == 0
         return keep | is_empty, is_empty
 
-    def with_vectors(self, query: Queries, key: Keys) -> "DenseInputs":
+    def with_vectors(self, query: Queries, key: Keys) -> "DenseAttentionInputs":
         """Return a copy with new queries and keys, and a scale of 1."""
         return replace(self, query=query, key=key, scale=1.0)
 
 
-class FeatureKernel(Kernel):
+class FeatureKernel(ContentKernel):
     """Base class of similarities κ(q, k) = φ(q)ᵀφ(k) of queries and keys, with a feature map φ.
 
     Attention with such a kernel takes linear time, because sums of φ(k) over all keys are computed
     only once and then multiplied with φ(q) of each query.
 
-    Class attributes, in addition to those of `Kernel`:
+    Class attributes, in addition to those of `ContentKernel`:
 
     - `nonnegative`: True if κ(q, k) ≥ 0 for all vectors and all random draws. False is safe for
       every kernel. A wrong True gives wrong outputs without an error.
@@ -313,7 +312,7 @@ class FeatureKernel(Kernel):
     def num_features(self, dim: int) -> int:
         """Return the number of features of a vector of size `dim`."""
 
-    def dense_vector_size(self, dim: int) -> int:
+    def inner_product_size(self, dim: int) -> int:
         return self.num_features(dim)
 
     def with_statistics(
@@ -332,7 +331,7 @@ class FeatureKernel(Kernel):
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Map queries to features φ(q), whose inner products with φ(k) are the attention weights.
 
-        The features of each query may have any positive factor, because it cancels in the
+        The features of each query may be scaled by any positive factor, because it cancels in the
         normalization. If `normalizes_by_count` is True, the factor must be 1.
         """
 
@@ -340,7 +339,7 @@ class FeatureKernel(Kernel):
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         """Map keys to features φ(k), whose inner products with φ(q) are the attention weights.
 
-        The features of masked keys are 0. The features of all keys of a head may have any common
+        The features of masked keys are 0. The features of all keys of a head may be scaled by one
         positive factor, because it cancels in the normalization. If `normalizes_by_count` is True,
         the factor must be 1.
         """
@@ -356,22 +355,22 @@ class FeatureKernel(Kernel):
         """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
-    def feature_maps(
+    def map_to_features(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
         """Map queries and keys to features, whose inner products are the attention weights.
 
-        In causal attention, the features of each key are divided by a factor to avoid overflow. The
-        logarithm of this factor is returned as well, and is None otherwise.
+        In causal attention, the features of each key are divided by a scale to avoid overflow. The
+        third result is the logarithm of this scale, or None in bidirectional attention.
         """
         features = self.query_features(query, scale=scale)
         if is_causal:
             return features, *self.causal_key_features(key, scale=scale, key_mask=key_mask)
         return features, self.key_features(key, scale=scale, key_mask=key_mask), None
 
-    dense_vectors = feature_maps
+    inner_product_vectors = map_to_features
 
-    def dense_weights(
+    def weights_from_products(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
         return multiply_by_log_factors(products, log_relative, log_scale, keep)

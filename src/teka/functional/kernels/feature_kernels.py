@@ -15,8 +15,8 @@ from teka.checks import check_name, check_sizes, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.kernels.content_kernel import (
     LOWEST_EXPONENT,
+    ContentKernel,
     FeatureKernel,
-    Kernel,
     mask_features,
     mask_scores,
     masked_mean,
@@ -46,7 +46,7 @@ KEY_SHIFTS = ("none", "mean")
 
 
 @dataclass(frozen=True)
-class Softmax(Kernel):
+class Softmax(ContentKernel):
     """The kernel of standard attention, κ(q, k) = exp(scale · qᵀk) for a query q and a key k.
 
     It is not an inner product of features of finite size, so attention with L tokens takes O(L²)
@@ -70,18 +70,18 @@ class Softmax(Kernel):
     def output_bound(self) -> float:
         return 1.0
 
-    def dense_vectors(
+    def inner_product_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
         return scale * query, key, None
 
-    def dense_weights(
+    def weights_from_products(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
         scores = products if log_relative is None else products + log_relative
         return torch.softmax(mask_scores(scores, keep), dim=-1)
 
-    def dense_vector_size(self, dim: int) -> int:
+    def inner_product_size(self, dim: int) -> int:
         return dim
 
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor]:
@@ -134,7 +134,7 @@ class Taylor2(FeatureKernel):
     def num_features(self, dim: int) -> int:
         return 1 + dim + dim * (dim + 1) // 2
 
-    def dense_vector_size(self, dim: int) -> int:
+    def inner_product_size(self, dim: int) -> int:
         return dim
 
     def with_statistics(
@@ -157,12 +157,12 @@ class Taylor2(FeatureKernel):
         key = self._shift_keys(key, is_causal=True)
         return mask_features(taylor_features(key * math.sqrt(scale)), key_mask), None
 
-    def dense_vectors(
+    def inner_product_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
         return scale * query, self._shift_keys(key, is_causal=is_causal), None
 
-    def dense_weights(
+    def weights_from_products(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
         return multiply_by_log_factors(

@@ -53,10 +53,10 @@ class RandomFeatureKernel(FeatureKernel):
 class ExponentialFeatureKernel(RandomFeatureKernel):
     """Base class of random features that are exponentials, and therefore positive.
 
-    Inner products of the features estimate the softmax kernel. The largest exponent is subtracted
-    before the exponential to avoid overflow, and the resulting factor cancels in the normalization.
-    It is the largest exponent of each query, or of all unmasked keys of a head. In causal attention
-    it is that of each key, because it must not depend on later keys.
+    Inner products of the features estimate the softmax kernel. To avoid overflow, the largest
+    exponent is subtracted before the exponential: that of each query, and that of all unmasked keys
+    of a head. In causal attention, each key has its own, so that nothing depends on later keys. The
+    resulting factors cancel in the normalization.
     """
 
     nonnegative = True

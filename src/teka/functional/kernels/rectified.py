@@ -133,9 +133,9 @@ class FlooredRelu(SharedFeatureMapKernel):
     ) -> CausalFeatures:
         """Map keys to features for causal attention, scaled so that they do not overflow.
 
-        The logarithm of the scale of each key is returned as well. If the first unmasked keys need
-        no scaling, no key is scaled, because later keys must not change how earlier outputs are
-        computed. The weights of keys that are much smaller than the first key then round to 0.
+        The second result is the logarithm of the scale of each key. The first unmasked key decides
+        whether keys are scaled at all, because later keys must not change how earlier outputs are
+        computed. Without scaling, the weights of much smaller keys round to 0.
         """
         log_scale = None
         if _overflow_safe_factors(_first_unmasked_key(key, key_mask), (-1,)) is not None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from teka.functional.kernels.content_kernel import (
+    ContentKernel,
     FeatureKernel,
-    Kernel,
     mask_features,
     multiply_by_log_factors,
 )
@@ -61,7 +61,7 @@ class DotProduct(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Concatenation(Kernel):
+class Concatenation(ContentKernel):
     """The ReLU of the sum of all entries of a query and a key, used as their similarity.
 
     The weighted sum of the values is divided by the number of keys. Non-local networks use
@@ -81,7 +81,7 @@ class Concatenation(Kernel):
     name = "concatenation"
     normalizes_by_count = True
 
-    def dense_vectors(
+    def inner_product_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
         query_sum = scale * query.sum(dim=-1, keepdim=True)
@@ -90,12 +90,12 @@ class Concatenation(Kernel):
         key_vectors = torch.cat([torch.ones_like(key_sum), key_sum], dim=-1)
         return query_vectors, key_vectors, None
 
-    def dense_weights(
+    def weights_from_products(
         self, products: Pairs, *, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
     ) -> Pairs:
         return multiply_by_log_factors(torch.relu(products), log_relative, log_scale, keep)
 
-    def dense_vector_size(self, dim: int) -> int:
+    def inner_product_size(self, dim: int) -> int:
         return 2
 
 
@@ -123,16 +123,16 @@ class Gaussian(Softmax):
     is_softmax = False
     estimates_softmax = False
 
-    def softmax_vectors(self, query: Queries, key: Keys) -> VectorPair:
+    def softmax_inputs(self, query: Queries, key: Keys) -> VectorPair:
         half = key.square().sum(dim=-1, keepdim=True) / -2
         query_vectors = torch.cat([query, torch.ones_like(query[..., :1])], dim=-1)
         return query_vectors, torch.cat([key, half], dim=-1)
 
-    def dense_vectors(
+    def inner_product_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        query_vectors, key_vectors = self.softmax_vectors(query, key)
+        query_vectors, key_vectors = self.softmax_inputs(query, key)
         return scale * query_vectors, key_vectors, None
 
-    def dense_vector_size(self, dim: int) -> int:
+    def inner_product_size(self, dim: int) -> int:
         return dim + 1

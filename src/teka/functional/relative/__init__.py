@@ -6,18 +6,18 @@
 from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
 from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
-from teka.functional.relative.relative_kernel import Relative
+from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
 from teka.functional.relative.signed_offsets import Shaw, TransformerXL
 from teka.functional.relative.window import Window
 
-RELATIVES: dict[str, type[Relative]] = {
+RELATIVES: dict[str, type[RelativeKernel]] = {
     kind.name: kind
     for kind in (
         Rotation,
@@ -41,17 +41,24 @@ RELATIVES: dict[str, type[Relative]] = {
 
 
 def make_relative(
-    relative: str | Relative, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
-) -> Relative:
+    relative: str | RelativeKernel,
+    *,
+    heads: int,
+    dim: int,
+    num_axes: int,
+    kernel: str | ContentKernel,
+) -> RelativeKernel:
     """Create the relative kernel (position-dependent attention weight) with a given name.
 
-    Its parameters are drawn with seed 0. An instance of `Relative` is returned unchanged.
+    Its parameters are drawn with seed 0. An instance of `RelativeKernel` is returned unchanged.
     """
-    if isinstance(relative, Relative):
+    if isinstance(relative, RelativeKernel):
         return relative
     if not isinstance(relative, str):
         raise wrong_value(
-            "relative", relative, "None, a name or an instance of teka.functional.relative.Relative"
+            "relative",
+            relative,
+            "None, a name or an instance of teka.functional.relative.RelativeKernel",
         )
     if relative not in RELATIVES:
         raise unknown_name("relative", relative, RELATIVES)

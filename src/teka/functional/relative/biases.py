@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.decay_scan import (
     bidirectional_decay_sums,
@@ -21,9 +21,9 @@ from teka.functional.backends.decay_scan import (
     grid_decay_sums,
 )
 from teka.functional.backends.linear import (
+    AttentionFeatures,
     AttentionSizes,
     DecodingState,
-    LinearFeatures,
     decoding_step,
 )
 from teka.functional.positions import Positions, round_to_steps
@@ -68,7 +68,7 @@ class DecayRelativeKernel(SeparableRelativeKernel):
         return {"linear": decay_cost(sizes, grid), **costs}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         if backend != "linear":
             return super().weighted_sums(backend, tokens, positions)
@@ -88,13 +88,16 @@ class DecayRelativeKernel(SeparableRelativeKernel):
         # The largest c of a query is 1, for the key at its own position.
         sums = replace(sums, log_peak=torch.zeros_like(sums.denominator))
         return sums.recompute_underflowed(
-            tokens, lambda rows: self.log_at(positions.pairwise_offsets(tokens.value, rows))
+            tokens, lambda rows: self.log_weight_at(positions.pairwise_offsets(tokens.value, rows))
         )
 
     def decode_step(
-        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+        self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        query, key = LinearFeatures(tokens.query_features), LinearFeatures(tokens.key_features)
+        query, key = (
+            AttentionFeatures(tokens.query_features),
+            AttentionFeatures(tokens.key_features),
+        )
         return decoding_step(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
 
 
@@ -115,7 +118,7 @@ class Decay(DecayRelativeKernel):
     >>> import torch
     >>> from teka.functional import Decay
     >>> kernel = Decay(torch.log(torch.tensor([[2.0]])))
-    >>> kernel.log_at(torch.tensor([[0.0], [1.0], [-3.0]])).exp()
+    >>> kernel.log_weight_at(torch.tensor([[0.0], [1.0], [-3.0]])).exp()
     tensor([[1.0000, 0.5000, 0.1250]])
 
     Args:
@@ -156,7 +159,7 @@ class Alibi(DecayRelativeKernel):
     >>> kernel = Alibi.with_initial_parameters(heads=4)
     >>> kernel.slope
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
-    >>> kernel.log_at(torch.tensor([[3.0, -5.0]])).flatten()  # −m (3 + 5)
+    >>> kernel.log_weight_at(torch.tensor([[3.0, -5.0]])).flatten()  # −m (3 + 5)
     tensor([-2.0000, -0.5000, -0.1250, -0.0312])
 
     Args:
@@ -210,7 +213,7 @@ class Kerple(SeparableRelativeKernel):
     >>> import torch
     >>> from teka.functional import Kerple
     >>> kernel = Kerple(weight=torch.tensor([[1.0]]), bend=torch.tensor([[1.0]]))
-    >>> kernel.log_at(torch.tensor([[0.0], [1.0], [9.0], [99.0]])).exp()  # 1 / (1 + |Δ|)
+    >>> kernel.log_weight_at(torch.tensor([[0.0], [1.0], [9.0], [99.0]])).exp()  # 1 / (1 + |Δ|)
     tensor([[1.0000, 0.5000, 0.1000, 0.0100]])
 
     Args:

@@ -13,12 +13,12 @@ from torch.nn.functional import pad
 
 from teka.checks import POSITIVE_NUMBER, check_sizes, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import (
+    AttentionFeatures,
     AttentionSizes,
     DecodingState,
-    LinearFeatures,
     LinearState,
 )
 from teka.functional.backends.rings import causal_ring_sums, rings_cost, weighted_ring_sums
@@ -101,7 +101,7 @@ class Clipped(PositiveRelativeKernel):
         return self.distance_embedding.shape[0] - 1
 
     def supports_rings(self, grid: Grid) -> bool:
-        """Return True if keys at equal distance can be summed first on a grid of tokens.
+        """Return True if the backend "rings", which sums keys at equal distance, fits a grid.
 
         Neighboring tokens must be one ring width apart. Along a periodic axis, all rings except the
         last one must be smaller than the period.
@@ -149,7 +149,7 @@ class Clipped(PositiveRelativeKernel):
         return {"rings": rings_cost(grid, sizes.num_features, sizes.dim_value, self.max_distance)}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
@@ -159,14 +159,14 @@ class Clipped(PositiveRelativeKernel):
         )
 
     def decode_step(
-        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+        self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         return decode_with_rings(self.log_rings(tokens.query, scale=tokens.scale), tokens, state)
 
 
 def decode_with_rings(
     log_rings: Float[Tensor, "batch heads 1 rings"],
-    tokens: FeatureInputs,
+    tokens: LinearAttentionInputs,
     state: DecodingState | None,
 ) -> tuple[WeightedSums, DecodingState]:
     """Advance causal attention by one token, with weights that depend on the clipped distance.
@@ -180,14 +180,14 @@ def decode_with_rings(
     """
     key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
-    new = LinearState.from_keys(LinearFeatures(key_features), value, log_scale)
-    distant = new.without_keys() if state is None else state.compatible_sums(new)
+    new = LinearState.from_keys(AttentionFeatures(key_features), value, log_scale)
+    distant = new.without_keys() if state is None else state.check_same_shapes(new)
     recent = [(key_features, log_scale, value), *(() if state is None else state.recent)]
     if len(recent) > log_rings.shape[-1] - 1:
         oldest_features, oldest_scale, oldest_value = recent.pop()
-        oldest = LinearFeatures(oldest_features)
+        oldest = AttentionFeatures(oldest_features)
         distant = distant + LinearState.from_keys(oldest, oldest_value, oldest_scale)
-    sums = distant.read(LinearFeatures(tokens.query_features))
+    sums = distant.read(AttentionFeatures(tokens.query_features))
     assert sums.log_peak is not None
     log_factors = [sums.log_peak + log_rings[..., -1]]
     for distance, (_, scale, _) in enumerate(recent):
@@ -209,9 +209,10 @@ def decode_with_rings(
 class ClippedFeatures(Clipped):
     """Attention weights of clipped distances as in Horn et al. 2021, estimated by random features.
 
-    They estimate the weight of `Clipped`, which depends on the query and on an embedding of the
-    distance, by an inner product of positive random features of both. The estimate costs more than
-    `Clipped` and is not exact. A shift of all positions does not change it.
+    The weight of `Clipped` depends on the query and on an embedding of the distance. This class
+    estimates the weight by the inner product of positive random features of the query and of the
+    embedding. The estimate costs more than the exact `Clipped`. Shifting all positions does not
+    change the estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 2). The denominator is from this library.
 

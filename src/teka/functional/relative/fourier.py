@@ -18,12 +18,12 @@ from teka.checks import (
     is_positive,
 )
 from teka.errors import wrong_value
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import (
+    AttentionFeatures,
     AttentionSizes,
     DecodingState,
-    LinearFeatures,
     decoding_step,
     linear_cost,
     linear_sums,
@@ -68,7 +68,7 @@ class Fourier(StationaryRelativeKernel):
     >>> from teka.functional import Fourier
     >>> frequency = torch.full((1, 1, 1), math.pi / 4)  # one wave with a length of 8 cells
     >>> kernel = Fourier(torch.tensor([0.5]), torch.ones(1, 1), frequency, torch.zeros(1, 1))
-    >>> kernel.log_at(torch.tensor([[0.0], [2.0], [4.0], [8.0]])).exp().round(decimals=4)
+    >>> kernel.log_weight_at(torch.tensor([[0.0], [2.0], [4.0], [8.0]])).exp().round(decimals=4)
     tensor([[2.5000, 1.5000, 0.5000, 2.5000]])
 
     Args:
@@ -151,7 +151,7 @@ class Fourier(StationaryRelativeKernel):
         # One cosine for each wave.
         return 3 + 17 * self.frequency.shape[1]
 
-    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
+    def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         # 1 + cos t = 2 cos²(t/2) loses no digits where it is small.
         ones = (1,) * (offsets.ndim - 1)
         angle = torch.einsum("hwn,...n->hw...", self.frequency.to(offsets), offsets)
@@ -212,20 +212,20 @@ class Fourier(StationaryRelativeKernel):
         }
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         if backend == "fft":
             return super().weighted_sums(backend, tokens, positions)
         return linear_sums(tokens, *self._linear_features(tokens, positions))
 
-    def linear_features(
+    def features_with_positions(
         self, features: Tensor, positions: Positions, *, is_key: bool
-    ) -> LinearFeatures:
+    ) -> AttentionFeatures:
         position_features = self.position_features(positions, features)[1 if is_key else 0]
-        return LinearFeatures(multiply_by_sinusoids(features, position_features))
+        return AttentionFeatures(multiply_by_sinusoids(features, position_features))
 
     def decode_step(
-        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+        self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         return decoding_step(tokens, *self._linear_features(tokens, positions), state)
 
@@ -234,9 +234,9 @@ class Fourier(StationaryRelativeKernel):
         return 2 * self.frequency.shape[1] + 1
 
     def _linear_features(
-        self, tokens: FeatureInputs, positions: Positions
-    ) -> tuple[LinearFeatures, LinearFeatures]:
+        self, tokens: LinearAttentionInputs, positions: Positions
+    ) -> tuple[AttentionFeatures, AttentionFeatures]:
         query_waves, key_waves = self.position_features(positions, tokens.value)
         query = multiply_by_sinusoids(tokens.query_features, query_waves)
         key = multiply_by_sinusoids(tokens.key_features, key_waves)
-        return LinearFeatures(query), LinearFeatures(key)
+        return AttentionFeatures(query), AttentionFeatures(key)

@@ -1,6 +1,6 @@
-"""Gaussian attention weights of the offset of query and key, and tables of position biases.
+"""Attention weights of the offset of query and key: Gaussians and tables with learned entries.
 
-Such a weight is a Gaussian around a learned center. A table has a learned entry for each offset.
+A Gaussian has a learned center and width. A table has a learned entry for each offset.
 """
 
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ class GeneralizedQuadratic(CenteredRelativeKernel):
     >>> from teka.functional import GeneralizedQuadratic
     >>> factor = torch.tensor([[[0.0, 0.0], [0.0, 2.0]]])  # any distance along the first axis
     >>> kernel = GeneralizedQuadratic(torch.zeros(1, 2), factor)
-    >>> kernel.log_at(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 1.0]])).exp()
+    >>> kernel.log_weight_at(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 1.0]])).exp()
     tensor([[1.0000, 1.0000, 0.1353]])
 
     Args:
@@ -141,7 +141,7 @@ class GeneralizedQuadratic(CenteredRelativeKernel):
         # A product with a matrix and a sum of squares.
         return 3 + 25 * num_axes
 
-    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
+    def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         heads, num_axes = self.center.shape
         center = self.center.to(offsets).reshape(heads, *(1,) * (offsets.ndim - 1), num_axes)
         distance = offsets + center
@@ -167,7 +167,7 @@ class Table(SeparableRelativeKernel):
     >>> import torch
     >>> from teka.functional import Table
     >>> kernel = Table(torch.tensor([[[-1.0, 0.0, 2.0]]]))  # for Δ = −1, 0 and 1
-    >>> kernel.log_at(torch.tensor([[-7.0], [-1.0], [0.0], [1.0], [7.0]]))
+    >>> kernel.log_weight_at(torch.tensor([[-7.0], [-1.0], [0.0], [1.0], [7.0]]))
     tensor([[-1., -1.,  0.,  2.,  2.]])
 
     Args:

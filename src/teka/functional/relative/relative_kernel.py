@@ -11,18 +11,22 @@ from torch.nn.functional import normalize, pad
 
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_value
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
 from teka.functional.backends.linear import (
+    AttentionFeatures,
     AttentionSizes,
     DecodingState,
-    LinearFeatures,
     position_free_sums,
 )
 from teka.functional.backends.triton import TritonAngles
-from teka.functional.kernels.content_kernel import DenseInputs, Kernel, TensorShapeChecks
+from teka.functional.kernels.content_kernel import (
+    ContentKernel,
+    DenseAttentionInputs,
+    TensorShapeChecks,
+)
 from teka.functional.positions import Positions
 from teka.functional.shapes import (
     Keys,
@@ -37,7 +41,7 @@ from teka.functional.shapes import (
 )
 from teka.grid import Grid
 
-R = TypeVar("R", bound="Relative")
+R = TypeVar("R", bound="RelativeKernel")
 # Index of a pair's offset in a table over all offsets, from the indices of its query and its key.
 OffsetIndex = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,7 +58,7 @@ def has_spacing(grid: Grid, spacing: float) -> bool:
     return all(abs(step - spacing) <= 1e-9 * spacing for step in grid.spacing)
 
 
-class Relative(TensorShapeChecks, ABC):
+class RelativeKernel(TensorShapeChecks, ABC):
     """Base class of relative kernels: attention weights that depend on the offset of query and key.
 
     A relative kernel is written c(x_i − x_j; q_i) for a query q_i at the position x_i and a key at
@@ -72,8 +76,8 @@ class Relative(TensorShapeChecks, ABC):
       multiplying weights.
     - `appends_features`: True if the kernel only appends `num_position_features` entries to queries
       and keys.
-    - `has_linear_features`: True if `linear_features` is implemented, so that sums over keys can be
-      split across chunks and processes.
+    - `has_linear_features`: True if `features_with_positions` is implemented, so that sums over
+      keys can be split across chunks and processes.
     - `supports_decoding`: True if `decode_step` is implemented, so that causal attention can
       generate one token at a time with a state of fixed size.
     - `requires_unit_steps`: True if `decode_step` takes one token at a time and needs tokens that
@@ -124,7 +128,7 @@ class Relative(TensorShapeChecks, ABC):
         heads: int,
         dim: int,
         num_axes: int,
-        kernel: str | Kernel,
+        kernel: str | ContentKernel,
     ) -> R:
         """Create a relative kernel with random parameters in float64, for tests and examples.
 
@@ -149,12 +153,12 @@ class Relative(TensorShapeChecks, ABC):
         return cls(**tensors)
 
     @classmethod
-    def with_initial_parameters(cls, *args: Any, **kwargs: Any) -> "Relative":
+    def with_initial_parameters(cls, *args: Any, **kwargs: Any) -> "RelativeKernel":
         """Create a relative kernel with the parameters from which training starts.
 
         A relative kernel is a position-dependent attention weight. The arguments are sizes, such as
-        `num_axes`, `heads` and `dim_head`, and options of the kernel. `teka.nn.RelativeKernel`
-        learns the parameters.
+        `num_axes`, `heads` and `dim_head`, and options of the kernel.
+        `teka.nn.LearnedRelativeKernel` learns the parameters.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
@@ -168,7 +172,9 @@ class Relative(TensorShapeChecks, ABC):
         learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
         return dict.fromkeys(learned, "positive")
 
-    def check_compatibility(self, *, heads: int, dim: int, num_axes: int, kernel: Kernel) -> None:
+    def check_kernel_and_positions(
+        self, *, heads: int, dim: int, num_axes: int, kernel: ContentKernel
+    ) -> None:
         """Check that the parameters fit the number of heads and axes, and the content kernel.
 
         The content kernel is the similarity of queries and keys.
@@ -184,17 +190,15 @@ class Relative(TensorShapeChecks, ABC):
             expected = [sizes.get(dimension, dimension) for dimension in dimensions]
             check_tensor(f"relative.{name}", tensor, *expected)
 
-    def adapt_to_kernel(self, kernel: Kernel) -> "Relative":
-        """Return the relative kernel to use with a content kernel, in general this one.
+    def adapt_to_kernel(self, kernel: ContentKernel) -> "RelativeKernel":
+        """Return the relative kernel to use with a content kernel (similarity of query and key).
 
-        `Rotary`, for instance, has another denominator for kernels with negative similarities.
-
-        The content kernel is the similarity of queries and keys. By default, the weight is returned
-        unchanged.
+        By default, this relative kernel is returned unchanged. `Rotary`, for example, returns one
+        with another denominator for kernels with negative similarities.
         """
         return self
 
-    def adapt_to_positions(self, positions: Positions) -> "Relative":
+    def adapt_to_positions(self, positions: Positions) -> "RelativeKernel":
         """Adapt this position-dependent weight to the positions of the tokens.
 
         For example, the frequencies of sinusoids are rounded so that they repeat with a periodic
@@ -205,7 +209,7 @@ class Relative(TensorShapeChecks, ABC):
         """
         return self
 
-    def output_bound_with(self, kernel: Kernel) -> float | None:
+    def output_bound_with(self, kernel: ContentKernel) -> float | None:
         """Return an upper limit of the size of attention outputs, relative to the largest value.
 
         The limit depends on the content kernel, which is the similarity of queries and keys. Return
@@ -215,7 +219,7 @@ class Relative(TensorShapeChecks, ABC):
 
     @property
     def feature_multiplier(self) -> int:
-        """Factor by which `linear_features` increases the number of features of a token.
+        """Factor by which `features_with_positions` increases the number of features of a token.
 
         For example, each feature is multiplied by several sinusoids of the position.
         """
@@ -229,7 +233,7 @@ class Relative(TensorShapeChecks, ABC):
         """
         return 0
 
-    def softmax_vectors(
+    def softmax_inputs(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
         """Return queries and keys that contain the positions, for softmax attention.
@@ -240,7 +244,7 @@ class Relative(TensorShapeChecks, ABC):
         return None
 
     def num_appended_entries(self, positions: Positions) -> int | None:
-        """Return how many entries `softmax_vectors` appends to queries and keys.
+        """Return how many entries `softmax_inputs` appends to queries and keys.
 
         These entries depend on the positions. Return None if the positions are not supported.
         """
@@ -263,11 +267,11 @@ class Relative(TensorShapeChecks, ABC):
         """
 
     @abstractmethod
-    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         """Compute attention with position-dependent weights from the full matrix of weights."""
 
     def window_cost(
-        self, positions: Positions, dense_vector_size: int, dim_value: int
+        self, positions: Positions, inner_product_size: int, dim_value: int
     ) -> Cost | None:
         """Estimate the amount of work of attention in which each query sees a local window of keys.
 
@@ -275,7 +279,7 @@ class Relative(TensorShapeChecks, ABC):
         """
         return None
 
-    def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def local_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         """Compute attention in which each query attends only to the keys in a window around it."""
         raise NotImplementedError(f"{self.name} has no window")
 
@@ -288,7 +292,7 @@ class Relative(TensorShapeChecks, ABC):
         return {}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         """Compute linear attention with position-dependent weights, as weighted sums over the keys.
 
@@ -297,9 +301,9 @@ class Relative(TensorShapeChecks, ABC):
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
-    def linear_features(
+    def features_with_positions(
         self, features: Tensor, positions: Positions, *, is_key: bool
-    ) -> LinearFeatures:
+    ) -> AttentionFeatures:
         """Combine the features of queries or keys with their positions, for linear attention.
 
         The inner product of the combined vectors of a query and a key is the attention weight of
@@ -316,11 +320,11 @@ class Relative(TensorShapeChecks, ABC):
         the similarity of query and key alone.
         """
         return position_free_sums(
-            FeatureInputs(query_features, query_features, key_features, value)
+            LinearAttentionInputs(query_features, query_features, key_features, value)
         )
 
     def decode_step(
-        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+        self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         """Advance causal attention by one token, to generate a sequence token by token.
 
@@ -331,7 +335,7 @@ class Relative(TensorShapeChecks, ABC):
         raise NotImplementedError(f"{self.name} needs every pair")
 
 
-class PositiveRelativeKernel(Relative):
+class PositiveRelativeKernel(RelativeKernel):
     """Base class of relative kernels that are positive weights, such as relative position biases.
 
     The weight depends on the offset between query and key, and multiplies their similarity. Its
@@ -384,10 +388,10 @@ class PositiveRelativeKernel(Relative):
             scale: Factor of qᵀk.
         """
 
-    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
-            vectors = self.softmax_vectors(query, pairs.key, positions, scale=scale)
+            vectors = self.softmax_inputs(query, pairs.key, positions, scale=scale)
             if vectors is not None:
                 return fused_softmax_attention(pairs.with_vectors(*vectors))
         if query.is_cuda and can_use_flex(query, pairs.value, kernel):

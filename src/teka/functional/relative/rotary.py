@@ -10,22 +10,26 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_tensor_sizes, is_number, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import fused_softmax_attention
 from teka.functional.backends.linear import (
+    AttentionFeatures,
     AttentionSizes,
     DecodingState,
-    LinearFeatures,
     decoding_step,
     linear_cost,
     linear_sums,
 )
 from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels import make_kernel
-from teka.functional.kernels.content_kernel import DenseInputs, Kernel, multiply_by_log_factors
+from teka.functional.kernels.content_kernel import (
+    ContentKernel,
+    DenseAttentionInputs,
+    multiply_by_log_factors,
+)
 from teka.functional.positions import Positions, phases
-from teka.functional.relative.relative_kernel import Relative, random_directions
+from teka.functional.relative.relative_kernel import RelativeKernel, random_directions
 from teka.functional.shapes import Coordinates, Keys, Outputs, Queries, Tokens, VectorPair
 
 ROTARY_NORMALIZERS = ("mixed", "nonnegative", "lengths", "features")
@@ -42,7 +46,7 @@ Phasor = Tensor | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Rotary(Relative):
+class Rotary(RelativeKernel):
     """Rotary position embedding (RoPE), for softmax attention and for linear attention.
 
     Each pair of features of a token is rotated by the angle ω·x, where x is the position of the
@@ -146,7 +150,13 @@ class Rotary(Relative):
 
     @classmethod
     def random_example(
-        cls, generator: Generator, *, heads: int, dim: int, num_axes: int, kernel: str | Kernel
+        cls,
+        generator: Generator,
+        *,
+        heads: int,
+        dim: int,
+        num_axes: int,
+        kernel: str | ContentKernel,
     ) -> "Rotary":
         """Create an example of a rotary position embedding with random frequencies.
 
@@ -155,8 +165,8 @@ class Rotary(Relative):
         shape = (heads, num_rotated_features(make_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
-    def check_compatibility(self, *, dim: int, kernel: Kernel, **sizes: int) -> None:
-        super().check_compatibility(dim=dim, kernel=kernel, **sizes)
+    def check_kernel_and_positions(self, *, dim: int, kernel: ContentKernel, **sizes: int) -> None:
+        super().check_kernel_and_positions(dim=dim, kernel=kernel, **sizes)
         if kernel.normalizes_by_count:
             hint = "relative='rotary' divides the output by a sum of weights."
             raise wrong_value("kernel", kernel.name, "normalized by the sum of its weights", hint)
@@ -167,10 +177,12 @@ class Rotary(Relative):
             )
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
-    def adapt_to_kernel(self, kernel: Kernel) -> "Rotary":
-        """Replace the normalizer "mixed" by "lengths" if similarities may be negative.
+    def adapt_to_kernel(self, kernel: ContentKernel) -> "Rotary":
+        """Return rotary positions with a denominator that fits the content kernel.
 
-        The sum of such similarities, which is a part of the denominator "mixed", could be 0.
+        With the normalizer "mixed", a part of the denominator is the sum of the similarities. It
+        could be 0 if similarities may be negative, and is then replaced by the normalizer
+        "lengths", which sums lengths of feature pairs.
         """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
@@ -182,7 +194,7 @@ class Rotary(Relative):
             return self
         return replace(self, frequency=positions.round_frequency_to_periods(self.frequency))
 
-    def output_bound_with(self, kernel: Kernel) -> float | None:
+    def output_bound_with(self, kernel: ContentKernel) -> float | None:
         if kernel.features is None:
             return kernel.output_bound
         if self.normalizer == "nonnegative":
@@ -203,7 +215,7 @@ class Rotary(Relative):
         angle = phases(self.frequency, coordinates, vectors.dtype)
         return self._apply_phasor(vectors, phasor_of(angle))
 
-    def softmax_vectors(
+    def softmax_inputs(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
         if positions.num_prefix_tokens:
@@ -218,15 +230,15 @@ class Rotary(Relative):
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 6
 
-    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         kernel, features, first = pairs.kernel, pairs.kernel.features, positions.num_prefix_tokens
         if kernel.is_softmax:
-            softmax_vectors = self.softmax_vectors(
+            softmax_inputs = self.softmax_inputs(
                 pairs.query, pairs.key, positions, scale=pairs.scale
             )
-            if softmax_vectors is not None:
-                return fused_softmax_attention(pairs.with_vectors(*softmax_vectors))
-        make_maps = kernel.dense_vectors if features is None else features.feature_maps
+            if softmax_inputs is not None:
+                return fused_softmax_attention(pairs.with_vectors(*softmax_inputs))
+        make_maps = kernel.inner_product_vectors if features is None else features.map_to_features
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         query, key, log_scale = make_maps(pairs.query, pairs.key, **options)
         query_phasor, key_phasor = self._phasors(positions, pairs.query)
@@ -246,24 +258,26 @@ class Rotary(Relative):
         weights = products(lambda vectors: vectors.numerator)
         keep, is_empty = pairs.attention_masks()
         if features is None:
-            weights = kernel.dense_weights(weights, log_relative=None, log_scale=None, keep=keep)
+            weights = kernel.weights_from_products(
+                weights, log_relative=None, log_scale=None, keep=keep
+            )
             output = weights @ pairs.value
         else:
             totals = weights
             if query_vectors.denominator:
-                totals = products(LinearFeatures.concatenate_denominator_features)
+                totals = products(AttentionFeatures.concatenate_denominator_features)
             weights = multiply_by_log_factors(weights, None, log_scale, keep)
             totals = multiply_by_log_factors(totals, None, log_scale, keep)
             sums = WeightedSums(weights @ pairs.value, totals.sum(dim=-1))
-            output = sums.divide(nonnegative=features.nonnegative)
+            output = sums.normalize(nonnegative=features.nonnegative)
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
     def _rotated_vectors(
-        self, kernel: Kernel, maps: Tokens, phasor: Phasor | None
-    ) -> LinearFeatures:
-        """Rotate features, or queries and keys of a kernel without features, by their positions."""
+        self, kernel: ContentKernel, maps: Tokens, phasor: Phasor | None
+    ) -> AttentionFeatures:
+        """Rotate vectors by their positions: features, or queries and keys without features."""
         if kernel.features is None:
-            return LinearFeatures(self._apply_phasor(maps, phasor))
+            return AttentionFeatures(self._apply_phasor(maps, phasor))
         return self._rotated_features(maps, phasor)
 
     def triton_angles(
@@ -280,18 +294,18 @@ class Rotary(Relative):
         return {"linear": linear_cost(sizes)}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         return self.rotated_sums(tokens, *self._phasors(positions, tokens.value))
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
-        tokens = FeatureInputs(query_features, query_features, key_features, value)
+        tokens = LinearAttentionInputs(query_features, query_features, key_features, value)
         return self.rotated_sums(tokens, None, None)
 
     def rotated_sums(
-        self, tokens: FeatureInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
+        self, tokens: LinearAttentionInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
         """Compute linear attention with rotary position embedding, before the division.
 
@@ -305,14 +319,14 @@ class Rotary(Relative):
             self._rotated_features(tokens.key_features, key_phasor),
         )
 
-    def linear_features(
+    def features_with_positions(
         self, features: Tensor, positions: Positions, *, is_key: bool
-    ) -> LinearFeatures:
+    ) -> AttentionFeatures:
         angle = phases(self.frequency, positions.coordinates(features.device), features.dtype)
         return self._rotated_features(features, phasor_of(angle))
 
     def decode_step(
-        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+        self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         phasor, _ = self._phasors(positions, tokens.value)
         query = self._rotated_features(tokens.query_features, phasor)
@@ -321,13 +335,10 @@ class Rotary(Relative):
 
     @property
     def _length_weight(self) -> float:
-        """Share of `pair_lengths` in the attention denominator.
-
-        It is between 0 and 1. Lengths do not change when the pairs are rotated by the position.
-        """
+        """Share of `pair_lengths` in the attention denominator, from 0 to 1."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
-    def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> LinearFeatures:
+    def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
         """Rotate features by their positions, for the numerator of linear attention.
 
         Features for the denominator are returned as well. The phasor contains the cosines and sines
@@ -338,14 +349,14 @@ class Rotary(Relative):
         rotated = self._apply_phasor(features, phasor, pairs)
         if self.normalizer == "nonnegative":
             lengths = self.pair_lengths(features, pairs) * math.sqrt((1 + LEAST_WEIGHT) / 2)
-            return LinearFeatures(torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1))
+            return AttentionFeatures(torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1))
         length_weight = 0.0 if phasor is None else self._length_weight
         terms = []
         if length_weight < 1:
             terms.append((1 - length_weight, features))
         if length_weight > 0:
             terms.append((length_weight, self.pair_lengths(features, pairs)))
-        return LinearFeatures(rotated, tuple(terms))
+        return AttentionFeatures(rotated, tuple(terms))
 
     def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
         angle, key_angle = positions.sinusoid_phases(self.frequency, like)
@@ -418,7 +429,7 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
     return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
 
 
-def num_rotated_features(kernel: Kernel, dim: int) -> int:
+def num_rotated_features(kernel: ContentKernel, dim: int) -> int:
     """Return how many entries of each token a rotary position embedding rotates.
 
     With a feature map, as in linear attention, these are the features. Without one, as in softmax

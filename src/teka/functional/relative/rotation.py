@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import check_tensor, check_tensor_sizes, is_number
 from teka.errors import wrong_value
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import SeparableRelativeKernel
 from teka.functional.shapes import (
@@ -81,7 +81,7 @@ class Rotation(SeparableRelativeKernel):
     >>> from teka.functional import Rotation
     >>> cosine, sine = torch.tensor([[[2.0]]]), torch.tensor([[[1.0]]])
     >>> kernel = Rotation(torch.tensor([math.pi / 2]), cosine, sine)
-    >>> kernel.log_at(torch.tensor([[0.0], [1.0], [-1.0], [2.0]])).round(decimals=3)
+    >>> kernel.log_weight_at(torch.tensor([[0.0], [1.0], [-1.0], [2.0]])).round(decimals=3)
     tensor([[ 2.,  1., -1., -2.]])
 
     Args:
@@ -161,7 +161,7 @@ class Rotation(SeparableRelativeKernel):
         # positions.
         return None if any(positions.periods) else 2 * self.cosine_weight[0].numel()
 
-    def softmax_vectors(
+    def softmax_inputs(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
         if self.num_appended_entries(positions) is None:
@@ -214,8 +214,9 @@ class RotationJoint(Rotation):
     """The position bias `Rotation`, computed by appending sinusoids of the position to vectors.
 
     This is the form of the paper. The similarity function (content kernel) takes the longer vectors
-    [q; u(x_i) W] and [k; u(x_j)], with the symbols of `Rotation`. With the softmax kernel the
-    result is the same. With random features it is the same only in expectation over their draws.
+    [q; u(x_i) W] and [k; u(x_j)], where u(x) contains sinusoids of the position x and W contains
+    the learned weights. With the softmax kernel the result is that of `Rotation`. With random
+    features it is the same only in expectation over their draws.
     For a single draw w, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
     u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output by about the
     error of the estimate.
@@ -248,8 +249,8 @@ class RotationJoint(Rotation):
     appends_features = True
     supports_decoding = True
 
-    def check_compatibility(self, *, kernel: Kernel, **sizes: int) -> None:
-        super().check_compatibility(kernel=kernel, **sizes)
+    def check_kernel_and_positions(self, *, kernel: ContentKernel, **sizes: int) -> None:
+        super().check_kernel_and_positions(kernel=kernel, **sizes)
         # The sum of the content and the position term becomes a product of weights for exp only.
         if not kernel.estimates_softmax:
             hint = "relative='rotation' supports all kernels, relative='rotation_joint' does not."

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.linear import AttentionSizes, DecodingState
 from teka.functional.backends.rings import causal_ring_sums, signed_offset_cost, signed_offset_sums
@@ -149,7 +149,7 @@ class Shaw(PositiveRelativeKernel):
         return {"rings": cost}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         grid = positions.shared_grid
         assert grid is not None
@@ -159,12 +159,12 @@ class Shaw(PositiveRelativeKernel):
         return signed_offset_sums(log_entries[..., 0, :], tokens, grid)
 
     def decode_step(
-        self, tokens: FeatureInputs, state: DecodingState | None, positions: Positions
+        self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         return decode_with_rings(self._log_weights_of_earlier_keys(tokens), tokens, state)
 
     def _log_weights_of_earlier_keys(
-        self, tokens: FeatureInputs
+        self, tokens: LinearAttentionInputs
     ) -> Float[Tensor, "batch heads queries rings"]:
         """Return the log of the weight of keys that are 0, 1, … tokens before each query.
 
@@ -306,7 +306,7 @@ class TransformerXL(PositiveRelativeKernel):
     def num_appended_entries(self, positions: Positions) -> int:
         return 2 * self.frequency.numel()
 
-    def softmax_vectors(
+    def softmax_inputs(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
         """Append sinusoids of the positions to queries and keys, for softmax attention.

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka.functional.backends.attention_sums import FeatureInputs, WeightedSums
+from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.fft import fft_cost, fft_sums, have_same_spacing
 from teka.functional.backends.linear import AttentionSizes
@@ -37,17 +37,17 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
     """
 
     @abstractmethod
-    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
+    def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """Return log c of every head at offsets."""
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        log_relative = self.log_at(offsets)
+        log_relative = self.log_weight_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
     def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        table = pad(self.log_at(offsets), (0, 1))
+        table = pad(self.log_weight_at(offsets), (0, 1))
         return lambda b, h, i, j: table[h, index(i, j)]
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
@@ -60,15 +60,15 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
         return {"fft": fft_cost(*grids, sizes.num_features, sizes.dim_value)}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         assert positions.grids is not None
         wide = to_float64(tokens.value.new_empty(0))
         return fft_sums(
             tokens,
             positions.grids,
-            self.log_at,
-            lambda rows: self.log_at(positions.pairwise_offsets(wide, rows)),
+            self.log_weight_at,
+            lambda rows: self.log_weight_at(positions.pairwise_offsets(wide, rows)),
         )
 
 
@@ -83,7 +83,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         """Return log c_a of every head at offsets along one axis."""
 
-    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
+    def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
             self.axis_log_weights(axis, offsets[..., axis]) for axis in range(offsets.shape[-1])
         ]
@@ -155,7 +155,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         return {"toeplitz": cost, **super().estimate_costs(sizes, positions)}
 
     def weighted_sums(
-        self, backend: str, tokens: FeatureInputs, positions: Positions
+        self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
         if backend == "fft":
             return super().weighted_sums(backend, tokens, positions)
@@ -163,7 +163,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         return separable_sums(
             tokens,
             *matrices,
-            lambda rows: self.log_at(positions.pairwise_offsets(tokens.value, rows)),
+            lambda rows: self.log_weight_at(positions.pairwise_offsets(tokens.value, rows)),
         )
 
 

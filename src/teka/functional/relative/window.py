@@ -15,7 +15,7 @@ from teka.functional.backends.costs import Cost
 from teka.functional.backends.dense import dense_attention
 from teka.functional.backends.linear import AttentionSizes
 from teka.functional.backends.local_window import Tiling, window_attention, window_cost
-from teka.functional.kernels.content_kernel import DenseInputs
+from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.relative_kernel import check_num_axes, has_spacing
 from teka.functional.relative.stationary import StationaryRelativeKernel, read_table
@@ -98,7 +98,7 @@ class Window(StationaryRelativeKernel):
         """Largest offset from a query to a key within its window, in cells along each axis."""
         return self.bias.shape[-1] // 2
 
-    def check_compatibility(self, *, heads: int, num_axes: int, **others: Any) -> None:
+    def check_kernel_and_positions(self, *, heads: int, num_axes: int, **others: Any) -> None:
         check_num_axes("bias", self.bias, self.bias.ndim - 1, num_axes)
         if self.bias.shape[0] != heads:
             raise wrong_shape(
@@ -121,14 +121,14 @@ class Window(StationaryRelativeKernel):
             index = index * self.bias.shape[-1] + entries[..., axis]
         return read_table(self.bias.to(offsets).flatten(1), index)
 
-    def log_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
+    def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         return self.biases_at_offsets(offsets).masked_fill(~self.is_within(offsets), -torch.inf)
 
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 
-    def dense_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         first = positions.num_prefix_tokens
         is_within = self.is_within(positions.pairwise_offsets(pairs.query))
         is_within = pad(is_within, (first, 0, first, 0), value=True)
@@ -150,7 +150,7 @@ class Window(StationaryRelativeKernel):
         return {}
 
     def window_cost(
-        self, positions: Positions, dense_vector_size: int, dim_value: int
+        self, positions: Positions, inner_product_size: int, dim_value: int
     ) -> Cost | None:
         grid = positions.shared_grid
         if grid is None or not has_spacing(grid, self.unit):
@@ -158,9 +158,9 @@ class Window(StationaryRelativeKernel):
         axes = zip(grid.shape, grid.periodic, strict=True)
         if any(is_periodic and side <= 2 * self.reach for side, is_periodic in axes):
             return None
-        return window_cost(Tiling(grid, self.reach), dense_vector_size, dim_value)
+        return window_cost(Tiling(grid, self.reach), inner_product_size, dim_value)
 
-    def local_attention(self, pairs: DenseInputs, positions: Positions) -> Outputs:
+    def local_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
         offsets = tiling.query_key_offsets(pairs.query)

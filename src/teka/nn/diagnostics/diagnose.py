@@ -15,16 +15,16 @@ from teka.functional import (
     Clipped,
     ClippedFeatures,
     Constant,
+    ContentKernel,
     FeatureKernel,
     Fourier,
-    Kernel,
-    Relative,
+    RelativeKernel,
     Rotary,
     Softmax,
     attention,
 )
 from teka.functional.backends.costs import Cost
-from teka.functional.dispatch import cheapest_backend
+from teka.functional.dispatch import resolve_backend
 from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
@@ -134,7 +134,7 @@ def _diagnose_layer(
     dtype = layer.output.weight.dtype
     groups = []
     for group in layer.head_groups():
-        backend = cheapest_backend(group.backend, _costs(group, whole), device_type)
+        backend = resolve_backend(group.backend, _costs(group, whole), device_type)
         groups.append(_measure_heads(group, exact_layer, measured, whole.grid, backend, dtype))
     largest = {}
     for name in ("query", "key", "value"):
@@ -170,11 +170,11 @@ def _measure_heads(
     """
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
-    query, key, value = group.select(*projected, inputs.tokens.shape[1])
+    query, key, value = group.select_heads(*projected, inputs.tokens.shape[1])
     options: dict[str, Any] = {**vars(inputs), "query_mask": key_mask, "is_causal": group.is_causal}
     del options["tokens"]
 
-    def weights_of(kernel: Kernel, relative: Relative | None) -> Tensor:
+    def weights_of(kernel: ContentKernel, relative: RelativeKernel | None) -> Tensor:
         # A weight is the output for values that are 1 at one key and 0 at all others.
         one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
         values = one_hot.expand(*key.shape[:2], -1, -1)
@@ -222,9 +222,9 @@ def _measure_heads(
 
 
 def _feature_errors(
-    kernel: Kernel,
-    relative: Relative | None,
-    weights_of: Callable[[Kernel, Relative | None], Tensor],
+    kernel: ContentKernel,
+    relative: RelativeKernel | None,
+    weights_of: Callable[[ContentKernel, RelativeKernel | None], Tensor],
     weights: Tensor,
     equal_weights: Tensor,
     value: Tensor,
@@ -268,7 +268,7 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
     return group.estimate_costs_at(positions, num_tokens, num_tokens, batch=batch)
 
 
-def _count_constant_sinusoids(relative: Relative | None, grid: Grid | None) -> int:
+def _count_constant_sinusoids(relative: RelativeKernel | None, grid: Grid | None) -> int:
     """Count the sinusoids that become constant when they are made periodic on a grid.
 
     On a periodic grid, a sinusoid completes a whole number of cycles. If its wavelength is much

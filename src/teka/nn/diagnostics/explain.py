@@ -13,7 +13,7 @@ from teka.audit.model_call import check_evaluation_mode
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import length_mask
 from teka.functional.backends.costs import GPU_SPEED, Cost
-from teka.functional.dispatch import cheapest_backend
+from teka.functional.dispatch import resolve_backend
 from teka.grid import Grid, GridLike, as_grid
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import LayerReports
@@ -247,13 +247,13 @@ def _explain_layer(
             costs = group.estimate_costs(
                 _scaled(query_grid, factor), context_grid=context, **options
             )
-            return cheapest_backend("auto", costs, device_type) == "dense"
+            return resolve_backend("auto", costs, device_type) == "dense"
 
         longer = _find_crossover(is_dense_cheapest, query_grid) if len(costs) > 1 else None
         explanation = HeadGroupCosts(
             name=group.name,
             num_heads=group.num_heads,
-            backend=cheapest_backend(group.backend, costs, device_type),
+            backend=resolve_backend(group.backend, costs, device_type),
             is_cheapest=group.backend == "auto",
             costs={name: costs[name] for name in sorted(costs, key=work.__getitem__)},
             work=work,

@@ -31,8 +31,8 @@ EVEN_WEIGHTS = 0.02
 FLOAT64_ROUNDING = 1e-8
 
 RECOMMENDATIONS = {
-    "collapsed features": "Use more random features (num_features), smaller queries and "
-    "keys, or a kernel without random features, such as kernel='squared_relu'.",
+    "collapsed features": "Use more random features (num_features), queries and keys of "
+    "smaller norm, or a kernel without random features, such as kernel='squared_relu'.",
     "inaccurate features": "Use more random features, or kernel='softmax' for inputs with fewer "
     "tokens than features. Kernels without random features have no such error: for example, use "
     "kernel='squared_relu', or kernel='taylor2' for small queries and keys.",
@@ -378,7 +378,7 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
     name = "inaccurate features"
     message = (
         f"The output of {group.name} with {num_features} random features has an error of "
-        f"{100 * error:.0f} %. The mean of the values as output would have an error of "
+        f"{100 * error:.0f} %. Returning the mean of the values would give an error of "
         f"{100 * features.total.error_of_mean:.0f} %. An error of 10 % takes at least "
         f"{required_num_features(error, num_features):,} features."
     )
@@ -426,7 +426,7 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
     if group.num_constant_waves:
         message = (
             f"{group.num_constant_waves} sinusoids of {group.name} have longer wavelengths than "
-            "the periodic grid. They are constant, so that they do not depend on the position."
+            "the periodic grid. Their weights are constant."
         )
         yield Finding("constant waves", float(group.num_constant_waves), 0.0, message)
 

@@ -133,7 +133,7 @@ class PolyphaseDownsample(nn.Module):
         Raises:
             ValueError: The stride does not divide the sides of the inputs.
         """
-        self.check_inputs(inputs)
+        self.check_divisible_sizes(inputs)
         # A filter at half of the new Nyquist frequency leaves room for the frequencies that a
         # square creates, so that the norms do not alias either.
         steps = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
@@ -165,7 +165,7 @@ class PolyphaseDownsample(nn.Module):
         filtered = low_pass(inputs, blur, steps, self.periodic).detach()
         return largest_polyphase_component(filtered, self.stride)
 
-    def check_inputs(self, inputs: Tensor) -> None:
+    def check_divisible_sizes(self, inputs: Tensor) -> None:
         """Check that the inputs have the right number of axes and sides that the stride divides."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
@@ -312,7 +312,7 @@ class PolyphasePatchEmbedding(nn.Module):
 
         `PolyphaseUpsample` accepts this offset.
         """
-        self.sampling.check_inputs(inputs)
+        self.sampling.check_divisible_sizes(inputs)
         margins = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
         mode = "circular" if self.sampling.periodic else "constant"
         return self.sampling.forward_with_offset(self.project(pad(inputs, margins, mode=mode)))

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from teka.functional.kernels.content_kernel import Kernel
+from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.kernels.feature_kernels import Elu
 from teka.functional.kernels.rectified import Relu, SquaredRelu
 
@@ -43,14 +43,14 @@ class TritonAngles:
     length_share: float = 0.0
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def angle_tensors(self) -> tuple[Tensor, ...]:
         """All rotary angles as one tuple of tensors, which is empty without a rotation."""
         if self.query_angles is None or self.key_angles is None:
             return ()
         return self.query_angles, self.key_angles
 
 
-def can_use_triton(kernel: Kernel, query: Tensor, value: Tensor) -> bool:
+def can_use_triton(kernel: ContentKernel, query: Tensor, value: Tensor) -> bool:
     """Return True if the Triton kernels for linear attention can compute an attention call.
 
     The feature map, the dtype, the sizes and the device must be supported.

@@ -73,7 +73,7 @@ def clear_rows(block, poison):
 
 
 @triton.jit
-def load_finite(
+def load_and_mark_nonfinite(
     pointer, rows, keep, is_causal: tl.constexpr, dim: tl.constexpr, size: tl.constexpr
 ):
     """Load the vectors of tokens from GPU memory, and mark tokens that contain NaN or infinity.
@@ -219,7 +219,7 @@ def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
 
 
 @triton.jit
-def load_features(
+def load_and_map_features(
     pointer,
     cosine,
     sine,
@@ -244,7 +244,7 @@ def load_features(
         vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a
         rotation the last three are 0.
     """
-    vectors, poison = load_finite(pointer, rows, keep, is_causal, dim, size)
+    vectors, poison = load_and_mark_nonfinite(pointer, rows, keep, is_causal, dim, size)
     features, exponent = feature_map(vectors, root_scale, floor_share, kernel, dim, size)
     rotated = features
     plain = features
@@ -261,7 +261,7 @@ def load_features(
 
 
 @triton.jit
-def store_gradients(
+def compute_and_store_gradients(
     grad_pointer,
     grad_angles,
     rows,

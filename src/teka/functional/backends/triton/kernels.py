@@ -12,7 +12,7 @@ one head:
 1. `sum_keys` computes the state of every segment of keys.
 2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise
    they are added.
-3. `compute_outputs` computes the outputs. If causal, the state is updated block by block, and the
+3. `segment_outputs` computes the outputs. If causal, the state is updated block by block, and the
    pairs within a block are computed directly. The numerator and denominator of a query are divided
    by 2^m, where m is the largest exponent of the keys up to the query, so that no bit of an output
    depends on a later key.
@@ -27,12 +27,12 @@ from teka.functional.backends.triton.feature_maps import (
     NO_KEY,
     TINY,
     clear_rows,
+    compute_and_store_gradients,
     kept_keys,
+    load_and_map_features,
+    load_and_mark_nonfinite,
     load_block,
-    load_features,
-    load_finite,
     store_block,
-    store_gradients,
     token_rows,
 )
 
@@ -81,8 +81,9 @@ def add_to_state(
 ):
     """Multiply the recurrent state of linear attention by a decay factor, and add new keys to it.
 
-    The state consists of sums over keys. A key adds the product of its features and its value (for
-    numerators), and the product of its features and its weight (for denominators).
+    The state consists of sums over keys. For numerators, a key adds the product of its features and
+    its value. For denominators, it adds its features times its scale, which is 0 if it
+    is masked.
     """
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
@@ -214,7 +215,7 @@ def pair_feature_gradients(
 
 
 @triton.jit
-def load_output_gradients(
+def numerator_and_denominator_gradients(
     gradient,
     output,
     inverse,
@@ -259,8 +260,8 @@ def scan_segments(
 ):
     """Replace the sums over keys of each segment of a sequence by those of all earlier segments.
 
-    This is a scan over the segments. After each segment, the accumulated sums are multiplied by the
-    segment's decay, and the segment's sums times its weight are added. With `is_reversed`, the scan
+    This is an exclusive scan. After each segment, the accumulated sums are multiplied by the decay
+    of the segment, and its own sums, scaled by its weight, are added. With `is_reversed`, the scan
     starts at the last segment.
     """
     head = tl.program_id(0).to(tl.int64)
@@ -323,8 +324,10 @@ def sum_keys(
         rows = token_rows(head, tokens, num_tokens, heads, heads_first)
         keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
-        values, value_poison = load_finite(value, rows, keep, is_causal, dim_value, channels)
-        _, poison, _, exponent, rotated, plain, lengths, _, _ = load_features(
+        values, value_poison = load_and_mark_nonfinite(
+            value, rows, keep, is_causal, dim_value, channels
+        )
+        _, poison, _, exponent, rotated, plain, lengths, _, _ = load_and_map_features(
             key,
             cosine,
             sine,
@@ -365,7 +368,7 @@ def sum_keys(
 
 
 @triton.jit
-def compute_outputs(
+def segment_outputs(
     query,
     key,
     value,
@@ -420,7 +423,7 @@ def compute_outputs(
         rows = token_rows(head, tokens, num_tokens, heads, heads_first)
         inside = tokens < num_tokens
         angle_rows = head % num_query_angles * num_tokens + tokens
-        _, poison, _, _, rotated, plain, lengths, _, _ = load_features(
+        _, poison, _, _, rotated, plain, lengths, _, _ = load_and_map_features(
             query,
             query_cosine,
             query_sine,
@@ -444,23 +447,27 @@ def compute_outputs(
         if is_causal:
             keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
             angle_rows = head % num_key_angles * num_tokens + tokens
-            values, value_poison = load_finite(value, rows, keep, is_causal, dim_value, channels)
-            _, key_poison, _, exponent, key_rotated, key_plain, key_lengths, _, _ = load_features(
-                key,
-                key_cosine,
-                key_sine,
-                rows,
-                angle_rows,
-                keep,
-                root_scale,
-                floor_share,
-                plain_root,
-                length_root,
-                kernel,
-                rotary,
-                is_causal,
-                dim,
-                size,
+            values, value_poison = load_and_mark_nonfinite(
+                value, rows, keep, is_causal, dim_value, channels
+            )
+            _, key_poison, _, exponent, key_rotated, key_plain, key_lengths, _, _ = (
+                load_and_map_features(
+                    key,
+                    key_cosine,
+                    key_sine,
+                    rows,
+                    angle_rows,
+                    keep,
+                    root_scale,
+                    floor_share,
+                    plain_root,
+                    length_root,
+                    kernel,
+                    rotary,
+                    is_causal,
+                    dim,
+                    size,
+                )
             )
             key_poison += value_poison
             keep = keep & (key_poison == key_poison)
@@ -568,7 +575,7 @@ def query_gradients(
         head_rows = head * num_tokens + tokens
         inside = tokens < num_tokens
         angle_rows = head % num_query_angles * num_tokens + tokens
-        vectors, _, features, _, rotated, plain, lengths, cosines, sines = load_features(
+        vectors, _, features, _, rotated, plain, lengths, cosines, sines = load_and_map_features(
             query,
             query_cosine,
             query_sine,
@@ -585,7 +592,7 @@ def query_gradients(
             dim,
             size,
         )
-        grad_numerator, grad_denominator = load_output_gradients(
+        grad_numerator, grad_denominator = numerator_and_denominator_gradients(
             gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
         )
         fading = tl.full((block,), 1.0, tl.float32)
@@ -593,23 +600,27 @@ def query_gradients(
         if is_causal:
             keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
             angle_rows = head % num_key_angles * num_tokens + tokens
-            values, value_poison = load_finite(value, rows, keep, is_causal, dim_value, channels)
-            _, key_poison, _, exponent, key_rotated, key_plain, key_lengths, _, _ = load_features(
-                key,
-                key_cosine,
-                key_sine,
-                rows,
-                angle_rows,
-                keep,
-                root_scale,
-                floor_share,
-                plain_root,
-                length_root,
-                kernel,
-                rotary,
-                is_causal,
-                dim,
-                size,
+            values, value_poison = load_and_mark_nonfinite(
+                value, rows, keep, is_causal, dim_value, channels
+            )
+            _, key_poison, _, exponent, key_rotated, key_plain, key_lengths, _, _ = (
+                load_and_map_features(
+                    key,
+                    key_cosine,
+                    key_sine,
+                    rows,
+                    angle_rows,
+                    keep,
+                    root_scale,
+                    floor_share,
+                    plain_root,
+                    length_root,
+                    kernel,
+                    rotary,
+                    is_causal,
+                    dim,
+                    size,
+                )
             )
             key_poison += value_poison
             keep = keep & (key_poison == key_poison)
@@ -662,7 +673,7 @@ def query_gradients(
                 rotary,
                 precision,
             )
-        store_gradients(
+        compute_and_store_gradients(
             grad_query,
             grad_angles,
             rows,
@@ -757,9 +768,11 @@ def key_gradients(
         inside = tokens < num_tokens
         keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
-        values, value_poison = load_finite(value, rows, keep, is_causal, dim_value, channels)
+        values, value_poison = load_and_mark_nonfinite(
+            value, rows, keep, is_causal, dim_value, channels
+        )
         vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines = (
-            load_features(
+            load_and_map_features(
                 key,
                 key_cosine,
                 key_sine,
@@ -795,7 +808,7 @@ def key_gradients(
         )
         if is_causal:
             angle_rows = head % num_query_angles * num_tokens + tokens
-            _, _, _, _, query_rotated, query_plain, query_lengths, _, _ = load_features(
+            _, _, _, _, query_rotated, query_plain, query_lengths, _, _ = load_and_map_features(
                 query,
                 query_cosine,
                 query_sine,
@@ -812,7 +825,7 @@ def key_gradients(
                 dim,
                 size,
             )
-            grad_numerator, grad_denominator = load_output_gradients(
+            grad_numerator, grad_denominator = numerator_and_denominator_gradients(
                 gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
             )
             first_peak = load_previous_peak(peaks, head, start, num_tokens, block)
@@ -859,7 +872,7 @@ def key_gradients(
                 rotary,
                 precision,
             )
-        store_gradients(
+        compute_and_store_gradients(
             grad_key,
             grad_angles,
             rows,

@@ -196,9 +196,11 @@ class TritonLaunch:
         grad_query, grad_key, grad_value = map(torch.empty_like, (self.query, self.key, self.value))
         return grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles
 
-    def run(self, function: Any, tokens: Tensor, *tensors: Tensor, num_warps: int = 4) -> None:
+    def launch_kernel(
+        self, function: Any, tokens: Tensor, *tensors: Tensor, num_warps: int = 4
+    ) -> None:
         """Launch a Triton kernel with one GPU program per head and segment of a sequence."""
-        run(
+        launch(
             function,
             (self.num_heads, self.num_segments(tokens)),
             *tensors,
@@ -217,7 +219,7 @@ class TritonLaunch:
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
-        run(
+        launch(
             kernels.scan_segments,
             grid,
             states,
@@ -244,7 +246,7 @@ class TritonLaunch:
         inputs = self.kernel_inputs
         states = self.allocate_states(self.num_segments(self.key))
         peaks = self.allocate_floats(states.shape[1])
-        self.run(kernels.sum_keys, self.key, *inputs[1:4], *inputs[6:], states, peaks)
+        self.launch_kernel(kernels.sum_keys, self.key, *inputs[1:4], *inputs[6:], states, peaks)
         if self.is_causal:
             peaks_after = peaks.cummax(dim=-1).values
             state_peaks = pad(peaks_after[:, :-1], (1, 0), value=NO_KEY.value)
@@ -256,8 +258,8 @@ class TritonLaunch:
             state_peaks = peaks.amax(dim=-1, keepdim=True)
             weights = torch.exp2(peaks - state_peaks)[..., None]
             states = (states * weights).sum(dim=1, keepdim=True)
-        self.run(
-            kernels.compute_outputs,
+        self.launch_kernel(
+            kernels.segment_outputs,
             self.query,
             *inputs,
             states,
@@ -278,7 +280,7 @@ class TritonLaunch:
         outputs = result.output, result.inverse, self.to_query_layout(gradient)
         peaks = result.peaks
         grad_states = self.allocate_states(self.num_segments(self.query))
-        self.run(
+        self.launch_kernel(
             kernels.query_gradients,
             self.query,
             *inputs,
@@ -298,7 +300,7 @@ class TritonLaunch:
             self.scan_states(grad_states, decays, torch.ones_like(decays), is_reversed=True)
         else:
             grad_states = grad_states.sum(dim=1, keepdim=True)
-        self.run(
+        self.launch_kernel(
             kernels.key_gradients,
             self.key,
             *inputs,
@@ -312,7 +314,7 @@ class TritonLaunch:
         return gradients
 
 
-def run(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Run a Triton function on the device of its first argument."""
     with torch.cuda.device_of(arguments[0]):
         function[grid](*arguments, **options)

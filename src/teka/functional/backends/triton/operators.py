@@ -127,8 +127,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     """Compute the gradients of linear attention with Triton kernels.
 
-    If second derivatives may follow, which the kernels do not support, PyTorch operations are used
-    instead.
+    With `create_graph=True`, PyTorch operations are used instead, because the Triton kernels have
+    no second derivatives.
     """
     saved = ctx.saved_tensors  # torch.utils.checkpoint allows one access
     results = saved[:4]
@@ -161,12 +161,12 @@ def _differentiable_gradients(
     # Views, because an input may be used twice or depend on another input.
     views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
     learned = [view for view in views if view is not None and view.requires_grad]
-    output = _differentiable_attention(views, options)
+    output = _twice_differentiable_attention(views, options)
     gradients = iter(torch.autograd.grad(output, learned, gradient, create_graph=True))
     return [next(gradients) if view is not None and view.requires_grad else None for view in views]
 
 
-def _differentiable_attention(inputs: Sequence[Any], options: TritonOptions) -> Tensor:
+def _twice_differentiable_attention(inputs: Sequence[Any], options: TritonOptions) -> Tensor:
     """Compute linear attention with PyTorch operations, which support second derivatives."""
     query, key, value, key_mask, query_angles, key_angles = inputs
     kernel_class = {kind.name: kind for kind in CONTENT_KERNELS}[options.kernel]
@@ -188,4 +188,4 @@ def _differentiable_attention(inputs: Sequence[Any], options: TritonOptions) -> 
         normalizer = "mixed" if options.length_share else "features"
         rotary = Rotary(unused_frequency, normalizer, options.length_share or 1.0)
         sums = rotary.rotated_sums(tokens, phasor_of(query_angles), phasor_of(key_angles))
-    return sums.divide(nonnegative=True).to(query.dtype)
+    return sums.normalize(nonnegative=True).to(query.dtype)
