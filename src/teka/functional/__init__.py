@@ -23,14 +23,14 @@ from teka.functional.kernels.rectified import Focused, Relu, SquaredRelu
 from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES
-from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
+from teka.functional.relative.biases import Alibi, Decay, Kerple, T5Bias
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
-from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
+from teka.functional.relative.quadratic import BiasTable, GeneralizedQuadratic, Quadratic
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
-from teka.functional.relative.signed_offsets import Shaw, TransformerXL
+from teka.functional.relative.signed_offsets import Shaw, TransformerXLBias
 from teka.functional.relative.window import Window
 
 __all__ = [
@@ -38,8 +38,8 @@ __all__ = [
     "KERNELS",
     "PROJECTIONS",
     "RELATIVES",
-    "T5",
     "Alibi",
+    "BiasTable",
     "Clipped",
     "ClippedFeatures",
     "Concatenation",
@@ -68,9 +68,9 @@ __all__ = [
     "Shaw",
     "Softmax",
     "SquaredRelu",
-    "Table",
+    "T5Bias",
     "Taylor2",
-    "TransformerXL",
+    "TransformerXLBias",
     "TrigonometricFeatures",
     "Window",
     "attention",

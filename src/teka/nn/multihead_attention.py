@@ -97,7 +97,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_flags(unsupported)
         for argument, flag in unsupported.items():
             if flag:
-                hint = "The keys that add_bias_kv and add_zero_attn append have no positions."
+                hint = "Relative kernels do not support appended keys, which have no positions."
                 raise wrong_value(argument, flag, "False", hint)
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")

@@ -242,7 +242,7 @@ class EmbeddedTable(RelativeModule):
         ValueError: A size is below 1.
     """
 
-    kernel_class = kernels.Table
+    kernel_class = kernels.BiasTable
     head_parameters = ("head_vectors",)
 
     def __init__(self, num_axes: int, heads: int, *, max_offset: int, embedding_dim: int) -> None:
@@ -256,10 +256,10 @@ class EmbeddedTable(RelativeModule):
             nn.Linear(embedding_dim, heads, bias=False) for _ in range(num_axes)
         )
 
-    def forward(self) -> kernels.Table:
+    def forward(self) -> kernels.BiasTable:
         axes = zip(self.head_vectors, self.embeddings, strict=True)
         tables = [vectors(embedding.weight).T for vectors, embedding in axes]
-        return kernels.Table(torch.stack(tables, dim=1))
+        return kernels.BiasTable(torch.stack(tables, dim=1))
 
 
 def constructor_options(kernel: type[RelativeKernel]) -> Collection[str]:

@@ -66,7 +66,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         reason = None if group is None else why_not_shardable(layer)
         if reason:
             expected = "a layer whose tokens can be divided"
-            hint = "Each process must be able to compute the attention as a sum over its own keys."
+            hint = "This layer cannot compute attention as a sum over the keys of each process."
             raise wrong_argument(
                 f"attention {name or 'itself'}", f"a layer {reason}", expected, hint
             )

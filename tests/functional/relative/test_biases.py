@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from teka import Grid
-from teka.functional import T5, Alibi, Decay, Kerple, attention
+from teka.functional import Alibi, Decay, Kerple, T5Bias, attention
 from tests.contracts.cases import draw_inputs, relative_error
 
 OFFSETS = torch.arange(-300, 301).double()
@@ -33,7 +33,7 @@ def t5_bucket(relative_position: int, num_buckets: int = 32, max_distance: int =
 
 
 def test_t5_buckets_equal_original():
-    kernel = T5(torch.zeros(1, 1, 32))
+    kernel = T5Bias(torch.zeros(1, 1, 32))
     assert kernel.bucket(OFFSETS).tolist() == [t5_bucket(-int(offset)) for offset in OFFSETS]
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import GeneralizedQuadratic, Quadratic, Table
+from teka.functional import BiasTable, GeneralizedQuadratic, Quadratic
 from teka.functional.positions import Positions
 
 
@@ -211,8 +211,8 @@ def test_generalized_quadratic_inconsistent_shapes_raise(
         GeneralizedQuadratic(torch.ones(center), torch.ones(factor))
 
 
-def build_of_table(num_axes: int = 2) -> Table:
-    return Table.random_example(
+def build_of_table(num_axes: int = 2) -> BiasTable:
+    return BiasTable.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 
@@ -235,7 +235,7 @@ def test_table_is_row_plus_column(spacing: tuple[float, float]):
 
 
 def test_table_with_one_entry_is_constant():
-    relative = Table(torch.full((2, 1, 1), 0.5))
+    relative = BiasTable(torch.full((2, 1, 1), 0.5))
     assert relative.max_offset == 0
     assert relative.log_weight_at(torch.tensor([[-4.0], [0.0], [9.0]])).tolist() == [[0.5] * 3] * 2
 
@@ -292,7 +292,7 @@ def test_positions_without_a_grid_raise():
 
 def test_used_table_entries_have_gradients():
     tables = build_of_table().tables.requires_grad_()
-    Table(tables).log_weight_at(Grid((4, 5)).offsets(dtype=torch.float64)).sum().backward()
+    BiasTable(tables).log_weight_at(Grid((4, 5)).offsets(dtype=torch.float64)).sum().backward()
     assert tables.grad is not None
     assert torch.count_nonzero(tables.grad) == tables.numel()
 
@@ -301,4 +301,4 @@ def test_used_table_entries_have_gradients():
 def test_tables_of_invalid_shape_raise(size: tuple[int, ...], unchecked_annotations: None):
     message = r"tables must have shape \(heads, axes, (entries|2 max_offset \+ 1)\)"
     with pytest.raises(ValueError, match=message):
-        Table(torch.ones(size))
+        BiasTable(torch.ones(size))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Rotation, Shaw, TransformerXL, attention
+from teka.functional import Rotation, Shaw, TransformerXLBias, attention
 from tests.contracts.cases import draw_inputs, relative_error
 
 SCALE = 5**-0.5
@@ -50,7 +50,7 @@ def test_transformer_xl_equals_paper():
     content, by_place = query @ key.mT, (query[:, :, :, None] * encoding).sum(-1)
     scores = SCALE * (content + by_place + u @ key.mT + (v[:, :, None] * encoding).sum(-1))
     bias = (matrix @ (v - u).mT)[..., 0]  # the query that comes in has u already
-    relative = TransformerXL(frequency[:, None], matrix[:, :, None], bias[..., None])
+    relative = TransformerXLBias(frequency[:, None], matrix[:, :, None], bias[..., None])
     ours = attention(query + u, key, value, relative=relative, grid=Grid(13))
     assert relative_error(ours, softmax_of(scores, value)) < 1e-12
 
@@ -65,7 +65,7 @@ def test_transformer_xl_without_query_equals_rotation():
         / SCALE
     )
     frequency = rotation.frequency[:, None].expand(-1, 2)
-    same = TransformerXL(frequency, weights.new_zeros(*weights.shape, 5), weights)
+    same = TransformerXLBias(frequency, weights.new_zeros(*weights.shape, 5), weights)
     output, expected = (
         attention(*inputs, relative=kernel, grid=Grid((3, 5))) for kernel in (same, rotation)
     )

@@ -7,14 +7,14 @@ from torch import Generator
 
 from teka.errors import unknown_name, wrong_value
 from teka.functional.kernels.content_kernel import ContentKernel
-from teka.functional.relative.biases import T5, Alibi, Decay, Kerple
+from teka.functional.relative.biases import Alibi, Decay, Kerple, T5Bias
 from teka.functional.relative.clipped import Clipped, ClippedFeatures
 from teka.functional.relative.fourier import Fourier
-from teka.functional.relative.quadratic import GeneralizedQuadratic, Quadratic, Table
+from teka.functional.relative.quadratic import BiasTable, GeneralizedQuadratic, Quadratic
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.relative.rotary import Rotary
 from teka.functional.relative.rotation import Rotation, RotationJoint
-from teka.functional.relative.signed_offsets import Shaw, TransformerXL
+from teka.functional.relative.signed_offsets import Shaw, TransformerXLBias
 from teka.functional.relative.window import Window
 
 RELATIVES: dict[str, type[RelativeKernel]] = {
@@ -26,15 +26,15 @@ RELATIVES: dict[str, type[RelativeKernel]] = {
         ClippedFeatures,
         Quadratic,
         GeneralizedQuadratic,
-        Table,
+        BiasTable,
         Fourier,
         Rotary,
         Decay,
         Alibi,
-        T5,
+        T5Bias,
         Kerple,
         Shaw,
-        TransformerXL,
+        TransformerXLBias,
         Window,
     )
 }

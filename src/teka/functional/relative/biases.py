@@ -264,7 +264,7 @@ class Kerple(SeparableRelativeKernel):
 
 
 @dataclass(frozen=True)
-class T5(SeparableRelativeKernel):
+class T5Bias(SeparableRelativeKernel):
     """The relative position bias of T5, with one learned value for each range of distances.
 
     The ranges are called buckets, and the biases of all axes are added. Half of the buckets are for
@@ -276,8 +276,8 @@ class T5(SeparableRelativeKernel):
     library.
 
     >>> import torch
-    >>> from teka.functional import T5
-    >>> kernel = T5(torch.zeros(1, 1, 16), max_distance=64.0)
+    >>> from teka.functional import T5Bias
+    >>> kernel = T5Bias(torch.zeros(1, 1, 16), max_distance=64.0)
     >>> kernel.bucket(torch.tensor([0.0, 1.0, 3.0, 7.0, 8.0, 64.0, 999.0, -1.0, -64.0]))
     tensor([ 0,  1,  3,  4,  5,  7,  7,  9, 15])
 
@@ -317,13 +317,13 @@ class T5(SeparableRelativeKernel):
         heads: int,
         num_buckets: int = NUM_BUCKETS,
         max_distance: float = MAX_DISTANCE,
-    ) -> "T5":
+    ) -> "T5Bias":
         """Return tables of zeros."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
         return cls(torch.zeros(heads, num_axes, num_buckets), max_distance)
 
     @classmethod
-    def random_example(cls, generator: Generator, **sizes: Any) -> "T5":
+    def random_example(cls, generator: Generator, **sizes: Any) -> "T5Bias":
         """Create an example of the T5 position bias with random values and 12 ranges of distances.
 
         The values are standard normal. The maximum distance is 6.

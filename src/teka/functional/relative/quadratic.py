@@ -153,7 +153,7 @@ class GeneralizedQuadratic(CenteredRelativeKernel):
 
 
 @dataclass(frozen=True)
-class Table(SeparableRelativeKernel):
+class BiasTable(SeparableRelativeKernel):
     """Tables of learned position biases for each axis, indexed by the offset of a key.
 
     The bias of the attention score is the sum of one table entry for each axis. On images it is
@@ -165,8 +165,8 @@ class Table(SeparableRelativeKernel):
     clipping.
 
     >>> import torch
-    >>> from teka.functional import Table
-    >>> kernel = Table(torch.tensor([[[-1.0, 0.0, 2.0]]]))  # for Δ = −1, 0 and 1
+    >>> from teka.functional import BiasTable
+    >>> kernel = BiasTable(torch.tensor([[[-1.0, 0.0, 2.0]]]))  # for Δ = −1, 0 and 1
     >>> kernel.log_weight_at(torch.tensor([[-7.0], [-1.0], [0.0], [1.0], [7.0]]))
     tensor([[-1., -1.,  0.,  2.,  2.]])
 
@@ -198,12 +198,12 @@ class Table(SeparableRelativeKernel):
     @classmethod
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET
-    ) -> "Table":
+    ) -> "BiasTable":
         """Create tables of position biases with zeros, for offsets of up to `max_offset` tokens."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
-    def adapt_to_positions(self, positions: Positions) -> "Table":
+    def adapt_to_positions(self, positions: Positions) -> "BiasTable":
         """Return the table with the distance of neighboring tokens of the grid as its unit.
 
         If queries and keys have different grids, the finer grid determines the unit.
@@ -217,7 +217,7 @@ class Table(SeparableRelativeKernel):
             raise wrong_value(argument, None, "a grid, not bare positions, with relative='table'")
         query, key = positions.grids
         spacing = tuple(_common_offset_unit(query, key, axis) for axis in range(query.num_axes))
-        return Table(self.tables, spacing)
+        return BiasTable(self.tables, spacing)
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]

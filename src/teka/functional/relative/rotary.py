@@ -168,7 +168,7 @@ class Rotary(RelativeKernel):
     def check_kernel_and_positions(self, *, dim: int, kernel: ContentKernel, **sizes: int) -> None:
         super().check_kernel_and_positions(dim=dim, kernel=kernel, **sizes)
         if kernel.normalizes_by_count:
-            hint = "relative='rotary' divides the output by a sum of weights."
+            hint = "relative='rotary' does not support kernels that divide by the number of keys."
             raise wrong_value("kernel", kernel.name, "normalized by the sum of its weights", hint)
         size = num_rotated_features(kernel, dim)
         if 2 * self.frequency.shape[1] > size:

@@ -174,7 +174,7 @@ class Shaw(PositiveRelativeKernel):
 
 
 @dataclass(frozen=True)
-class TransformerXL(PositiveRelativeKernel):
+class TransformerXLBias(PositiveRelativeKernel):
     """The position bias of Transformer-XL: sinusoids of the offset, weighted by the query.
 
     For the offset Δ_a of query and key along each axis a and the frequencies ω_sa, the bias of the
@@ -195,9 +195,9 @@ class TransformerXL(PositiveRelativeKernel):
     Source: Dai et al. 2019, §3.3; Cordonnier et al. 2020, equation 8, for two axes.
 
     >>> import math, torch
-    >>> from teka.functional import TransformerXL
+    >>> from teka.functional import TransformerXLBias
     >>> weight = torch.tensor([[[[0.0]], [[1.0]]]])  # α = 0 and β = q
-    >>> kernel = TransformerXL(torch.tensor([[math.pi / 2]]), weight, bias=torch.zeros(1, 2, 1))
+    >>> kernel = TransformerXLBias(torch.tensor([[math.pi / 2]]), weight, bias=torch.zeros(1, 2, 1))
     >>> query = torch.tensor([[[[1.0], [-1.0]]]])
     >>> offsets = torch.tensor([[[1.0], [-1.0]]]).expand(2, 2, 1)
     >>> kernel.log_weights(query, offsets, scale=1.0)
@@ -229,7 +229,7 @@ class TransformerXL(PositiveRelativeKernel):
     @classmethod
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
-    ) -> "TransformerXL":
+    ) -> "TransformerXLBias":
         """Create the position bias with initial values as for `torch.nn.Linear` without a bias.
 
         The frequencies of the sinusoids are fixed.
@@ -253,13 +253,13 @@ class TransformerXL(PositiveRelativeKernel):
         return cls(frequency, weight, torch.zeros(shape))
 
     @classmethod
-    def random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXL":
+    def random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXLBias":
         """Create an example with random weights. The sinusoids have frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
         kernel = super().random_example(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))
 
-    def adapt_to_positions(self, positions: Positions) -> "TransformerXL":
+    def adapt_to_positions(self, positions: Positions) -> "TransformerXLBias":
         return replace(self, frequency=positions.round_frequency_to_periods(self.frequency))
 
     def sinusoid_amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:

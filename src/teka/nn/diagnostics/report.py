@@ -408,8 +408,8 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
     if gain > 1.01 * (group.bound or 1.0) and (gain > LARGE_GAIN or share > SHARE_OF_GAINS_ABOVE_1):
         message = (
             f"Outputs of {group.name} are not bounded. They are up to {group.output_ratio:.3g} "
-            f"times as large as the largest value (gains are up to {gain:.3g}), and may be larger "
-            "for other tokens."
+            f"times as large as the largest value (attention gain up to {gain:.3g}), and may be "
+            "larger for other tokens."
         )
         yield Finding("large outputs", gain, LARGE_GAIN, message)
     if min(group.unevenness) < EVEN_WEIGHTS and not group.is_collapsed:
