@@ -206,7 +206,7 @@ def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one
 
 def test_a_table_has_an_entry_for_every_offset_on_the_grid():
     kernel = make_gaussian_or_table("table", heads=2, sides=(4, 6), embedding_dim=8)()
-    assert isinstance(kernel, relative.Table)
+    assert isinstance(kernel, relative.BiasTable)
     assert kernel.max_offset == 5
 
 

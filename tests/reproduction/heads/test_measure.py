@@ -80,7 +80,7 @@ def test_a_table_has_attention_and_no_center():
     torch.manual_seed(0)
     module = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)
     kernel = module().adapt_to_positions(Positions(GRID))
-    assert isinstance(kernel, relative.Table)
+    assert isinstance(kernel, relative.BiasTable)
     heads = measure_heads([module], GRID)
     assert heads["center"].isnan().all()
     row, column = divmod(middle_query(GRID), 13)
