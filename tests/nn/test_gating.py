@@ -6,18 +6,18 @@ import torch
 from torch import nn
 
 from teka.nn import Attention
-from teka.nn.gating import Gate
+from teka.nn.gating import OutputGate
 from tests.contracts.cases import relative_error
 
 
 def test_initial_gates_are_equal_and_nearly_open():
-    gates = Gate(12, 3, 4)(torch.randn(2, 7, 12))
+    gates = OutputGate(12, 3, 4)(torch.randn(2, 7, 12))
     assert gates.shape == (2, 3, 7, 4)
     assert torch.allclose(gates, torch.full_like(gates, 1 / (1 + math.exp(-2))))
 
 
 def test_a_gate_is_the_sigmoid_of_a_projection_of_its_token():
-    gate, tokens = Gate(12, 3, 4).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    gate, tokens = OutputGate(12, 3, 4).double(), torch.randn(2, 7, 12, dtype=torch.float64)
     nn.init.normal_(gate.projection.weight)
     expected = torch.sigmoid(gate.projection(tokens))
     torch.testing.assert_close(

@@ -14,7 +14,7 @@ from teka.functional import Constant, ContentKernel, DecodingState, decode
 from teka.functional.dispatch import resolve_backend
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, current_grid
-from teka.nn.gating import Gate
+from teka.nn.gating import OutputGate
 from teka.nn.head_groups import HeadGroup, count_position_heads, make_kernels
 from teka.nn.inputs import (
     AllKeys,
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         )
         self._make_projections(options)
         self.dropout = nn.Dropout(options.dropout)
-        self.gate = Gate(dim, heads, self.dim_value) if options.gate else None
+        self.gate = OutputGate(dim, heads, self.dim_value) if options.gate else None
         self.value_convolution: ValueConvolution | None = None
         if options.value_convolution is not None:
             self.value_convolution = ValueConvolution(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 INITIAL_BIAS = 2.0
 
 
-class Gate(nn.Module):
+class OutputGate(nn.Module):
     """Learned sigmoid gate that multiplies the output of the attention heads.
 
     The gate of a token x is σ(W x + b). Initially W = 0 and b = 2, so that every gate is 0.88,
