@@ -90,7 +90,8 @@ def _evidence(lead: Lead, names: Sequence[str]) -> str:
         parts.append(f"{tied} ({best} minus {names[last]}: {_lead_words(lead, last)})")
     if lead.beaten:
         nearest, *more = lead.beaten
-        further = f"; the difference to {len(more)} other models is larger" if more else ""
+        others = "the other model" if len(more) == 1 else f"{len(more)} other models"
+        further = f"; the difference to {others} is larger" if more else ""
         parts.append(
             f"{best} is {way} than {names[nearest]} by {_lead_words(lead, nearest)}{further}"
         )
