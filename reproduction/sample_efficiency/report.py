@@ -29,10 +29,11 @@ LINES = (
     ("as published", "ResNet-18", "ResNet-18"),
     ("random shifts", "ResNet-18", "ResNet-18 + shifts"),
 )
-NOTES = """Means over seeds ± half of the 95 % interval (Student's t). The last table has the
-number of training images with which a model reaches the accuracy of the default at 1,000 images of
-the same seed, interpolated on a logarithmic scale: the geometric mean over seeds, and the lowest
-and highest seed."""
+NOTES = """The tables give means over seeds ± half of the 95 % interval (Student's t).
+
+The last table counts the training images that a model needs to be as accurate as the default model
+with 1,000 images and the same seed. The counts are interpolated on a logarithmic scale. The table
+gives the geometric mean over seeds, with the lowest and the highest seed in parentheses."""
 
 
 def images_needed(accuracy: pd.Series, target: float) -> float:

@@ -28,15 +28,22 @@ HEADINGS = {
     "equivariance_error": "equivariance error",
     "noise_floor": "noise floor",
 }
-NOTES = """Accuracies are means over seeds ± half of the 95 % interval (Student's t).
+CONDITIONS = {
+    "hardware": "Hardware",
+    "teka": "Version of teka",
+    "torch": "Version of PyTorch",
+    "date": "Dates of training",
+}
+NOTES = """The tables give accuracies as means over seeds ± half of the 95 % interval (Student's t).
 
-Differences are accuracies minus the accuracy of the reference with the same seed, in percentage
-points. "At equal time" compares held-out images after the CPU time of the reference: a slower run
-has not completed its learning rate schedule, and a faster run counts with its last accuracy.
+Each difference is the accuracy of a model minus the accuracy of the reference model with the same
+seed, in percentage points. The column "at equal time" compares both models on held-out images when
+each has used the CPU time of the whole reference training. A slower model has then not finished
+its learning rate schedule. A faster model has finished, so that its final accuracy is used.
 
-Accuracies under shifts are those of the shifted images: without a shift, at the worst shift, and
-the share of images that are correct at every shift. Unchanged predictions are those of the seed
-with the fewest."""
+The columns about shifts give the accuracy on the same test images without a shift, the accuracy
+at the worst shift, and the share of images that are classified correctly at every shift. The
+table of unchanged predictions gives the lowest value of all seeds."""
 
 
 def half_width(values: Any) -> Any:
@@ -176,12 +183,15 @@ def write_study(
 def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
     """Describe the number of finished cells, and the hardware and versions of their training."""
     conditions = [
-        f"{name}: {', '.join(sorted(cells[name].astype(str).unique()))}"
-        for name in ("hardware", "teka", "torch", "date")
+        f"{heading}: {'; '.join(sorted(cells[name].astype(str).unique()))}."
+        for name, heading in CONDITIONS.items()
     ]
     num_finished, num_failed = cells.accuracy.count(), cells.failed.count()
-    progress = f"{num_finished} of {len(study.cells())} cells finished, {num_failed} diverged."
-    return "\n".join([progress, "; ".join(conditions) + "."])
+    num_models = len(study.cells())
+    progress = (
+        f"{num_finished} of {num_models} models finished training, and {num_failed} diverged."
+    )
+    return " ".join([progress, *conditions])
 
 
 def to_markdown(table: pd.DataFrame) -> str:

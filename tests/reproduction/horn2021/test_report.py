@@ -99,7 +99,7 @@ def test_write_reproduction_writes_tables_and_a_figure(save_study):
         "table1.md",
         "figure1.png",
     }
-    for part in ("A small scale.", "3 of 6 cells finished", "## Unchanged predictions"):
+    for part in ("A small scale.", "3 of 6 models finished", "## Unchanged predictions"):
         assert part in text
     assert "| mnist | Performer (absolute) | circular | 50 | 783 | 100.00 | 90.00 |" in text
 

@@ -89,7 +89,7 @@ def test_write_study_writes_tables(save_study):
     assert page.strip() in text
     row = "| mnist | relu | 3 | 86.0 ± 2.5 | −5.0 ± 0.0 | −5.0 ± 0.0 | 21,001 | 5.10 | 10.0 |"
     assert row in page
-    assert "12 of 12 cells finished, 0 diverged" in page
+    assert "12 of 12 models finished training, and 0 diverged" in page
 
 
 def test_the_last_of_several_factors_makes_columns(save_study):
@@ -108,12 +108,12 @@ def test_the_last_of_several_factors_makes_columns(save_study):
 def test_studies_with_failed_cells_are_written(save_study, accuracy):
     cells = {("mnist", "relu", 0): saved_cell(accuracy), ("mnist", "softmax", 0): failed_cell()}
     study, folder = save_study(cells, reference=REFERENCE)
-    assert "1 of 2 cells finished, 1 diverged" in write_study(study, folder)
+    assert "1 of 2 models finished training, and 1 diverged" in write_study(study, folder)
 
 
 def test_a_study_of_one_factor_without_any_finished_cell_is_written(save_study):
     study, folder = save_study({("a", 0): failed_cell(), ("b", 0): None}, names=("variant",))
-    assert "0 of 2 cells finished, 1 diverged" in write_study(study, folder)
+    assert "0 of 2 models finished training, and 1 diverged" in write_study(study, folder)
 
 
 def test_committed_cells_of_every_study_load():
