@@ -117,7 +117,7 @@ def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
         ("demo --seeds=--", "seeds"),
         ("train --config=--", "a YAML file"),
         ("train --out=", "--out must be a value, got ''"),
-        ("train --out /proc/teka", "out must be a folder that can be written to"),
+        ("train --out /proc/teka", "out must be a writable folder"),
     ],
 )
 def test_what_cannot_be_is_one_line(command: str, said: str):

@@ -101,6 +101,8 @@ def test_bad_pictures_are_one_line_that_names_them(pictures, tmp_path, fails, ca
     )
     assert "top must be at least 1, got 0" in fails("predict", *paths, "--top", "0")
     assert "got 'diigts'" in fails("predict", *paths, "--model", "diigts")
-    assert r"config.json is missing" in fails("predict", *paths, "--model", tmp_path)
+    assert "config.json must be a file with a JSON object, got no file" in fails(
+        "predict", *paths, "--model", tmp_path
+    )
     Image.fromarray(np.zeros((9, 9), dtype=np.uint8)).save(tmp_path / "blank.png")
     assert "got none" in fails("predict", tmp_path / "blank.png", "--model", "digits")

@@ -85,7 +85,7 @@ def test_inaccurate_features_name_the_number_of_features_that_is_needed():
     assert finding.name == "inaccurate features"
     assert finding.value == 0.3
     assert "with 64 random features has an error of 30 %" in finding.message
-    assert "The mean of the values as output would have an error of 40 %" in finding.message
+    assert "Returning the mean of the values would give an error of 40 %" in finding.message
     assert "10 % takes at least 576 features" in finding.message
     for kernel in ("'softmax'", "'squared_relu'", "'taylor2'"):
         assert kernel in str(finding)

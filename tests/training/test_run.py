@@ -147,7 +147,7 @@ def test_a_folder_without_a_run_or_with_a_file_that_is_not_json_is_an_error(tmp_
     with pytest.raises(ValueError, match=r"run\.json"):
         Run.load(tmp_path)
     (tmp_path / "run.json").write_text("{not json")
-    with pytest.raises(ValueError, match="not JSON"):
+    with pytest.raises(ValueError, match="invalid JSON"):
         Run.load(tmp_path)
 
 
