@@ -42,8 +42,8 @@ each has used the CPU time of the whole reference training. A slower model has t
 its learning rate schedule. A faster model has finished, so that its final accuracy is used.
 
 The columns about shifts give the accuracy on the same test images without a shift, the accuracy
-at the worst shift, and the share of images that are classified correctly at every shift. The
-table of unchanged predictions gives the lowest value of all seeds."""
+at the worst shift, and the share of images that are classified correctly at every shift. If
+there is a table of unchanged predictions, it gives the lowest value of all seeds."""
 
 
 def half_width(values: Any) -> Any:
