@@ -237,7 +237,9 @@ def test_of_several_processes_that_torchrun_starts_the_first_prints(tmp_path, ca
 def test_evaluate_prints_and_writes_the_accuracy(trained_folder, capsys):
     assert main(["evaluate", str(trained_folder)]) == 0
     saved = json.loads((trained_folder / "evaluation.json").read_text())
-    assert f"{100 * saved['accuracy']:.2f} %" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("evaluating ")
+    assert f"{100 * saved['accuracy']:.2f} %" in printed
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path, fails):

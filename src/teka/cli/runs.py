@@ -143,7 +143,7 @@ def evaluate(
         batch_size: Number of images per batch.
     """
     trained = training.restore(run, data_dir=data_dir)
-    print(f"evaluation_mode {trained.name} on the test images of {trained.dataset.name}")
+    print(f"evaluating {trained.name} on the test images of {trained.dataset.name}")
     with show_progress() as show:
         evaluation = training.evaluate(
             trained,

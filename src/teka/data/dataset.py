@@ -214,7 +214,7 @@ def make_dataset(
 
     Args:
         name: Name of the data set.
-        raw: The images, as they were read.
+        raw: The unconverted images and labels.
         image_size: As in `teka.data.load`, like all further arguments.
         validation_size: Number of validation images.
         train_size: Number of training images.

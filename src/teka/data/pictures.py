@@ -44,7 +44,7 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
     """Open a picture file with Pillow, and name the file in each error of the context.
 
-    A picture of Pillow is returned as it is. If a file has several frames, the first frame is read.
+    A Pillow image is returned unchanged. If a file has several frames, the first frame is read.
 
     Args:
         picture: Path of a file, or a picture of Pillow.

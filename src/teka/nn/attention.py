@@ -443,7 +443,7 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            hint = "It requires self-attention without positions and without a causal mask."
+            hint = "Fewer queries require self-attention without positions or a causal mask."
             raise wrong_value("num_queries", num_queries, "None", hint)
 
 

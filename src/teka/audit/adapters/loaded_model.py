@@ -225,7 +225,7 @@ def load_safely(model: str, expected: str) -> Iterator[None]:
     except EXTERNAL_ERRORS as error:
         raise wrong_value("model", model, f"{expected} ({error_message(error)})") from error
     finally:
-        del os.environ[_TENSORS_ONLY]
+        os.environ.pop(_TENSORS_ONLY, None)
         if previous is not None:
             os.environ[_TENSORS_ONLY] = previous
 

@@ -82,8 +82,7 @@ def add_to_state(
     """Multiply the recurrent state of linear attention by a decay factor, and add new keys to it.
 
     The state consists of sums over keys. For numerators, a key adds the product of its features and
-    its value. For denominators, it adds its features times its scale, which is 0 if it
-    is masked.
+    its value. For denominators, it adds its features times its scale, which is 0 if it is masked.
     """
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
