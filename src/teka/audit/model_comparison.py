@@ -55,7 +55,13 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
     responses_by_mode = list(zip(*responses, strict=True))
     intervals = cases[0].settings.intervals
-    pairs = [pair for mode in responses_by_mode for pair in compare_every_two(mode, **intervals)]
+    floors = [report.noise_floor for report in reports]
+    noise = [max(floor.repeat, floor.precision or 0.0) if floor else 0.0 for floor in floors]
+    pairs = [
+        pair
+        for mode in responses_by_mode
+        for pair in compare_every_two(mode, noise=noise, **intervals)
+    ]
     return ModelComparison(_share_examples(cases, reports, responses_by_mode), pairs)
 
 

@@ -95,6 +95,38 @@ def test_a_plain_difference_is_found_at_every_far_shift_also_after_adjustment(me
     assert comparison.numbers["mean_error"].p_value == pytest.approx(0.001)
 
 
+def logits_with_errors(measure, size, seed):
+    clean, labels = logits_of(0.0, 60, 0)
+    errors = torch.rand(clean.shape, generator=torch.Generator().manual_seed(seed))
+    errors[2] = 0.0  # the zero shift
+    return measure(SHIFTS, (clean + size * errors).float(), labels)
+
+
+@pytest.mark.parametrize(("size", "noise"), [(1e-7, 0.0), (2e-5, 1e-3)])
+def test_differences_of_rounding_errors_or_noise_are_not_significant(measure, size, noise):
+    pair = [logits_with_errors(measure, size * factor, seed) for seed, factor in enumerate((1, 20))]
+    comparison = compare_responses(*pair, noise=noise, num_resamples=100, num_flips=999)
+    for name in ("mean_error", "probability_change", "cosine_distance"):
+        number = comparison.numbers[name]
+        assert number.value < 0
+        assert number.lower < 0 < number.upper
+        assert number.p_value == 1.0
+
+
+def test_small_differences_above_the_noise_are_significant(measure):
+    pair = [logits_with_errors(measure, 1e-3 * factor, seed) for seed, factor in enumerate((1, 20))]
+    comparison = compare_responses(*pair, num_resamples=100, num_flips=999)
+    for name in ("mean_error", "probability_change", "cosine_distance"):
+        number = comparison.numbers[name]
+        assert number.upper < 0
+        assert number.p_value == pytest.approx(0.001)
+
+
+def test_noise_is_a_number(pair):
+    with pytest.raises(ValueError, match="noise must be a number of at least 0, got -1"):
+        compare_responses(*pair, noise=-1.0)
+
+
 def test_p_values_of_shares_are_those_of_the_exact_mcnemar_test(respond):
     labels = torch.zeros(30, dtype=torch.int64)
     first, second = torch.zeros(2, 5, 30, dtype=torch.int64)

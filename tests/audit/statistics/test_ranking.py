@@ -45,6 +45,16 @@ def test_every_two_models_are_compared_once(measure):
     )
 
 
+def test_differences_within_the_noise_of_either_model_are_not_significant(measure):
+    labels = torch.zeros(NUM_IMAGES, dtype=torch.int64)
+    clean = torch.randn(1, NUM_IMAGES, 3).repeat(len(SHIFTS), 1, 1)
+    moved = torch.tensor([bool(any(shift)) for shift in SHIFTS])[:, None, None]
+    responses = [measure(SHIFTS, clean + size * moved, labels) for size in (0.0, 1e-3, 2e-3)]
+    pairs = compare_every_two(responses, noise=[0.0, 0.0, 0.01], num_resamples=100)
+    p_values = [pair.comparison.numbers["mean_error"].p_value for pair in pairs]
+    assert p_values == pytest.approx([1e-4, 1.0, 1.0])
+
+
 def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_significant(leads):
     lead = leads["worst_shift_accuracy"]
     assert lead.best == 1

@@ -7,17 +7,26 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from teka.audit.measure.responses import Responses, check_same_images, take_common
+from teka.audit.model_call import rounding_bound
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
-from teka.audit.statistics.estimate import MOST_RESAMPLES, BootstrapSettings, Curve, Estimate
+from teka.audit.statistics.estimate import (
+    MOST_RESAMPLES,
+    BootstrapSettings,
+    Curve,
+    Estimate,
+    has_interval,
+)
 from teka.audit.statistics.intervals import ImageBootstrap, difference_curve, estimate_mean
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.audit.statistics.summarize import average
-from teka.checks import check_instance, check_sizes
+from teka.checks import check_instance, check_number, check_sizes
 
 COMPARED_NUMBERS = tuple(
     name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
 )
+# Metrics that are computed from floating-point outputs. All others count predictions.
+ROUNDED_CURVES = ("probability_change", "overlap", "error")
 _CHUNK = 256
 
 
@@ -52,6 +61,7 @@ def compare_responses(
     first: Responses,
     second: Responses,
     *,
+    noise: float = 0.0,
     confidence: float = 0.95,
     num_resamples: int = 1000,
     num_flips: int = 9999,
@@ -65,6 +75,10 @@ def compare_responses(
     correctly, so that the interval has a width even if no image differs. Source: Bonett and Price,
     "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
     data", Journal of Educational and Behavioral Statistics 37 (2012), 479–488.
+
+    Two exactly invariant models have different rounding errors. Therefore, a difference that the
+    rounding errors or the noise of the outputs explain has the p-value 1, and intervals are wider
+    by this size.
 
     >>> import torch
     >>> from torch import nn
@@ -81,6 +95,7 @@ def compare_responses(
     Args:
         first: Outputs of the first model.
         second: Outputs of the second model on the same images and shifts.
+        noise: Relative difference of the models' outputs for equal images, from `noise_floor`.
         confidence: Confidence level of the intervals.
         num_resamples: Number of bootstrap resamples of the images.
         num_flips: Number of random sign flips of the test.
@@ -92,10 +107,12 @@ def compare_responses(
     """
     settings = BootstrapSettings(confidence, num_resamples, seed)
     check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
+    check_number("noise", noise, "a number of at least 0", low=0)
     for argument, responses in (("first", first), ("second", second)):
         check_instance(argument, responses, Responses)
     check_same_images("second", first, second)
     pair = take_common((first, second))
+    noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
     bootstrap = ImageBootstrap(first.num_images, settings)
     padded_bootstrap = ImageBootstrap(first.num_images + 2, settings)
     curves: dict[str, Curve] = {}
@@ -122,9 +139,26 @@ def compare_responses(
             differences = _differences(metric.curve, pair)
             value = float(mean.values[0] - other.values[0])
             found = estimate_mean(value, (mean.draws - other.draws)[:, 0], bootstrap)
-        p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
-        numbers[name] = Difference(**vars(found), p_value=p_value)
+        level = _noise_level(metric.curve, noise)
+        p_value = 1.0
+        if abs(found.value) > level:
+            p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
+        margin = level if has_interval(found.method) else 0.0
+        ends = found.lower - margin, found.upper + margin
+        numbers[name] = Difference(found.value, *ends, confidence, found.method, p_value)
     return Comparison(first.movement, first.num_images, pair[0].shifts, curves, numbers, confidence)
+
+
+def _noise_level(curve: str, noise: float) -> float:
+    """Return the largest difference of a metric that noise of the outputs explains.
+
+    Args:
+        curve: Name of the metric in `CURVES`.
+        noise: Relative difference of outputs for equal images.
+    """
+    if curve == "cosine_distance":
+        return noise**2 / 2  # 1 − cosine of two unit vectors that differ by the noise
+    return noise if curve in ROUNDED_CURVES else 0.0
 
 
 def _with_two_images(differences: Float[ndarray, "*rows images"]) -> ndarray:

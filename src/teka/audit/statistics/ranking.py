@@ -65,26 +65,28 @@ class Lead:
 def compare_every_two(
     responses: Sequence[Responses],
     *,
+    noise: Sequence[float] | None = None,
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[Pair, ...]:
-    """Compare every pair of models.
-
-    The arguments are those of `compare_responses`.
+    """Compare every pair of models with `compare_responses`.
 
     Args:
         responses: Outputs of each model on the same images and shifts.
+        noise: Relative difference of each model's outputs for equal images. By default 0.
         confidence: Confidence level of the intervals.
         num_resamples: Number of bootstrap resamples.
         seed: Seed of the resamples and sign flips.
     """
     options: Any = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-    indices = itertools.combinations(range(len(responses)), 2)
-    return tuple(
-        Pair(first, second, compare_responses(responses[first], responses[second], **options))
-        for first, second in indices
-    )
+    noise = noise or [0.0] * len(responses)
+    pairs = []
+    for first, second in itertools.combinations(range(len(responses)), 2):
+        level = max(noise[first], noise[second])
+        both = responses[first], responses[second]
+        pairs.append(Pair(first, second, compare_responses(*both, noise=level, **options)))
+    return tuple(pairs)
 
 
 def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
