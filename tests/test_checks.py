@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from teka.checks import (
@@ -13,6 +13,7 @@ from teka.checks import (
     INTEGER_DTYPES,
     check_dense,
     check_device,
+    check_evaluation_mode,
     check_flags,
     check_image_size,
     check_name,
@@ -239,3 +240,27 @@ def test_check_path():
     for path in ("", "a\0b", 3, None, b"a", "a" * 256):
         with raises_for(path, ValueError, match=r"path must be a path"):
             check_path("path", path)
+
+
+def test_a_module_in_evaluation_mode_and_a_plain_function_pass():
+    check_evaluation_mode("function", nn.Sequential(nn.Dropout()).eval())
+    check_evaluation_mode("function", torch.sin)
+
+
+def test_a_module_in_training_mode_is_told_to_call_eval():
+    with pytest.raises(
+        ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"
+    ):
+        check_evaluation_mode("function", nn.Dropout())
+
+
+def test_a_part_in_training_mode_is_named():
+    model = nn.Sequential(nn.Identity(), nn.Dropout()).eval()
+    model[1].train()
+    with pytest.raises(ValueError, match=r"its part '1' is in training mode"):
+        check_evaluation_mode("predict", model)
+
+
+def test_a_method_of_a_training_module_is_caught():
+    with pytest.raises(ValueError, match="Dropout"):
+        check_evaluation_mode("function", nn.Dropout().forward)

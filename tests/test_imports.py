@@ -27,6 +27,8 @@ ORDER = (
     ("__main__",),
 )
 LEVELS = {part: level for level, parts in enumerate(ORDER) for part in parts}
+# Layers work without the tools that measure models, and these tools accept any model.
+INDEPENDENT = (("functional", "nn", "models"), ("audit", "testing"))
 # Optional packages, and packages that only tests need.
 NOT_IMPORTED = (
     "lightning",
@@ -92,6 +94,14 @@ def test_packages_import_only_from_packages_to_their_left(part: str):
             if LEVELS[imported] > LEVELS[part]
         }
         assert not late, f"{module} imports from {', '.join(sorted(late))}, which lie to its right"
+
+
+def test_layers_do_not_import_the_audit():
+    layers, tools = INDEPENDENT
+    for module in (path for path in MODULES if part_of(path.parts) in layers):
+        source = (PACKAGE / module).with_suffix(".py").read_text(encoding="utf-8")
+        imported = imported_parts(source, module.parts[:-1]) & set(tools)
+        assert not imported, f"{module} imports from {', '.join(sorted(imported))}"
 
 
 def test_imported_parts():

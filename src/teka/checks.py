@@ -1,4 +1,4 @@
-"""Functions that check arguments: tensors, sizes, numbers, flags, names and paths.
+"""Functions that check arguments: tensors, modules, sizes, numbers, flags, names and paths.
 
 Each check raises a ValueError with a clear message. Only `check_nonnegative` reads the elements of
 a tensor.
@@ -331,6 +331,32 @@ def check_module(argument: str, module: object) -> None:
     """Check that an argument is a `torch.nn.Module`."""
     if not isinstance(module, nn.Module):
         raise wrong_type(argument, module, "a torch.nn.Module")
+
+
+def uncompiled(function: object) -> object:
+    """Return the original of a function that was compiled by torch.compile, else the function."""
+    return getattr(function, "_orig_mod", function)
+
+
+def module_of(function: object) -> nn.Module | None:
+    """Return the module that a function is, is a method of, or was compiled from, or None."""
+    module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    module = uncompiled(module)
+    return module if isinstance(module, nn.Module) else None
+
+
+def check_evaluation_mode(argument: str, function: object) -> None:
+    """Check that a module, or the module of a method, is in evaluation mode.
+
+    Raises:
+        ValueError: The module or a submodule is in training mode.
+    """
+    module = module_of(function)
+    for name, part in () if module is None else module.named_modules():
+        if part.training:
+            kind, place = type(module).__name__, f"its part {name!r}" if name else "it"
+            subject = f"{argument} is a {kind} and {place} is in training mode"
+            raise ValueError(f"{subject}, expected evaluation: call .eval()")
 
 
 def check_instance(argument: str, value: object, kind: type) -> None:

@@ -1,6 +1,7 @@
 """Assertions for test suites: equivariance of any function, and stable predictions of a classifier.
 
-    from teka.testing import assert_consistent, assert_equivariant
+    from teka.precision import relative_difference
+from teka.testing import assert_consistent, assert_equivariant
 
     def test_the_layer_is_equivariant(layer, images):
         assert_equivariant(layer, images, shifts=[(0, 3), (5, -2)])
@@ -24,7 +25,7 @@ from teka.audit.audit import audit
 from teka.audit.caveats import SEVERITIES
 from teka.audit.images import Background, Size, check_images, roll_and_blank
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import Model, check_evaluation_mode, evaluate, relative_difference
+from teka.audit.model_call import Model, evaluate
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, square_shifts
@@ -32,6 +33,7 @@ from teka.audit.statistics.metrics import Metrics
 from teka.checks import (
     check_callable,
     check_dense,
+    check_evaluation_mode,
     check_name,
     check_number,
     check_sequence,

@@ -3,14 +3,7 @@ import torch
 from torch import nn
 
 from teka.audit.audit import audit
-from teka.audit.model_call import (
-    ModelError,
-    call_model,
-    check_evaluation_mode,
-    evaluation_mode,
-    tensor_hash,
-    weights_hash,
-)
+from teka.audit.model_call import ModelError, call_model, evaluation_mode, tensor_hash, weights_hash
 from teka.audit.settings import AuditSettings
 from tests.raising import raises_for
 
@@ -24,30 +17,6 @@ def network(seed=0):
 
 def call(function):
     return call_model(function, BATCH, lambda: "at shift (1, 2)").values
-
-
-def test_a_module_in_evaluation_mode_and_a_plain_function_pass():
-    check_evaluation_mode("function", nn.Sequential(nn.Dropout()).eval())
-    check_evaluation_mode("function", torch.sin)
-
-
-def test_a_module_in_training_mode_is_told_to_call_eval():
-    with pytest.raises(
-        ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"
-    ):
-        check_evaluation_mode("function", nn.Dropout())
-
-
-def test_a_part_in_training_mode_is_named():
-    model = nn.Sequential(nn.Identity(), nn.Dropout()).eval()
-    model[1].train()
-    with pytest.raises(ValueError, match=r"its part '1' is in training mode"):
-        check_evaluation_mode("predict", model)
-
-
-def test_a_method_of_a_training_module_is_caught():
-    with pytest.raises(ValueError, match="Dropout"):
-        check_evaluation_mode("function", nn.Dropout().forward)
 
 
 def test_a_module_is_in_evaluation_within_the_context_and_as_it_was_after_it():

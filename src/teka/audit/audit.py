@@ -9,7 +9,7 @@ from torch import Tensor
 
 from teka.audit.caveats import Caveat, training_mode
 from teka.audit.measure.outputs import check_labels
-from teka.audit.model_call import evaluation_mode, module_of, tensor_hash, uncompiled, weights_hash
+from teka.audit.model_call import evaluation_mode, tensor_hash, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
@@ -22,6 +22,8 @@ from teka.checks import (
     check_path,
     check_sequence,
     check_tensor,
+    module_of,
+    uncompiled,
 )
 from teka.errors import wrong_argument, wrong_value
 from teka.provenance import provenance

@@ -11,12 +11,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from teka.audit.images import background_value
 from teka.audit.measure.boxes import LEAST_SCORE
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import Model, evaluate_model, module_of, relative_difference
+from teka.audit.model_call import Model, evaluate_model
 from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import Movement
 from teka.audit.statistics.intervals import wilson_interval
-from teka.checks import check_name
+from teka.checks import check_name, module_of
 from teka.errors import wrong_value
+from teka.precision import relative_difference
 from teka.reporting.formatting import write_share, write_size
 
 SEVERITIES = {

@@ -1,4 +1,4 @@
-"""Calls of the model under audit, checks and comparisons of its outputs, and hashes of weights."""
+"""Calls of the model under audit, checks of its outputs, and hashes of weights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from teka.audit.model_output import OUTPUT_CHOICES, OutputSource, SelectedOutput, select_output
+from teka.checks import module_of
 from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
+from teka.precision import relative_difference
 
 _model_code_context: Callable[[], AbstractContextManager[None]] = nullcontext
 Model = Callable[[Tensor], object]
@@ -32,32 +34,6 @@ class ModelError(ValueError):
     """
 
     responses: Any = None
-
-
-def uncompiled(function: object) -> object:
-    """Return the original of a function that was compiled by torch.compile, else the function."""
-    return getattr(function, "_orig_mod", function)
-
-
-def module_of(function: object) -> nn.Module | None:
-    """Return the module that a function is, is a method of, or was compiled from, or None."""
-    module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    module = uncompiled(module)
-    return module if isinstance(module, nn.Module) else None
-
-
-def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that a module, or the module of a method, is in evaluation mode.
-
-    Raises:
-        ValueError: The module or a submodule is in training mode.
-    """
-    module = module_of(function)
-    for name, part in () if module is None else module.named_modules():
-        if part.training:
-            kind, place = type(module).__name__, f"its part {name!r}" if name else "it"
-            subject = f"{argument} is a {kind} and {place} is in training mode"
-            raise ValueError(f"{subject}, expected evaluation: call .eval()")
 
 
 @contextmanager
@@ -202,24 +178,6 @@ def evaluate_model(
     return evaluate(select_values, batch, expected_shape)
 
 
-def relative_difference(response: Tensor, reference: Tensor) -> float:
-    """Return ‖response − reference‖ / ‖reference‖ over all elements.
-
-    Raises:
-        ValueError: The reference is zero.
-    """
-    largest = reference.abs().max()
-    if largest == 0:
-        raise ValueError(
-            "The output of function must have a positive norm, got norm zero where it is compared."
-        )
-    # Divide by the largest element so that squares do not overflow.
-    response, reference = response / largest, reference / largest
-    return float(
-        torch.linalg.vector_norm(response - reference) / torch.linalg.vector_norm(reference)
-    )
-
-
 def repeat_difference(second: Tensor, first: Tensor) -> float:
     """Return the relative difference of two outputs for the same images.
 
@@ -228,18 +186,6 @@ def repeat_difference(second: Tensor, first: Tensor) -> float:
     if torch.equal(second, first):
         return 0.0
     return relative_difference(second, first) if first.any() else 1.0
-
-
-def rounding_bound(epsilon: float) -> float:
-    """Return the largest relative error that rounding alone explains.
-
-    It is 1e-5 in single precision, about 2e-14 in double precision, and 4 epsilon in half
-    precision.
-
-    Args:
-        epsilon: Machine epsilon of the outputs.
-    """
-    return max(4 * epsilon, min(84 * epsilon, 1e-5))
 
 
 def weights_hash(function: Callable[..., object]) -> str:

@@ -16,13 +16,14 @@ from teka.audit.layers.localize import LayerFindings, locate_layers
 from teka.audit.measure.distances import NoiseFloor, noise_floor
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import ModelError, uncompiled
+from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import NOISE, VALIDITY, Example, Failure, make_examples, worst_images
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
+from teka.checks import uncompiled
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
 Progress = Callable[[str, int, int, float], None]

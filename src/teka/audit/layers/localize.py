@@ -13,11 +13,11 @@ from teka.audit.layers.layer_errors import error_limit
 from teka.audit.layers.layouts import absolute_embeddings, declared_stride, pads_edge
 from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, compare_shifts
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
-from teka.audit.model_call import check_evaluation_mode
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
     check_dense,
+    check_evaluation_mode,
     check_instance,
     check_module,
     check_names,

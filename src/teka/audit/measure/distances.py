@@ -7,15 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from teka.audit.images import check_images
-from teka.audit.model_call import (
-    Model,
-    check_evaluation_mode,
-    evaluate_model,
-    relative_difference,
-    repeat_difference,
-)
-from teka.checks import check_callable, check_flags, check_sizes
+from teka.audit.model_call import Model, evaluate_model, repeat_difference
+from teka.checks import check_callable, check_evaluation_mode, check_flags, check_sizes
 from teka.errors import EXTERNAL_ERRORS
+from teka.precision import relative_difference
 
 
 @dataclass(frozen=True)

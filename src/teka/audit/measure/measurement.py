@@ -10,7 +10,7 @@ from torch import Tensor
 from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
-from teka.audit.model_call import Model, ModelError, call_model, check_evaluation_mode
+from teka.audit.model_call import Model, ModelError, call_model
 from teka.audit.model_output import (
     CLASSIFIERS,
     OUTPUT_CHOICES,
@@ -20,7 +20,14 @@ from teka.audit.model_output import (
 )
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
-from teka.checks import check_callable, check_device, check_instance, check_name, check_stride
+from teka.checks import (
+    check_callable,
+    check_device,
+    check_evaluation_mode,
+    check_instance,
+    check_name,
+    check_stride,
+)
 from teka.errors import wrong_value
 from teka.memory import check_memory
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy import ndarray
 
 from teka.audit.measure.responses import SINGLE_PRECISION, Responses
-from teka.audit.model_call import rounding_bound
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import Curve, Estimate
+from teka.precision import rounding_bound
 
 # Errors up to this multiple of the difference between two identical calls may be noise.
 NOISE_FACTOR = 10.0

@@ -9,8 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from teka.audit.model_call import check_evaluation_mode
-from teka.checks import check_tensor
+from teka.checks import check_evaluation_mode, check_tensor
 from teka.functional import (
     Clipped,
     ClippedFeatures,

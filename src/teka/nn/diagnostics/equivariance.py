@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.model_call import relative_difference
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import ShiftErrors
+from teka.precision import relative_difference
 
 LayerShift = int | float | Sequence[int | float]
 Steps = Float[Tensor, "steps axes"]

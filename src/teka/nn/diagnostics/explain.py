@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from teka.audit.model_call import check_evaluation_mode
+from teka.checks import check_evaluation_mode
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import length_mask
 from teka.functional.backends.costs import GPU_SPEED, Cost
