@@ -1,43 +1,93 @@
 import json
+import shutil
 
 import pytest
+import torch
 
+from teka.audit import axis_shifts
 from teka.cli import main, shift
+from teka.training import restore
 
 
 def read_reports(folder):
     return json.loads((folder / "report.json").read_text())["reports"]
 
 
+def accuracy_at(report, shift):
+    (metrics,) = report["metrics"]
+    index = [tuple(steps) for steps in metrics["shifts"]].index(shift)
+    return metrics["curves"]["accuracy"]["values"][index]
+
+
 def test_shift_writes_the_report_and_the_page(trained_folder, tmp_path, capsys):
-    assert (
-        main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(tmp_path / "out")])
-        == 0
-    )
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.json", "report.html"}
-    (report,) = read_reports(tmp_path / "out")
+    out = tmp_path / "out"
+    assert main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"report.json", "report.html"}
+    (report,) = read_reports(out)
+    trained = restore(trained_folder)
+    assert report["name"] == trained.name
     assert report["provenance"]["command"].startswith("teka shift")
-    assert "every shift" in capsys.readouterr().out
+    shifts = [tuple(steps) for steps in report["metrics"][0]["shifts"]]
+    assert len(shifts) == 9
+    assert set(shifts) == set(axis_shifts(2))
+    assert report["metrics"][0]["num_images"] == len(trained.dataset.test)
+
+
+def test_the_printed_result_is_short(trained_folder, tmp_path, capsys):
+    copy = shutil.copytree(trained_folder, tmp_path / "copy")
+    assert main(["shift", str(trained_folder), str(copy), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert all(head in out for head in ("unshifted", "every shift", "consistency"))
+    assert "95 % interval" in " ".join(out.split())
+    assert " minus " not in out
+    assert len(out.splitlines()) < 40
+
+
+def test_accuracy_is_that_of_the_shifted_images(trained_folder, tmp_path):
+    options = ["--mode", "circular", "--max-shift", "2", "--out", str(tmp_path)]
+    assert main(["shift", str(trained_folder), *options]) == 0
+    trained = restore(trained_folder)
+    test = trained.dataset.test.to_intensities()
+    with torch.inference_mode():
+        logits = trained.model(torch.roll(test.images, (0, 2), dims=(2, 3)))
+    accuracy = (logits.argmax(dim=1) == test.labels).double().mean().item()
+    assert accuracy_at(read_reports(tmp_path)[0], (0, 2)) == pytest.approx(accuracy)
+
+
+def test_background_enters_by_default(trained_folder, tmp_path):
+    assert main(["shift", str(trained_folder), "--max-shift", "6", "--out", str(tmp_path)]) == 0
+    trained = restore(trained_folder)
+    test = trained.dataset.test.to_intensities()
+    shifted = torch.zeros_like(test.images)
+    shifted[..., 6:] = test.images[..., :-6]
+    with torch.inference_mode():
+        accuracy = (trained.model(shifted).argmax(dim=1) == test.labels).double().mean().item()
+    assert accuracy_at(read_reports(tmp_path)[0], (0, 6)) == pytest.approx(accuracy)
 
 
 def test_a_canvas_allows_larger_shifts(trained_folder, tmp_path):
-    arguments = [
-        "shift",
-        str(trained_folder),
-        "--max-shift",
-        "5",
-        "--mode",
-        "canvas",
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(arguments) == 0
+    options = ["--max-shift", "5", "--mode", "canvas", "--out", str(tmp_path)]
+    assert main(["shift", str(trained_folder), *options]) == 0
     (report,) = read_reports(tmp_path)
-    assert report["metrics"][0]["movement"]["mode"] == "canvas"
+    movement = report["metrics"][0]["movement"]
+    assert (movement["mode"], movement["canvas_size"]) == ("canvas", [26, 26])
+
+
+def test_runs_of_one_model_are_named_by_their_folders(trained_folder, tmp_path):
+    copy = shutil.copytree(trained_folder, tmp_path / "copy")
+    runs = [str(trained_folder), str(copy)]
+    options = ["--max-shift", "1", "--out", str(tmp_path / "out")]
+    assert main(["shift", *runs, *options]) == 0
+    assert [report["name"] for report in read_reports(tmp_path / "out")] == runs
+
+
+def test_runs_on_different_data_are_an_error(trained_folder, trained, tmp_path, fails):
+    error = fails("shift", trained_folder, trained.folder, "--out", tmp_path)
+    assert "runs must be runs on one data set with one image size" in error
 
 
 def test_images_that_would_lose_something_are_an_error(trained_folder, tmp_path, fails):
-    assert "shift" in fails(
+    assert "only background" in fails(
         "shift", trained_folder, "--mode", "lossless", "--max-shift", "5", "--out", tmp_path
     )
 

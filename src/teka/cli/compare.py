@@ -1,5 +1,6 @@
 """The command `compare`: several models on the same shifted images."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -46,12 +47,19 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     cases = [
         options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
     ]
+    write_comparison(audit_models(cases, command, results), results)
+
+
+def audit_models(
+    cases: Sequence[AuditInputs], command: str, results: ResultOptions
+) -> ModelComparison:
+    """Audit models on the same shifted images, and compare every two of them."""
     check_comparable(cases)
     print("\n".join(line for case in cases for line in case.description), flush=True)
     reports = [
         audit_every_mode(case, command, results, str(index)) for index, case in enumerate(cases)
     ]
-    write_comparison(compare_models(cases, reports), results)
+    return compare_models(cases, reports)
 
 
 def audit_every_mode(

@@ -1,17 +1,23 @@
 """Commands `shift` and `demo`: accuracy of trained runs at every shift."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from teka import training
 from teka.audit import AuditSettings, axis_shifts
+from teka.audit.adapters.inputs import AuditInputs
+from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.movement import TRANSLATION_MODES
+from teka.audit.page.text import results_text
 from teka.cli.app import CommandLine
-from teka.cli.progress import show_progress
+from teka.cli.audit import write_results
+from teka.cli.audit_options import ResultOptions
+from teka.cli.compare import audit_models
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
+from teka.models import Performer
 from teka.training import Run
 
 if TYPE_CHECKING:
@@ -69,23 +75,51 @@ def shift(
     """
     if len({resolve_path("runs", run) for run in runs}) < len(runs):
         raise wrong_value("runs", runs, "each folder once")
-    shifts = axis_shifts(max_shift)
-    settings = AuditSettings(shifts=shifts, modes=(mode,), parts=(), batch_size=batch_size)
-    trained = [training.restore(run, data_dir=data_dir) for run in runs]
-    _compare(trained, settings, make_directory("out", out), command)
+    settings = AuditSettings(
+        shifts=axis_shifts(max_shift), modes=(mode,), parts=(), batch_size=batch_size
+    )
+    make_directory("out", out)
+    _audit_runs([training.restore(run, data_dir=data_dir) for run in runs], settings, out, command)
 
 
-def _compare(
-    trained: "list[TrainedRun]", settings: AuditSettings, folder: Path, command: str
+def _audit_runs(
+    runs: "Sequence[TrainedRun]", settings: AuditSettings, out: str, command: str
 ) -> None:
-    from teka.training.shift import compare_shifts  # needs Lightning
+    """Audit runs on all their test images, print the main metrics, and write a report."""
+    datasets = sorted({(run.dataset.name, run.dataset.image_size) for run in runs})
+    if len(datasets) > 1:
+        raise wrong_value("runs", datasets, "runs on one data set with one image size")
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{run.name}, seed {run.run.seed}" for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.folder) for run in runs]
+    cases = [_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)]
+    results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
+    comparison = audit_models(cases, command, results)
+    reports = comparison.reports
+    write_results(reports, comparison.to_dict(), results, results_text(reports), comparison.pairs)
 
-    names = ", ".join(dict.fromkeys(run.name for run in trained))
-    print(f"measuring {names} at {len(settings.shifts or ())} shifts", flush=True)
-    with show_progress() as show:
-        written = compare_shifts(trained, settings, folder, command=command, progress=show)
-    print(written.terminal)
-    print(f"written: {', '.join(map(str, written.files))}")
+
+def _audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
+    """Return a run with all its test images, as inputs of an audit."""
+    model, dataset = trained.model, trained.dataset
+    test = dataset.test.to_intensities()
+    canvas_size = settings.movement(settings.modes[0], dataset.image_size).canvas_size
+    if canvas_size is not None and isinstance(model, Performer):
+        model.resize(tuple(canvas_size))
+    facts = {"seed": trained.run.seed, "run": str(trained.folder)}
+    facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
+    num_shifts = len(settings.shifts_for(dataset.image_size))
+    return AuditInputs(
+        LoadedModel(name, "teka run", model, model),
+        model,
+        test.images,
+        test.labels,
+        settings,
+        {"model_facts": facts, "data_facts": {"name": dataset.name}},
+        (f"{name}: {len(test):,} test images of {dataset.name} at {num_shifts} shifts",),
+    )
 
 
 def demo(
@@ -124,4 +158,4 @@ def demo(
         training.train(run, run_folder, resume=True, command=command)
         trained.append(training.restore(run_folder))
     settings = AuditSettings(shifts=axis_shifts(4), modes=("lossless",), parts=())
-    _compare(trained, settings, folder, command)
+    _audit_runs(trained, settings, out, command)

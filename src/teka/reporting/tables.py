@@ -5,8 +5,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
 
 from teka.errors import one_line, printable, shorten
 
@@ -120,10 +118,3 @@ def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
     """Escape text, such as a name from a file, for one line of Markdown."""
     return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))
-
-
-class Written(NamedTuple):
-    """The files of a report, and its tables and notes as text for a terminal of 120 columns."""
-
-    files: tuple[Path, ...]
-    terminal: str

@@ -40,8 +40,7 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     """Return a table of metrics, then the verdict, caveats, layers and failures of each model."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
-    table, notes = results_table(reports)
-    texts = ["\n".join([table.plain(WIDTH, narrowest=14), *_wrap(notes)])]
+    texts = [results_text(reports)]
     for report in reports:
         title = _wrap(report.name) if len(reports) > 1 else []
         texts.append("\n".join([*title, *_findings(report)]))
@@ -65,6 +64,12 @@ def _findings(report: AuditReport) -> list[str]:
     for failure in report.failures:
         findings.append(_wrap(f"{failure.part} failed: {failure.message}", "  x "))
     return ["\n".join(lines) for lines in findings]
+
+
+def results_text(reports: Sequence[AuditReport]) -> str:
+    """Return a table of the main metrics for each model and mode, and notes on it, as text."""
+    table, notes = results_table(reports)
+    return "\n".join([table.plain(WIDTH, narrowest=14), *_wrap(notes)])
 
 
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
