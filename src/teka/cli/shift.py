@@ -11,6 +11,7 @@ from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.text import results_text
+from teka.checks import check_image_size
 from teka.cli.app import CommandLine
 from teka.cli.audit import write_results
 from teka.cli.audit_options import ResultOptions
@@ -107,7 +108,7 @@ def _audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> 
     test = dataset.test.to_intensities()
     canvas_size = settings.movement(settings.modes[0], dataset.image_size).canvas_size
     if canvas_size is not None and isinstance(model, Performer):
-        model.resize(tuple(canvas_size))
+        model.resize(check_image_size("canvas_size", canvas_size))
     facts = {"seed": trained.run.seed, "run": str(trained.folder)}
     facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
     num_shifts = len(settings.shifts_for(dataset.image_size))
