@@ -3,18 +3,13 @@
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, make_dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import docstring_parser
+from cyclopts import Parameter
 
 from teka.models import PerformerConfig
 from teka.models.model_config import MODELS, options_class
-
-DOCSTRING = """Options of the models.
-
-Args:
-    model: {models}.
-{options}"""
 
 
 def model_options_class() -> type[Any]:
@@ -23,26 +18,21 @@ def model_options_class() -> type[Any]:
     The default of each option is None, which selects the default of the model. If several models
     have an option, its description is that of the first model.
     """
-    kinds: dict[str, Any] = {}
-    texts: dict[str, str] = {}
-    for name, model in MODELS.items():
-        described = PerformerConfig if name == "performer" else model
+    names = " or ".join(f'"{name}"' for name in MODELS)
+    model_option = Annotated[str, Parameter(help=f"Name of the model: {names}.")]
+    options: dict[str, tuple[str, Any, Any]] = {}
+    options["model"] = ("model", model_option, field(default="performer"))
+    for model_name, model in MODELS.items():
+        described = PerformerConfig if model_name == "performer" else model
         docstring = docstring_parser.parse(described.__doc__ or "")
-        descriptions = {entry.arg_name: entry.description or "" for entry in docstring.params}
-        for option in fields(options_class(name)):
-            # A run trains a classifier, so that it needs no dense head.
-            if option.name not in (*kinds, "head"):
-                kinds[option.name] = _json_type(option.type)
-                texts[option.name] = descriptions.get(option.name, "")
-    options = [(name, kind, field(default=None)) for name, kind in kinds.items()]
-    declared = [("model", str, field(default="performer")), *options]
-    options_type = make_dataclass(
-        "ModelOptions", declared, frozen=True, namespace={"__module__": __name__}
-    )
-    entries = [f"    {name}: {' '.join(text.split())}" for name, text in texts.items()]
-    models = ", ".join(f'"{name}"' for name in MODELS)
-    options_type.__doc__ = DOCSTRING.format(models=models, options="\n".join(entries))
-    return options_type
+        descriptions = {entry.arg_name: entry.description for entry in docstring.params}
+        for option in fields(options_class(model_name)):
+            help_text = Parameter(help=descriptions.get(option.name))
+            kind = Annotated[_json_type(option.type), help_text]
+            options.setdefault(option.name, (option.name, kind, field(default=None)))
+    options.pop("head", None)  # a run trains a classifier, so that it needs no dense head
+    namespace = {"__module__": __name__, "__doc__": "Options of the models."}
+    return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
 
 
 def given_options(options: object) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from teka.audit.measure.responses import Responses, check_same_images, take_common
-from teka.audit.model_call import rounding_bound
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.estimate import (
@@ -21,6 +20,7 @@ from teka.audit.statistics.intervals import ImageBootstrap, difference_curve, es
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.audit.statistics.summarize import average
 from teka.checks import check_instance, check_number, check_sizes
+from teka.precision import rounding_bound
 
 COMPARED_NUMBERS = tuple(
     name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
