@@ -49,7 +49,7 @@ class Mode:
 
 
 _FRACTIONS = (
-    "Moved by any fraction of a pixel by {}; pixels that leave at one side enter at the other."
+    "Shifted by any fraction of a pixel with {}. Pixels that leave at one side enter at the other."
 )
 MODES = {
     "circular": Mode("Pixels that leave at one side enter at the other.", wraps=True),

@@ -42,23 +42,27 @@ class AuditSettings:
         shifts: Shifts, as integers along dx or pairs (dy, dx). By default all shifts of at most
             8 pixels along each axis, and of at most a quarter of the side for smaller images.
         modes: What happens at the edges, modes of `teka.audit.translate`. Each one is measured.
-        protocol: Published protocol to add: "horn2021", "zhang2019" or "chaman2021", or None.
+        protocol: Published protocol that is measured too: "horn2021", "zhang2019" or "chaman2021".
+            By default none.
         parts: Optional stages: "noise" (difference of single and double precision) and "layers".
-        background: Value of the pixels that enter over an edge: one, or one for each channel.
+        background: Value of the pixels that enter over an edge: one number, or one for each
+            channel.
         canvas_size: Size of the canvas of mode "canvas". By default large enough for every shift.
         crop_size: Size of the window of mode "crop". By default small enough for every shift.
         output: Kind of the output: "auto", "logits", "probabilities", "classes", "multilabel",
             "multilabel_probabilities", "features", "dense", "segmentation" or "boxes", see
             `measure_responses`.
-        stride: Pixels per cell of dense outputs. By default the ratio of the sizes.
+        stride: Number of image pixels per cell of dense outputs, such as segmentation maps. By
+            default the size of the images divided by the size of the outputs.
         layers: Names of the modules to examine. By default all.
         seed: Seed of the bootstrap and of random choices.
         device: Device for the images. By default they stay on their device.
-        batch_size: Number of images in one call.
-        budget_seconds: Time for the whole audit, or None. A running call is not interrupted.
-        confidence: Confidence of intervals and bands.
+        batch_size: Number of images in one call of the model.
+        budget_seconds: Time limit for the whole audit in seconds. A running call is not
+            interrupted. By default there is no limit.
+        confidence: Confidence level of intervals and bands.
         num_resamples: Number of resamples of the bootstrap.
-        num_examples: Number of images that the report keeps.
+        num_examples: Number of example images in the report.
 
     Raises:
         ValueError: An unknown name, no mode, a repeated mode, or a number that is out of range.

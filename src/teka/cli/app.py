@@ -79,7 +79,7 @@ def make_app(name: str = "teka") -> App:
             allow_repeating=True,
             negative=(),
             name_transform=lambda field: OPTION_NAMES.get(field, field).replace("_", "-"),
-            show_default=lambda value: None if value is False or value == () else value,
+            show_default=_write_default,
         ),
     )
     for order, (command, (path, summary)) in enumerate(COMMANDS.items()):
@@ -95,8 +95,18 @@ class _Console(Console):
         raise  # rich would raise SystemExit(1) instead
 
 
+def _write_default(value: Any) -> Any:
+    """Return the default value of an option as it is typed, or None if it should not be shown."""
+    if value is False or value == ():
+        return None
+    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+
 def _count_words(kind: Any, **options: Any) -> tuple[int, bool]:
-    """Return the number of words of a type. cyclopts 4 fails for `int | tuple[int, int]`."""
+    """Return the number of words that an option of this type takes.
+
+    cyclopts 4 raises an error for `int | tuple[int, int]`, which takes one word.
+    """
     try:
         return _convert.token_count(kind, **options)
     except ValueError:

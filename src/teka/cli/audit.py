@@ -42,9 +42,10 @@ def audit(
 ) -> int:
     """Measure how the predictions of a model change when its input images are shifted.
 
-    The report has the accuracy and the consistency with intervals, the layer that breaks
-    equivariance first, and warnings about anything that could mislead. The exit code is 1 if
-    `--fail-under` is not reached, and 2 for wrong input or if something it needs was not measured.
+    The report contains the accuracy and the consistency (the share of unchanged predictions) with
+    confidence intervals, the first layer that breaks equivariance, and warnings about anything that
+    could mislead. The exit code is 1 if the metric is below `--fail-under`, and 2 if the input is
+    wrong or a required measurement failed.
 
     For example:
 
@@ -55,14 +56,17 @@ def audit(
         teka audit model.py:make --data images.npz --fail-under 0.95
 
     Args:
-        model: Folder of a run, a model file or the name of a packaged model of teka; timm:NAME or
-            torchvision:NAME; name or folder of a transformers model; module.py:FUNCTION; or a file
-            of ONNX, TorchScript or torch.export. module.py runs with all your rights. TorchScript
-            and torch.export can run code too and need --trust. No other code runs, and no file is
+        model: One of the following: the folder of a run of teka, the folder of a model file of
+            teka, the name of a packaged model of teka, timm:NAME, torchvision:NAME, the name or
+            folder of a transformers model, module.py:FUNCTION, or a file of ONNX, TorchScript or
+            torch.export. The code in module.py runs with all your rights. Files of TorchScript and
+            torch.export can contain code too and need --trust. No other code runs, and no file is
             unpickled.
-        skip: Stages to leave out.
-        badge: Badge to write as SVG. It shows the lowest consistency of any mode.
-        fail_under: Exit with code 1 if --metric is below this share in any mode.
+        skip: Stages to leave out: noise (the numerical error of the model) or layers (the search
+            for the layers that break equivariance).
+        badge: SVG file for a badge with the consistency, the lowest of all modes.
+        fail_under: Exit with code 1 if the metric of --metric is below this share (0 to 1) in any
+            mode.
         metric: Metric that --fail-under applies to.
     """
     if fail_under is not None and not 0 <= fail_under <= 1:

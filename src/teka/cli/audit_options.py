@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from teka.audit.adapters.inputs import (
     make_audit_inputs,
 )
 from teka.audit.model_call import set_model_code_context
-from teka.audit.movement import TRANSLATION_MODES
+from teka.audit.movement import MODES, TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import SHIFT_SETS, shift_set
 from teka.cli.child import report_calls
@@ -26,22 +27,37 @@ from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
 from teka.files import check_output_file, make_directory, resolve_path
 
+MODE_HELP = "How images are shifted:\n\n" + "\n".join(
+    f"- {name}: {mode.words}" for name, mode in MODES.items()
+)
+
 
 @dataclass(frozen=True)
 class ShiftOptions:
     """The shifts of an audit.
 
     Args:
-        mode: How images are shifted. Several modes are measured one after the other. The default is
-            crop for a folder of pictures that mostly have at least 128 pixels on each side, and
-            circular for other data.
+        mode: How images are shifted. Several modes are measured one after the other. By default,
+            "crop" for a folder of pictures that mostly have at least 128 pixels on each side, and
+            "circular" for other data.
         max_shift: Largest shift in pixels. The default is 8, or a quarter of the image's side if
             that is less.
-        shifts: Set of shifts: all of a square, along both axes, or along one axis.
-        step: Pixels between two shifts. A fraction gives sub-pixel shifts.
+        shifts: Set of shifts: all shifts of a square, shifts along each of both axes, or shifts
+            along the vertical axis (dy) or the horizontal axis (dx).
+        step: Distance between neighboring shifts in pixels. A fraction gives sub-pixel shifts,
+            which need the mode fourier or bilinear.
     """
 
-    mode: Annotated[tuple[str, ...], Parameter(choices=TRANSLATION_MODES)] = ()
+    mode: Annotated[
+        tuple[str, ...],
+        Parameter(
+            choices=TRANSLATION_MODES,
+            show_choices=False,
+            help=f"{MODE_HELP}\n\nSeveral modes are measured one after the other. The default is "
+            "crop for a folder of pictures that mostly have at least 128 pixels on each side, and "
+            "circular for other data.",
+        ),
+    ] = ()
     max_shift: int | float | None = None
     shifts: Annotated[str, Parameter(choices=SHIFT_SETS)] = "square"
     step: int | float = 1
@@ -52,11 +68,12 @@ class ResultOptions:
     """The files that an audit writes.
 
     Args:
-        html: Page to write. It is one file with all results and figures.
-        json: Report to write as JSON.
-        markdown: Summary to write as Markdown, for example for a pull request.
-        resume: Folder for the state of measurements. The same command continues from there.
-        debug: Print the tracebacks of stages that failed.
+        html: HTML file for the report. It contains all results and figures.
+        json: JSON file for the report.
+        markdown: Markdown file for a summary, for example for a pull request.
+        resume: Folder that keeps finished measurements. After an interruption, the same command
+            continues from there.
+        debug: Print the traceback of each stage that failed.
     """
 
     html: str | None = None
@@ -102,9 +119,7 @@ class AuditOptions:
 
     def make_settings(self, parts: Sequence[str]) -> AuditSettings:
         """Return the settings of an audit with these stages."""
-        modes = self.shifts.mode
-        if self._has_default_mode:
-            modes = default_mode(self.images)[:1]
+        modes = self._default_mode[:1] if self._default_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,
             shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
@@ -128,16 +143,18 @@ class AuditOptions:
     ) -> AuditInputs:
         """Return a model with its images."""
         note = ""
-        if self._has_default_mode:
-            mode, reason = default_mode(self.images)
-            note = f"{mode}, the default, because {reason}"
+        if self._default_mode:
+            note = "{}, the default, because {}".format(*self._default_mode)
         return make_audit_inputs(
             model, self.images, settings, mode_note=note, held_out=held_out, read=read
         )
 
-    @property
-    def _has_default_mode(self) -> bool:
-        return not self.shifts.mode and self.settings.protocol is None
+    @cached_property
+    def _default_mode(self) -> tuple[str, str] | None:
+        """The default mode of shifting and its reason, or None if the options choose the mode."""
+        if self.shifts.mode or self.settings.protocol is not None:
+            return None
+        return default_mode(self.images)
 
 
 def check_outputs(files: Mapping[str, str], inputs: Sequence[str]) -> None:
@@ -149,15 +166,12 @@ def check_outputs(files: Mapping[str, str], inputs: Sequence[str]) -> None:
             name of a function.
     """
     candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
-    input_files = [path for path in candidates if path.is_file()]
-    options: dict[Path, str] = {}
+    uses = {path.resolve(): "a model or the data" for path in candidates if path.is_file()}
     for option, name in files.items():
         path = Path(name)
         if path.is_file() or not path.exists():  # not the folder of a device or a pipe
             make_directory(option, path.parent)
         check_output_file(option, path)
-        if path.is_file() and any(path.samefile(file) for file in input_files):
-            raise wrong_value(option, name, "another file than that of a model or the data")
-        other = options.setdefault(resolve_path(option, path), option)
-        if other != option:
-            raise wrong_value(option, name, f"another file than that of --{other}")
+        use = uses.setdefault(resolve_path(option, path), f"--{option}")
+        if use != f"--{option}":
+            raise wrong_value(option, name, f"another file than that of {use}")

@@ -18,8 +18,8 @@ from teka.errors import wrong_value
 def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine) -> None:
     """Audit models on the same shifted images and compare every two of them.
 
-    The comparison says which model wins, or that the difference is not significant. Differences
-    have intervals and p-values.
+    The comparison says which model is best, or that no model is significantly better than the
+    others. Differences between models have confidence intervals and p-values.
 
     For example:
 
@@ -28,7 +28,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
         teka compare a.onnx b.onnx --data pictures --shift-before-resize --resume runs/compare
 
     Args:
-        models: Two or more models, as `teka audit` takes them.
+        models: Two or more models. See `teka audit --help` for the kinds of models.
     """
     if len(models) < 2 or len(set(models)) < len(models):
         raise wrong_value("models", models, "two or more models, each once")

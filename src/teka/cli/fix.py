@@ -15,7 +15,7 @@ from teka.audit.page.accuracy_cost import describe_accuracy_cost
 from teka.audit.page.compared import excluded
 from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
-from teka.checks import check_name
+from teka.checks import check_names
 from teka.cli.app import CommandLine
 from teka.cli.audit import write_results
 from teka.cli.audit_options import AuditOptions
@@ -38,7 +38,8 @@ def fix(
 ) -> None:
     """Make a model less sensitive to shifts without training, and audit it before and after.
 
-    The report says what was changed, what could not be changed, and what that costs in accuracy.
+    The report says which layers were changed, which layers could not be changed, and how much
+    accuracy the changes cost.
 
     For example:
 
@@ -47,14 +48,15 @@ def fix(
         teka fix model.py:make --data images.npz --fix circular,polyphase --out fixed.safetensors
 
     Args:
-        model: A PyTorch model, as `teka audit` takes it.
-        fix: Fixes to apply, separated by commas: circular, blur, polyphase, positions. By default
-            those that the audit advises for the layers that break equivariance first.
-        out: File of safetensors for the changed weights, if a fix changes any.
+        model: A PyTorch model. See `teka audit --help` for the kinds of models.
+        fix: Fixes to apply, separated by commas: circular (circular padding), blur (a low-pass
+            filter before each stride), polyphase (strides that start at an offset chosen by the
+            content), positions (the same position embedding for all positions). By default the
+            fixes that the audit advises for the layers that break equivariance first.
+        out: File for the weights of the changed model, in the format of safetensors. It is written
+            only if a fix changes weights.
     """
-    fixes = None if fix is None else fix.split(",")
-    for name in fixes or ():
-        check_name("fix", name, FIXES)
+    fixes = None if fix is None else check_names("fix", fix.split(","), FIXES)
     results = options.results
     settings = options.make_settings(PARTS if results.html is not None else ("layers",))
     results.check_files((model, options.images.data), out=out)

@@ -19,7 +19,8 @@ from teka.reporting.tables import WIDEST, Table
 def download(names: list[str], /, *, data_dir: str = "data") -> None:
     """Download published data sets and check them.
 
-    Pass the folder to other commands with `--data-dir`. Complete files are not downloaded again.
+    Pass the same folder to other commands with `--data-dir`. Complete files are not downloaded
+    again.
 
     For example:
 
@@ -49,8 +50,8 @@ def predict(
 ) -> None:
     """Classify picture files with a trained model.
 
-    The default model reads handwritten digits of any size, dark on light or light on dark. You can
-    also name the model before the pictures.
+    The default model reads handwritten digits of any size, dark on light or light on dark. The
+    model can also be the first argument, before the pictures.
 
     For example:
 
@@ -60,9 +61,10 @@ def predict(
 
     Args:
         pictures: Picture files.
-        model: mnist, fashion-mnist, cifar10, digits, or a folder written by `teka export`.
+        model: Name of a packaged model (mnist, fashion-mnist, cifar10 or digits), or a folder that
+            `teka export` has written.
         top: Number of most probable classes to show for each picture.
-        ground: Background of a drawing: dark, light, or auto, which examines the border.
+        ground: Background of a drawing: dark, light, or auto, which derives it from the border.
         batch_size: Number of pictures per batch.
         json_output: Print JSON instead of a table.
     """

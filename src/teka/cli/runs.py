@@ -85,8 +85,9 @@ def train(
             horn2021-text, mnist, teka, or a YAML file. If --recipe is missing, the recipe with the
             name of the data set is used, if it exists.
         config: YAML or JSON file with values for any of these options. The command line overrides
-            the file, and the file overrides the recipe.
-        loggers: Additional loggers besides CSV and TensorBoard: wandb, mlflow.
+            the file, and the file overrides the recipe. Of several files, the last one takes
+            precedence.
+        loggers: Additional loggers, besides CSV and TensorBoard: wandb, mlflow.
         seed: Seed of the initial weights, the order of the images, dropout and random projections.
     """
     from teka.training.processes import is_first_process  # needs Lightning

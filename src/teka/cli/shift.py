@@ -14,7 +14,7 @@ from teka.audit.page.text import results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
 from teka.cli.audit import write_results
-from teka.cli.audit_options import ResultOptions
+from teka.cli.audit_options import MODE_HELP, ResultOptions
 from teka.cli.compare import audit_models
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
@@ -50,13 +50,20 @@ def shift(
     /,
     *,
     max_shift: int = 4,
-    mode: Annotated[str, Parameter(choices=TRANSLATION_MODES)] = "zero",
+    mode: Annotated[
+        str, Parameter(choices=TRANSLATION_MODES, show_choices=False, help=MODE_HELP)
+    ] = "zero",
     batch_size: int = 256,
     data_dir: str | None = None,
     out: str = "runs/shift",
     command: CommandLine,
 ) -> None:
     """Measure the accuracy of trained runs at every shift of their test images.
+
+    The command prints three shares for each run, with 95 % intervals: the accuracy on unshifted
+    images, the images that are classified correctly at every shift, and the predictions that a
+    shift does not change. The folder of the report gets a page with figures, `report.html`, and all
+    numbers, `report.json`.
 
     For example:
 
@@ -66,10 +73,7 @@ def shift(
     Args:
         runs: Folders of finished runs on the same data.
         max_shift: Largest shift in pixels, along each axis in both directions.
-        mode: Treatment of the image edges. "zero": pixels that leave the image are lost, and
-            background enters. "lossless": like zero, but losing a pixel that is not background is
-            an error. "canvas": the image is shifted on a larger canvas. "circular": pixels that
-            leave the image enter on the opposite side.
+        mode: How images are shifted.
         batch_size: Number of images per batch.
         data_dir: Folder with the files of the data set, if it has moved.
         out: Folder for the report.
@@ -133,8 +137,8 @@ def demo(
     """Train four small models on digits and compare them on shifted images.
 
     The first model has absolute positions, and the second has relative positions. The other two
-    have relative positions and a quarter of the tokens, by polyphase sampling or by an ordinary
-    stride. If the command is interrupted, run it again to continue.
+    have relative positions and reduce the number of tokens to a quarter: one by polyphase sampling,
+    one by an ordinary stride. If the command is interrupted, run it again to continue.
 
     For example:
 
@@ -143,7 +147,7 @@ def demo(
 
     Args:
         out: Folder for the runs and the report.
-        seeds: Each model is trained once with each of these seeds.
+        seeds: Random seeds. Each model is trained once with each seed.
         epochs: Number of passes over the training images.
     """
     if len(set(seeds)) < len(seeds):

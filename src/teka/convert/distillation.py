@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from teka.audit.model_call import evaluation_mode
 from teka.checks import POSITIVE_NUMBER, check_module, is_positive
 from teka.errors import first_line, wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
@@ -75,20 +76,16 @@ def distill_attention(
     layer_losses: list[Tensor] = []
     imitate = partial(_imitate_softmax, losses=layer_losses)
     hooks = [layer.register_forward_hook(imitate, with_kwargs=True) for layer in layers]
-    modes = [(module, module.training) for module in model.modules()]
     batch_losses = []
-    model.eval()
     try:
-        for batch in inputs:
-            layer_losses.clear()
-            with torch.enable_grad():
+        with evaluation_mode(model), torch.enable_grad():
+            for batch in inputs:
+                layer_losses.clear()
                 try:
                     if isinstance(batch, Mapping):
                         model(**batch)
-                    elif isinstance(batch, Sequence):
-                        model(*batch)
                     else:
-                        model(batch)
+                        model(*(batch if isinstance(batch, Sequence) else [batch]))
                 except Exception as error:  # its kind depends on the model
                     expected = "inputs that the model accepts"
                     description = f"an input for which it fails ({first_line(error)})"
@@ -96,14 +93,12 @@ def distill_attention(
                 loss = torch.stack(layer_losses).mean()
                 optimizer.zero_grad()
                 loss.backward(inputs=parameters)
-            optimizer.step()
-            batch_losses.append(float(loss.detach()))
+                optimizer.step()
+                batch_losses.append(float(loss.detach()))
     finally:
         for hook in hooks:
             hook.remove()
         optimizer.zero_grad()
-        for module, is_training in modes:
-            module.training = is_training
     return batch_losses
 
 

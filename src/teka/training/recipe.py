@@ -50,8 +50,8 @@ class Recipe:
             "constant".
         warmup: Fraction of all steps in which the learning rate rises linearly from 0.
         gradient_clip: Maximum norm of the gradient. 0 turns clipping off.
-        patience: Stop early after this number of epochs without a higher validation accuracy. None
-            turns early stopping off.
+        patience: Stop early after this number of epochs without a higher validation accuracy. By
+            default a run does not stop early.
         redraw_every: Number of steps after which random projections are redrawn. 0 keeps the
             initial projections.
 

@@ -41,15 +41,16 @@ class ImageOptions:
         data: Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of
             pictures, or an .npz file.
         data_dir: Folder with the files of the data set.
-        images: Largest number of test images, drawn by --seed; 0 takes all.
-        image_size: Size of the images when they are loaded: the side of a square, or
-            [height,width].
+        images: Largest number of test images. They are drawn at random with --seed. 0 takes all.
+        image_size: Size to which the images of the data set are resized when they are loaded: the
+            side of a square, or [height,width].
         shift_before_resize: Shift images before they are resized to the model's input size, by
             pixels of the data. By default they are shifted by pixels of the model's input.
         ignore_labels: Measure no accuracy, for example because the classes of the data are not
             those of the model.
-        placed_size: Size of the images in modes crop and canvas, before the crop or on the canvas.
-            By default every shift has room.
+        placed_size: Size to which images are resized in the modes crop and canvas, before the
+            window is cut out or before they are placed on the canvas. The default leaves room for
+            every shift.
     """
 
     data: str

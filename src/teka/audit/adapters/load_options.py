@@ -36,19 +36,20 @@ class LoadOptions:
     Args:
         input_size: Size of the model's input, one side or (height, width), for models that accept
             any size.
-        weights: File of weights (safetensors or tensors of torch, without unpickling), or
-            "random" for a random initialization with seed 0. Default: the model's own weights.
-        num_classes: Required number of classes. If `weights` is given, the model is built with
-            this number.
-        mean: Value subtracted from intensities in [0, 1], one for all channels or one for each
-            channel. With `deviation`, it replaces the model's own normalization.
-        deviation: Value by which intensities are then divided.
+        weights: File of weights (of safetensors or `torch.save`, tensors only), or "random" for a
+            random initialization with seed 0. Default: the model's own weights.
+        num_classes: Number of classes that the model must have. If `weights` is given, the model is
+            built with this number.
+        mean: Mean that is subtracted from intensities in [0, 1]: one number, or one for each
+            channel. Mean and standard deviation replace the model's own normalization.
+        deviation: Standard deviation by which intensities are then divided: one number, or one for
+            each channel.
         blue_first: Whether the model expects the channels blue, green, red.
         device: Device of the model. Default: the CPU.
         data_dir: Folder of the data set's files, for loaders of models that know their data.
-        trust: Allow files that contain a program, which can run any code or read and write any
-            file with your rights: TorchScript and `torch.export`. Set it only for a file from a
-            source whose scripts you would run.
+        trust: Allow files of TorchScript and `torch.export`. Such a file contains a program that
+            can run any code with your rights. Set it only for a file from a source whose scripts
+            you would run.
         output_name: Output to measure of a model with several outputs, by its name or its index in
             a tuple. Default: chosen by `teka.audit.model_output.FIELDS`, and for an ONNX file
             "logits" or the first floating-point output.
