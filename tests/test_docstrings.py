@@ -9,6 +9,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -80,9 +81,8 @@ def test_lists_of_names_are_complete(argument: str):
 
 @pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "query_key"])
 def test_command_line_lists_all_run_options(argument: str):
-    text = model_options_class().__doc__ or ""
-    (description,) = [text for name, text in ENTRY.findall(text) if name == argument]
-    assert all(f'"{name}"' in description for name in TAKES[argument])
+    _, parameter = get_args(get_type_hints(model_options_class(), include_extras=True)[argument])
+    assert all(f'"{name}"' in parameter.help for name in TAKES[argument])
 
 
 # timm needs torchvision; tests/vision has an environment for it.

@@ -1,7 +1,6 @@
 """Assertions for test suites: equivariance of any function, and stable predictions of a classifier.
 
-    from teka.precision import relative_difference
-from teka.testing import assert_consistent, assert_equivariant
+    from teka.testing import assert_consistent, assert_equivariant
 
     def test_the_layer_is_equivariant(layer, images):
         assert_equivariant(layer, images, shifts=[(0, 3), (5, -2)])
@@ -42,6 +41,7 @@ from teka.checks import (
     is_integer,
 )
 from teka.errors import wrong_shape, wrong_value
+from teka.precision import relative_difference
 
 __all__ = [
     "EquivarianceError",
