@@ -15,6 +15,7 @@ Source: Choromanski et al. 2021, Rethinking attention with Performers, Figure 4 
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,12 +26,18 @@ from torch.nn.functional import normalize
 from reproduction.benchmarks.measurement import run_script, save_results
 from reproduction.study.report import half_width
 from teka.files import read_json
-from teka.functional import PROJECTIONS, ContentKernel, Softmax, draw_projection
+from teka.functional import PROJECTIONS, ContentKernel, Softmax, attention, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
 
 OUT = Path(__file__).with_suffix(".json")
 # Standard deviations of queries and keys for "output", and radii of their balls for "ball".
 SIZES = [*product(["output"], (0.25, 0.5, 1.0)), *product(["ball"], (0.5, 1.0, 2.0))]
+SETTINGS: dict[str, Any] = {
+    "dim": 32,
+    "num_tokens": 256,
+    "num_features": (16, 32, 64, 128, 256, 512, 1024),
+    "num_draws": 20,
+}
 PANEL = ["kind", "size"]
 LINE = ["kernel", "projection", *PANEL]
 
@@ -65,32 +72,32 @@ def draw_kernels(
 
 
 def attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
-    """Return the weights of all pairs, which sum to 1 for each query."""
-    scale = query.shape[-1] ** -0.5
-    if kernel.features is not None:
-        kernel = kernel.features.with_statistics(
-            query, key, scale=scale, query_mask=None, key_mask=None
-        )
-    weights = kernel.weights(query, key, scale=scale)
-    return weights / weights.sum(dim=-1, keepdim=True)
+    """Return the weights of all pairs, which are the outputs for one-hot values."""
+    one_hot = torch.eye(key.shape[-2], dtype=key.dtype)[None, None]
+    return attention(query, key, one_hot, kernel=kernel, backend="dense")
 
 
 def measure_errors(
-    dim: int, num_tokens: int, num_features: Sequence[int], draws: int
+    dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
     """Return the mean errors over draws, with half of their 95 % intervals.
 
     "error_of_mean" is the error of the mean of the values, which ignores the queries.
+
+    Args:
+        dim: Size of queries and keys.
+        num_tokens: Number of queries, of keys and of values.
+        num_features: Numbers of features.
+        num_draws: Number of draws, at least 2. All draws see the same tokens.
     """
     rows = []
-    variants = list(product(RANDOM_KERNELS, PROJECTIONS, num_features))
     for kind, size in SIZES:
         query, key, value = draw_tokens(kind, size, num_tokens, dim)
         exact = attention_weights(Softmax(), query, key)
         output = exact @ value
         error_of_mean = (value.mean(dim=-2, keepdim=True) - output).norm() / output.norm()
-        for variant in variants:
-            for kernel in draw_kernels(*variant, dim, draws):
+        for variant in product(RANDOM_KERNELS, PROJECTIONS, num_features):
+            for kernel in draw_kernels(*variant, dim, num_draws):
                 weights = attention_weights(kernel, query, key)
                 if kind == "output":
                     error = (weights @ value - output).norm() / output.norm()
@@ -114,39 +121,27 @@ def error_slope(line: pd.DataFrame) -> float:
 def print_tables(rows: pd.DataFrame) -> None:
     """Print the errors, and their slopes."""
     tables = {
-        f"error for {count} features": group.set_index(LINE).error
-        for count, group in rows.groupby("num_features")
+        "error": rows.set_index([*LINE, "num_features"]).error,
+        "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
+            error_slope
+        ),
+        "error of the mean of the values": rows.groupby(PANEL).error_of_mean.first(),
     }
-    slopes = rows.groupby(LINE)[["num_features", "error"]].apply(error_slope)
-    tables["power of the number of features"] = slopes
     for title, values in tables.items():
-        print(f"\n{title}\n{values.unstack(PANEL).to_string(float_format='{:.3g}'.format)}")
-    print(f"\nerror of the mean of the values\n{rows.groupby(PANEL).error_of_mean.first()}")
+        table = values.unstack("size")
+        print(f"\n{title}\n{table.to_string(float_format='{:.3g}'.format, na_rep='')}")
 
 
-def main(
-    *,
-    dim: int = 32,
-    num_tokens: int = 256,
-    num_features: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024),
-    draws: int = 20,
-    table: bool = False,
-    out: Path = OUT,
-) -> None:
+def main(*, table: bool = False, out: Path = OUT) -> None:
     """Measure the errors and print them.
 
     Args:
-        dim: Size of queries and keys.
-        num_tokens: Number of queries, of keys and of values.
-        num_features: Numbers of features.
-        draws: Number of draws, at least 2. All draws see the same tokens.
         table: Use the errors of the file.
         out: Result file.
     """
     if not table:
-        rows = measure_errors(dim, num_tokens, num_features, draws)
-        settings = {"dim": dim, "num_tokens": num_tokens, "draws": draws}
-        save_results(out, settings=settings, rows=rows.to_dict("records"))
+        rows = measure_errors(**SETTINGS)
+        save_results(out, settings=SETTINGS, rows=rows.to_dict("records"))
     print_tables(pd.DataFrame(read_json(out)["rows"]))
 
 

@@ -70,7 +70,7 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     load_weights(model, run / CHECKPOINTS / LAST)
     maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
     drawn = {
-        "head_centers": figures.draw_head_centers(record, [0, len(record["epoch"]) - 1]),
+        "head_centers": figures.draw_head_centers(record),
         "attention_maps": figures.draw_attention_maps(maps),
     }
     folder = make_directory("out", out or run / "heads")

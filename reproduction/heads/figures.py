@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from reproduction.heads.measure import LAYER_NUMBERS
 
 Record = Mapping[str, NDArray]  # of `load_head_record`
-MAX_COLUMNS = 6
 # Shares of a Gaussian within the ellipses, and their line styles.
 SHARES = {0.5: "-", 0.9: ":"}
-CIRCLE = np.linspace(0, 2 * np.pi, 121)
-MARGIN = 0.25  # around the image, as a share of its sides
+ANGLES = np.linspace(0, 2 * np.pi, 121)
+CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=-1)
 
 
 def describe_heads(record: Record) -> pd.DataFrame:
@@ -29,29 +28,22 @@ def describe_heads(record: Record) -> pd.DataFrame:
     return table
 
 
-def draw_head_centers(record: Record, moments: Sequence[int]) -> Figure:
-    """Draw the heads of every layer (Cordonnier et al. 2020, Figures 2, 3, 7 and 10).
+def draw_head_centers(record: Record) -> Figure:
+    """Draw the heads of every layer before and after training.
 
     The frame is the image around the query in its middle, the black square. Numbers are at the
     centers of Gaussians, or at the mean of the attention for other kernels. Ellipses contain 50 %
     (solid) and 90 % (dotted) of a Gaussian with the covariance of the attention. A line shows the
     path of the center since the start of the training.
 
-    Args:
-        record: The record of the heads.
-        moments: Indices of the moments to draw, one group of rows each.
+    Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
     """
     num_layers = record["layer"].max() + 1
-    num_columns = min(num_layers, MAX_COLUMNS)
-    num_rows = math.ceil(num_layers / num_columns) * len(moments)
-    figure = Figure((2.2 * num_columns, 2.4 * num_rows), layout="constrained")
-    axes = figure.subplots(num_rows, num_columns, squeeze=False)
-    for moment, group in zip(moments, axes.reshape(len(moments), -1), strict=True):
-        for layer, axis in enumerate(group):
-            if layer < num_layers:
-                _draw_layer(axis, record, moment, layer)
-            else:
-                axis.set_axis_off()
+    figure = Figure((2.2 * num_layers, 4.8), layout="constrained")
+    axes = figure.subplots(2, num_layers, squeeze=False)
+    for layer, (start, end) in enumerate(axes.T):
+        _draw_layer(start, record, 0, layer)
+        _draw_layer(end, record, len(record["epoch"]) - 1, layer)
     return figure
 
 
@@ -72,11 +64,10 @@ def _draw_layer(axis: Axes, record: Record, moment: int, layer: int) -> None:
         for share, line_style in SHARES.items():
             ellipse = path[-1] + ellipse_around_zero(covariance, share)
             axis.plot(ellipse[:, 1], ellipse[:, 0], color=color, linestyle=line_style)
-    epoch = record["epoch"][moment]
     axis.set(
-        title=f"layer {layer + 1}, {f'epoch {epoch}' if epoch else 'start'}",
-        xlim=(-column - MARGIN * width, width - column + MARGIN * width),
-        ylim=(height - row + MARGIN * height, -row - MARGIN * height),
+        title=f"layer {layer + 1}, epoch {record['epoch'][moment]}",
+        xlim=(-1.5 * column, 1.5 * column),
+        ylim=(1.5 * row, -1.5 * row),
         xticks=[],
         yticks=[],
         aspect="equal",
@@ -85,9 +76,9 @@ def _draw_layer(axis: Axes, record: Record, moment: int, layer: int) -> None:
 
 def ellipse_around_zero(covariance: NDArray, share: float) -> NDArray:
     """Return points of the ellipse that contains a share of a Gaussian with mean zero."""
-    variances, vectors = np.linalg.eigh(covariance)
-    axes = vectors * np.sqrt(-2 * np.log1p(-share) * np.maximum(variances, 0))
-    return np.stack([np.cos(CIRCLE), np.sin(CIRCLE)], axis=-1) @ axes.T
+    # Attention to a single token has covariance 0, which has no Cholesky decomposition.
+    factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(2))
+    return math.sqrt(-2 * math.log1p(-share)) * CIRCLE @ factor.T
 
 
 def draw_attention_maps(maps: Sequence[NDArray]) -> Figure:

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
+from reproduction.benchmarks import approximation
 from reproduction.benchmarks.approximation import (
     attention_weights,
     draw_kernels,
@@ -74,9 +75,11 @@ def test_kernels_with_two_features_per_draw_have_half_as_many_draws():
         assert kernel.projection.shape == (32, DIM)
 
 
-def test_the_script_writes_its_results_and_prints_them(tmp_path, capsys):
+def test_the_script_writes_its_results_and_prints_them(tmp_path, capsys, monkeypatch):
     out = tmp_path / "errors.json"
-    main(dim=3, num_tokens=4, num_features=[4, 8, 16], draws=2, out=out)
+    settings = {"dim": 3, "num_tokens": 4, "num_features": [4, 8, 16], "num_draws": 2}
+    monkeypatch.setattr(approximation, "SETTINGS", settings)
+    main(out=out)
     assert len(json.loads(out.read_text())["rows"]) == 6 * 4 * 3 * 3
     assert "hyperbolic" in capsys.readouterr().out
 
