@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from reproduction.benchmarks.measurement import Step, interleaved_medians, run_script, save_results
+from reproduction.benchmarks.measurement import interleaved_medians, run_script, save_results
 from teka import Grid
 from teka.files import read_json
 from teka.functional import Rotary, attention
@@ -57,59 +57,51 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     )
 
 
-def make_steps(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor], use_triton: bool
-) -> dict[str, Step]:
-    """Return functions that call the forward pass, and the forward and backward pass, many times.
-
-    The time to start the first call does not matter then.
-    """
-    gradient = torch.randn_like(inputs[0])
-    has_triton = patch.object(triton_backend, "HAS_TRITON", triton_backend.HAS_TRITON & use_triton)
-
-    def forward() -> None:
-        with torch.no_grad(), has_triton:
-            for _ in range(NUM_CALLS):
-                function(*inputs)
-
-    def forward_backward() -> None:
-        with has_triton:
-            for _ in range(NUM_CALLS):
-                torch.autograd.grad(function(*inputs), inputs, gradient)
-
-    return {"forward": forward, "forward_backward": forward_backward}
+def call_repeatedly(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], *, use_triton: bool, backward: bool
+) -> None:
+    """Call a function many times, so that the time to start the first call does not matter."""
+    has_triton = triton_backend.HAS_TRITON and use_triton
+    with patch.object(triton_backend, "HAS_TRITON", has_triton), torch.set_grad_enabled(backward):
+        for _ in range(NUM_CALLS):
+            output = function(*inputs)
+            if backward:
+                torch.autograd.grad(output, inputs, output.detach())
 
 
 def make_variants(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
-) -> dict[str, dict[str, Step]]:
-    """Return the passes of every variant of an attention, by the name of the variant."""
+) -> dict[str, Callable[..., None]]:
+    """Return a function of `backward` for every variant of an attention, by name."""
     query = inputs[0]
-    name = f"{'causal ' * is_causal}squared_relu{' × rotary' * is_rotary}"
+    prefix = "causal " if is_causal else ""
+    name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
     function = partial(linear_attention, is_causal=is_causal)
     arguments = list(inputs)
     if is_rotary:
         arguments.append(torch.rand(HEADS, DIM // 2, 1, device=DEVICE, requires_grad=True))
+    plain = partial(call_repeatedly, inputs=arguments, use_triton=False)
     variants = {
-        name: make_steps(function, arguments, use_triton=True),
-        f"{name}, compiled": make_steps(torch.compile(function), arguments, use_triton=False),
-        f"{name}, without Triton": make_steps(function, arguments, use_triton=False),
+        name: partial(call_repeatedly, function, arguments, use_triton=True),
+        f"{name}, compiled": partial(plain, torch.compile(function)),
+        f"{name}, without Triton": partial(plain, function),
     }
     if not is_rotary and query.shape[2] <= MAX_SOFTMAX_TOKENS[query.dtype]:
         softmax = partial(scaled_dot_product_attention, is_causal=is_causal)
-        name = f"{'causal ' * is_causal}scaled_dot_product_attention"
-        variants[name] = make_steps(softmax, inputs, use_triton=False)
+        variants[f"{prefix}scaled_dot_product_attention"] = partial(plain, softmax)
     return variants
 
 
 def measure(
-    variants: dict[str, dict[str, Step]], query: Tensor, seconds: float
+    variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
     """Return one row for every variant of an attention."""
-    row = {"dtype": str(query.dtype).removeprefix("torch."), "tokens": query.shape[2]}
-    rows: dict[str, dict[str, Any]] = {name: {"name": name, **row} for name in variants}
-    for direction in ("forward", "forward_backward"):
-        steps = {name: passes[direction] for name, passes in variants.items()}
+    rows: dict[str, dict[str, Any]] = {}
+    for name in variants:
+        dtype = str(query.dtype).removeprefix("torch.")
+        rows[name] = {"name": name, "dtype": dtype, "tokens": query.shape[2]}
+    for backward, direction in enumerate(("forward", "forward_backward")):
+        steps = {name: partial(call, backward=bool(backward)) for name, call in variants.items()}
         for name, median in interleaved_medians(steps, seconds).items():
             rows[name][direction] = {"seconds": median / NUM_CALLS}
     return list(rows.values())

@@ -14,12 +14,11 @@ from torch.utils.benchmark import timer
 from teka.files import write_json
 from teka.provenance import provenance
 
-Step = Callable[[], object]
 MIN_ROUNDS = 3
 
 
 def interleaved_medians(
-    steps: Mapping[str, Step], seconds: float, clock: Callable[[], float] = timer
+    steps: Mapping[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = timer
 ) -> dict[str, float]:
     """Return the median time of each step in seconds.
 
