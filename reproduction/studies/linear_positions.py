@@ -1,19 +1,18 @@
-r"""Relative positions in linear attention: published methods and ours.
+"""Relative positions in linear attention: published methods and ours.
 
     python -m reproduction.studies.linear_positions --data-dir data --processes 2
     python -m reproduction.studies.linear_positions --times     # on a quiet machine
     python -m reproduction.studies.tables
 
-The first command trains the models that are missing in linear_positions.jsonl.gz. The last one
-writes the table of README.md. Luo et al. 2021 and Qin et al. 2022 are kernels of
-teka. Stochastic positions (Liutkus et al. 2021) and PermuteFormer (Chen 2021) are implemented here
-after their papers, on a torus with two axes. Every candidate is tuned on each data set.
+The first command trains the models of linear_positions.yaml that are missing in the folder
+linear_positions. The last one writes the table of README.md. Stochastic positions (Liutkus et al.
+2021) and PermuteFormer (Chen 2021) are implemented here after their papers, on a torus with two
+axes.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,10 +23,12 @@ from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from reproduction.benchmarks.measurement import interleaved_medians
-from reproduction.studies.small_models import best_rates, build, fit, train_missing
+from reproduction.studies.small_models import FIRST_TUNING_SEED, best_levels, fit, make_model
+from reproduction.study import read_study, run_study
 from reproduction.study.measure import accuracy
+from reproduction.study.run_cell import load_dataset
+from reproduction.study.study import Cell
 from teka import Grid
-from teka.data import load
 from teka.files import write_json
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
@@ -39,14 +40,13 @@ from teka.nn import Attention, RandomFeatures
 from teka.nn.relative import RelativeModule
 from teka.testing import equivariance_error
 
-RESULTS = Path(__file__).with_suffix(".jsonl.gz")
-TIMES = Path(__file__).with_name("linear_positions_times.json")
+STUDY = read_study(Path(__file__).with_suffix(".yaml"))
+RESULTS = Path(__file__).with_suffix("")
+TIMES = RESULTS / "times.json"
 SIDE = 14  # of the torus
 CYCLE = 7  # of a permutation, a divisor of the side
 DRAWS = 64  # of stochastic positions
 WAVES = 10  # of stochastic positions for each feature, as in the authors' code
-DATA = ("mnist", "fashion-mnist")
-RATES, TUNING_SEED, SEEDS = (0.002, 0.004, 0.008), 100, (0, 1, 2)
 
 
 class LinearRelative(RelativeKernel):
@@ -79,13 +79,10 @@ class Permutation(LinearRelative):
     def weighted_sums(
         self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
-        assert positions.grid is not None
-        rows, columns = (
-            powers[torch.arange(side) % SIDE]
-            for powers, side in zip(self.powers, positions.grid.shape, strict=True)
-        )
-        index = CYCLE * rows[:, None, :, None] + columns[:, None, :]
-        index = index.flatten(2).flatten(0, 1).expand_as(tokens.query_features)
+        device = tokens.query_features.device
+        y, x = positions.coordinates(device).long().T % SIDE
+        index = CYCLE * self.powers[0, y, :, None] + self.powers[1, x, None]
+        index = index.flatten(1).expand_as(tokens.query_features)
         query_features = tokens.query_features.gather(-1, index)
         key_features = tokens.key_features.gather(-1, index)
         return position_free_sums(
@@ -169,56 +166,31 @@ class StochasticModule(RelativeModule):
         return Stochastic(self.frequency, self.phase, gain, noise)
 
 
-def use_permutations(layer: Attention) -> None:
-    """Replace the relative kernel of a layer by `Permutation`."""
-    layer.relative = PermutationModule()
+def replace_kernels(layer: Attention, candidate: str) -> None:
+    """Replace the kernels of a layer by those of a candidate that teka does not have."""
+    if candidate == "PermuteFormer, positive":
+        layer.relative = PermutationModule()
+    elif candidate == "stochastic positions, positive":
+        layer.relative = StochasticModule(layer.heads, layer.dim_head)
+        layer.kernel = RandomFeatures("positive", DRAWS, num_features=DRAWS)
 
 
-def use_stochastic_positions(layer: Attention) -> None:
-    """Replace the kernels of a layer by `Stochastic` and random features of its vectors."""
-    layer.relative = StochasticModule(layer.heads, layer.dim_head)
-    layer.kernel = RandomFeatures("positive", DRAWS, num_features=DRAWS)
-
-
-POSITIVE = {"kernel": "positive", "num_features": CYCLE**2}
-# The relative kernel, other options of the attention, and a change of the layers.
-CANDIDATES: dict[str, tuple[str | None, dict[str, Any], Any]] = {
-    "squared relu × rotary (ours)": ("rotary", {}, None),
-    "positive × rotary": ("rotary", POSITIVE, None),
-    "Luo et al.: positive, normalised × table": (
-        "table",
-        {**POSITIVE, "query_key": "normalized"},
-        None,
-    ),
-    "Toeplitz network: constant × table, gated": (
-        "table",
-        {"kernel": "constant", "gate": True},
-        None,
-    ),
-    "stochastic positions, positive": (None, {"kernel": "positive"}, use_stochastic_positions),
-    "PermuteFormer, positive": (None, POSITIVE, use_permutations),
-    "positive, no position": (None, POSITIVE, None),
-}
-
-
-def train(
-    data_dir: str | None, data: str, candidate: str, rate: float, seed: int
+def train_cell(
+    cell: Cell, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Train and measure one model; with the tuning seed only on held-out images."""
-    sizes: Any = {"image_size": SIDE, "train_size": 10_000, "validation_size": 2000}
-    dataset = load(data, **sizes, data_dir=data_dir)
-    relative, options, change = CANDIDATES[candidate]
-    model = build(seed, position=relative or "none", **options)
+    dataset = load_dataset(cell.run.replace(data_dir=data_dir).images)
+    model = make_model(cell, dataset)
     for layer in list(model.modules()):
-        if isinstance(layer, Attention) and change:
-            change(layer)
-    result = fit(model, dataset, epochs=3, rate=rate, seed=seed)
-    if seed == TUNING_SEED:
-        return result
-    result["accuracy"] = accuracy(model, dataset.test)
-    images = dataset.test.images[:100].double()
-    error = equivariance_error(model.double(), images, [(0, 1), (3, -2), (7, 5), (-4, 4)])
-    return {**result, "equivariance_error": error.maximum}
+        if isinstance(layer, Attention):
+            replace_kernels(layer, cell.labels["candidate"])
+    result = fit(model, dataset, cell)
+    if cell.run.seed < FIRST_TUNING_SEED:
+        result["accuracy"] = accuracy(model, dataset.test)
+        images = dataset.test.images[:100].double()
+        error = equivariance_error(model.double(), images, [(0, 1), (3, -2), (7, 5), (-4, 4)])
+        result["equivariance_error"] = error.maximum
+    return result
 
 
 def measure_times() -> dict[str, dict[str, float]]:
@@ -228,10 +200,12 @@ def measure_times() -> dict[str, dict[str, float]]:
     for side in (28, 56):
         grid, tokens = Grid((side, side), periodic=True), torch.randn(2, side**2, 128)
         steps = {}
-        for candidate, (relative, options, change) in CANDIDATES.items():
+        for candidate, levels in STUDY.factors["candidate"].items():
+            options: Any = dict(levels)
+            position = options.pop("position")
+            relative = None if position == "none" else position
             layer = Attention(128, 4, relative=relative, **options)
-            if change:
-                change(layer)
+            replace_kernels(layer, candidate)
             steps[candidate] = partial(run_layer, layer, tokens, grid if layer.relative else None)
         medians = interleaved_medians(steps, seconds=1.0)
         times[str(side**2)] = {name: 1000 * seconds for name, seconds in medians.items()}
@@ -248,9 +222,11 @@ def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False
     if times:
         write_json(TIMES, measure_times())
         return
-    train_missing_cells = partial(train_missing, RESULTS, partial(train, data_dir), processes)
-    results = train_missing_cells(product(DATA, CANDIDATES, RATES, [TUNING_SEED]))
-    train_missing_cells((*cell, seed) for cell, seed in product(best_rates(results), SEEDS))
+    options: Any = {"train_cell": train_cell, "data_dir": data_dir, "processes": processes}
+    train = partial(run_study, STUDY, RESULTS, **options)
+    train(only={"seed": [str(FIRST_TUNING_SEED)]})
+    for levels in best_levels(STUDY, RESULTS):
+        train(only=levels)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 
 from reproduction.studies import bounded_rotary, interval_coverage, linear_positions
-from reproduction.studies.small_models import read_results
 from reproduction.study import read_study
 from reproduction.study.cells import read_cells
 from reproduction.study.report import add_differences, format_table, to_markdown
@@ -30,6 +29,16 @@ DATA = {
 }
 COVERAGE_POPULATIONS = ["usual", "heavy tails"]
 COVERAGE_IMAGES = 100
+# The bound of the outputs with each denominator of rotary attention.
+BOUNDS = {
+    "softmax": "1",
+    "features (before)": "none",
+    "features, ε = 0.1": "none",
+    "mixed, λ = 0.1": "10",
+    "mixed, λ = 0.3": "3.3",
+    "lengths": "1",
+    "non-negative": "1",
+}
 ACCURACY = {"accuracy": "accuracy"}
 DIFFERENCE = {"at_equal_steps": "difference"}
 
@@ -41,17 +50,11 @@ def read_grid(name: str) -> Any:
     return add_differences(read_cells(study, STUDIES / name), study.reference)
 
 
-def read_script(path: Path, reference: str, seeds: Iterable[int]) -> Any:
-    """Return the evaluated models of a script, with the differences from a candidate."""
-    results = read_results(path).dropna(subset="accuracy")
-    results = results[results.seed.isin(seeds)]
-    results = results.sort_values(
-        "data", key=lambda names: names.str.lower().map(list(DATA).index), kind="stable"
-    ).set_index(["data", "candidate", "seed"])
-    accuracy = results.accuracy.unstack("candidate")
-    differences = accuracy.sub(accuracy[reference], axis=0).drop(columns=reference).stack()
-    levels = results.index.names
-    return results.assign(at_equal_steps=differences.reorder_levels(levels))
+def read_tuned(module: Any, seeds: Iterable[int]) -> Any:
+    """Return the cells of a script at the best learning rates, with the differences."""
+    cells = read_cells(module.STUDY, module.RESULTS).droplevel("rate")
+    cells = cells[cells.index.isin(seeds, level="seed")]
+    return add_differences(cells, module.STUDY.reference)
 
 
 def table_by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
@@ -80,30 +83,28 @@ def rotary_table() -> pd.DataFrame:
 
 def compare_denominators(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
     """Compare the denominators of rotary attention on some seeds."""
-    cells = read_script(bounded_rotary.RESULTS, bounded_rotary.DEFAULT, seeds)
-    bounds = {name: bound for name, (bound, *_) in bounded_rotary.CANDIDATES.items()}
-    table = table_by_data(cells, headings).assign(bound=pd.Series(bounds))
-    return table.reindex([name for name in bounds if name in table.index])
+    cells = read_tuned(bounded_rotary, seeds)
+    table = table_by_data(cells, headings)
+    return table.assign(bound=pd.Series(BOUNDS))
 
 
 def denominator_table() -> pd.DataFrame:
     """Compare accuracies, outputs and gradients of the denominators of rotary attention."""
-    results = read_results(bounded_rotary.RESULTS).dropna(subset="accuracy")
-    columns = {"largest_output": "largest output", "gradient_norm.largest": "largest gradient"}
-    largest = results.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
+    cells = read_cells(bounded_rotary.STUDY, bounded_rotary.RESULTS).dropna(subset="accuracy")
+    cells["largest_gradient"] = cells.gradient_norm.str.get("largest")
+    columns = {"largest_output": "largest output", "largest_gradient": "largest gradient"}
+    largest = cells.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
     table = compare_denominators(bounded_rotary.SELECTION_SEEDS, ACCURACY)
     return table.join(largest.rename(columns=columns))
 
 
 def linear_table() -> pd.DataFrame:
     """Compare published linear attentions with ours."""
-    ours = next(iter(linear_positions.CANDIDATES))
-    cells = read_script(linear_positions.RESULTS, ours, linear_positions.SEEDS)
+    cells = read_tuned(linear_positions, range(3))
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
     table = table_by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
-    table = table.join(times.rename(columns="ms, {} tokens".format))
-    return table.reindex(list(linear_positions.CANDIDATES))
+    return table.join(times.rename(columns="ms, {} tokens".format))
 
 
 def coverage_table() -> pd.DataFrame:

@@ -82,7 +82,8 @@ def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
     table[NUMBERS] = table[NUMBERS].astype(float)
     table["mflops"] = table["forward_flops"] / 1e6
     table["unshifted_accuracy"] = table["accuracy_by_shift"].str.get(0).astype(float)
-    table["validation_loss"] = table["learning_curve"].str.get(-1).str.get("loss").astype(float)
+    if "validation_loss" not in table:
+        table["validation_loss"] = table["learning_curve"].str.get(-1).str.get("loss").astype(float)
     if (folder / STEP_SECONDS).is_file():
         timing: Any = read_json(folder / STEP_SECONDS)
         seconds = {tuple(model["labels"].items()): model["seconds"] for model in timing["models"]}

@@ -86,18 +86,20 @@ def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.Dat
     for index, cell in rows.items():
         levels = dict(zip(cells.index.names, index, strict=True)) | dict(reference)
         other = rows.get(tuple(levels.values()), cell)
-        is_comparable = other is not cell and cell["learning_curve"] and other["learning_curve"]
-        differences.append(_compare(cell, other) if is_comparable else (None, None))
+        differences.append((None, None) if other is cell else _compare(cell, other))
     return cells.join(pd.DataFrame(differences, cells.index, DIFFERENCES, dtype=float))
 
 
 def _compare(cell: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[float, float]:
+    at_steps = cell["accuracy"] - reference["accuracy"]
+    if not (cell["learning_curve"] and reference["learning_curve"]):
+        return at_steps, np.nan
     ours, theirs = (pd.DataFrame(row["learning_curve"]) for row in (cell, reference))
     end = theirs.iloc[-1]
     step = min(ours.step.max(), end.step)
-    at_steps = _interpolate(ours, "step", step) - _interpolate(theirs, "step", step)
-    if cell["steps"] == reference["steps"] or np.isnan(at_steps):
-        at_steps = cell["accuracy"] - reference["accuracy"]
+    at_common_step = _interpolate(ours, "step", step) - _interpolate(theirs, "step", step)
+    if cell["steps"] != reference["steps"] and not np.isnan(at_common_step):
+        at_steps = at_common_step
     return at_steps, _interpolate(ours, "process_seconds", end.process_seconds) - end.accuracy
 
 

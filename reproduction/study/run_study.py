@@ -169,7 +169,7 @@ def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Pat
         cell: Cell of the study.
         folder: Folder of the cells, for the error message.
     """
-    if cell.name in saved:
+    if "run" in saved.get(cell.name, {}):
         fields = cell.run.differing_fields(Run.from_dict(saved[cell.name]["run"]))
         if fields:
             expected = f"the folder of this study; {cell.name} differs in {', '.join(fields)}"

@@ -115,7 +115,7 @@ class Study:
         factors: Levels of each factor, and the fields of `Run` that each level sets. Later factors
             override earlier ones. The field `recipe` stands for all fields of a recipe.
         base: Fields of `Run` that all runs share.
-        leave_out: Combinations of levels that are not trained.
+        leave_out: Combinations of levels that are not trained. "seed" is a factor too.
         seeds: Seeds of the runs.
         measure: Measurements of every trained model.
         reference: Levels of some factors. The tables compare every cell with the cell that has
@@ -160,8 +160,9 @@ class Study:
             self.seeds, itertools.product(*self.factors.values())
         ):
             labels = dict(zip(self.factors, levels, strict=True))
-            is_left_out = any(_matches(labels, left_out) for left_out in self.leave_out)
-            if _matches({**labels, "seed": str(seed)}, only) and not is_left_out:
+            all_levels = {**labels, "seed": str(seed)}
+            is_left_out = any(_matches(all_levels, left_out) for left_out in self.leave_out)
+            if _matches(all_levels, only) and not is_left_out:
                 cells.append(self.make_cell(labels, seed))
         if not cells:
             expected = "factors with levels that are not all left out"

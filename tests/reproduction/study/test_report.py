@@ -118,12 +118,12 @@ def test_a_study_of_one_factor_without_any_finished_cell_is_written(save_study):
 
 def test_committed_cells_of_every_study_load():
     folders = sorted(Path(__file__).parents[3].glob("reproduction/*/*/cells.jsonl.gz"))
-    assert len(folders) == 13
+    assert len(folders) == 15
     for path in folders:
         study = read_study(path.parent.with_suffix(".yaml"))
         cells = read_cells(study, path.parent)
-        assert len(cells) >= 9
-        assert cells.accuracy.between(0, 1).all()
+        assert cells.accuracy.dropna().between(0, 1).all()
+        assert cells.accuracy.count() >= 9
         first = study.cells({"seed": [str(study.seeds[0])]})[0]
         assert first.name in load_cells(path)
         check_saved_run(load_cells(path), first, path.parent)
