@@ -29,7 +29,8 @@ SEVERITIES = {
 FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding errors: between equal calls, and between different batch
 # sizes, which change the order of summation.
-REPEAT_ROUNDING, BATCH_ROUNDING = 1e-6, 1e-3
+REPEAT_ROUNDING = 1e-6
+BATCH_ROUNDING = 1e-3
 Sizes = Sequence[int]
 Size = int | tuple[int, int] | None  # the shorter side, or height and width
 WIDE_INTERVAL = 0.05  # half width of an interval that hides the effect of most shifts
@@ -79,7 +80,8 @@ def validity(
         batch_size: Number of images per call.
         confidence: Confidence level of the interval that decides if there are too few images.
     """
-    module, output = module_of(function), responses[0].output
+    module = module_of(function)
+    output = responses[0].output
     yield from non_determinism(repeat)
     yield from few_images(min(each.num_images for each in responses), confidence)
     if module is not None:
@@ -271,8 +273,10 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
     if responses.predictions is None:
         raise wrong_value("responses.output", responses.output, "'logits'")
     classes, counts = responses.predictions[responses.evaluated].unique(return_counts=True)
-    top, share = int(classes[counts.argmax()]), float(counts.max() / counts.sum())
-    labels, top_class = responses.labels, f"class {top}"
+    top = int(classes[counts.argmax()])
+    share = float(counts.max() / counts.sum())
+    labels = responses.labels
+    top_class = f"class {top}"
     if responses.output in MULTILABEL:  # predictions are codes of label sets
         top_class = "one set of labels"
     if labels is not None and len(labels.unique()) == 1:
@@ -303,7 +307,8 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
 
 def chance(responses: Responses) -> Iterator[Caveat]:
     """Report that a classifier is not significantly better than the most common class."""
-    labels, correct = responses.labels, responses.correct
+    labels = responses.labels
+    correct = responses.correct
     if labels is None or correct is None:
         return
     commonest = float(labels.unique(return_counts=True)[1].max() / len(labels))

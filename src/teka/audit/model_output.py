@@ -112,7 +112,8 @@ def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) ->
     height, width = source.images.shape[2:]
     has_no_object = source.num_classes is not None and logits.shape[-1] == source.num_classes + 1
     scores = logits.softmax(dim=-1)[..., :-1] if has_no_object else logits.sigmoid()
-    center, half = pred_boxes[..., :2], pred_boxes[..., 2:] / 2
+    center = pred_boxes[..., :2]
+    half = pred_boxes[..., 2:] / 2
     corners = torch.cat([center - half, center + half], dim=-1)
     return torch.cat([corners * corners.new_tensor([width, height] * 2), scores], dim=-1)
 
@@ -186,7 +187,8 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
         expected = f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}"
         raise wrong_value("output_name", name, expected)
     else:
-        values, kind = as_tensor(fields[name]), "auto"
+        values = as_tensor(fields[name])
+        kind = "auto"
     # Add the batch axis that a model removed for a single image, and turn (B,) into (B, 1).
     if len(source.images) == 1 and (values.ndim == 0 or len(values) != 1):
         values = values[None]
@@ -235,7 +237,8 @@ def as_tensor(value: object) -> Tensor:
 
 def describe(result: object) -> str:
     """Describe an output for error messages: "is a dict of 'a' (torch.float32 of shape (2,))"."""
-    fields, kind = _fields_of(result), type(result).__name__
+    fields = _fields_of(result)
+    kind = type(result).__name__
     if result is None or isinstance(result, Tensor | np.ndarray):
         return f"is {_describe_field(result)}"
     if fields is None:
@@ -523,7 +526,8 @@ def predict_with_probability(
     values: Tensor, kind: str
 ) -> tuple[Float[Tensor, " batch"], Predictions]:
     """Return the probability of the predicted class (1 if unknown), and the predicted class."""
-    row, classes = KIND_BY_NAME[kind], predict(values, kind)
+    row = KIND_BY_NAME[kind]
+    classes = predict(values, kind)
     if row.log_probabilities is None:
         return torch.ones(len(classes), dtype=torch.float64), classes
     logarithms = row.log_probabilities(arrange(values, kind))

@@ -167,7 +167,8 @@ class Movement:
         Raises:
             ValueError: The mode does not allow a shift, or content of the images would be lost.
         """
-        sizes, mode = tuple(placed.shape[2:]), self._how
+        sizes = tuple(placed.shape[2:])
+        mode = self._how
         steps = check_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:

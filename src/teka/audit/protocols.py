@@ -77,7 +77,9 @@ def horn2021(
         raise wrong_value("labels", None, "a class for each image, for protocol 'horn2021'")
     check_tensor("images", images, "images", "channels", HORN_SIDE, HORN_SIDE)
     shifts = [(0, step) for step in range(-HORN_MARGIN, HORN_MARGIN + 1)]
-    counts, numbers, metrics = {}, {}, {}
+    counts = {}
+    numbers = {}
+    metrics = {}
     for name, class_index in (("class 1", 1), ("all classes", None)):
         keep = lossless_selection(images, labels, class_index, HORN_MARGIN)
         counts[f"images, {name}"] = int(keep.sum())

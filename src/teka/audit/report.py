@@ -29,7 +29,8 @@ from teka.files import check_output_file, check_unpacked_size, read_json, write_
 
 SCHEMA = 4
 # Stages that check the responses, and that repeat a call.
-VALIDITY, NOISE = "validity", "noise floor"
+VALIDITY = "validity"
+NOISE = "noise floor"
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,8 @@ def make_examples(
     """
     if responses.output not in CLASSIFIERS or responses.output in MULTILABEL:
         return
-    movement, shifts = responses.movement, responses.take_complete().shifts
+    movement = responses.movement
+    shifts = responses.take_complete().shifts
     for index in indices:
         placed = movement.place(images[index : index + 1].to(settings.device))
         classes: list[int] = []

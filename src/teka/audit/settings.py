@@ -131,7 +131,8 @@ class AuditSettings:
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """Return the movement of images of a size in a mode."""
-        canvas, crop = self.canvas_size, self.crop_size
+        canvas = self.canvas_size
+        crop = self.crop_size
         sides = list(zip(sizes, self.reach(sizes), strict=True))
         if canvas is None:
             canvas = tuple(side + 2 * step for side, step in sides)

@@ -197,7 +197,8 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
         )
     except ModelError as raised:
         # Keep the responses from before the error.
-        responses, error = raised.responses, raised
+        responses = raised.responses
+        error = raised
         if responses is None or not responses.complete[responses.zero]:
             raise
     context.responses.append(responses)
@@ -257,7 +258,8 @@ def _choose_examples(context: AuditContext) -> None:
 
 
 def _check_validity(context: AuditContext) -> None:
-    settings, responses = context.settings, context.responses[0]
+    settings = context.settings
+    responses = context.responses[0]
     problems = caveats.validity(
         context.model,
         context.unshifted_images(),

@@ -182,7 +182,8 @@ class _Source(NamedTuple):
 
 
 def _find_images(options: ImageOptions) -> _Source:
-    data, path = options.data, options.path
+    data = options.data
+    path = options.path
     if path is None:
         dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
@@ -286,7 +287,8 @@ def make_audit_inputs(
     if options.image_size is None and subject.loads_at_input_size and takes_size:
         options = dataclasses.replace(options, image_size=subject.input_size)
     if is_late:
-        function, transform = subject.with_placement(), Preprocessing(subject.in_channels)
+        function = subject.with_placement()
+        transform = Preprocessing(subject.in_channels)
     else:
         function = subject.function
         transform, settings = place_for_modes(subject, settings, options.placed_size)
@@ -304,7 +306,8 @@ def make_audit_inputs(
         caveats += resized(*sizes, before_resize=is_late, max_shift=max_shift)
     if not is_late:
         caveats += other_scale(subject.transform.resize, transform.resize)
-    labels, names = None, subject.class_names
+    labels = None
+    names = subject.class_names
     if chosen.labels is not None and not options.ignore_labels:
         if settings.output in MULTILABEL:
             message = (
@@ -375,7 +378,8 @@ def place_for_modes(
         placed_size: Size of the images before the crop or canvas. Default: the input size of the
             model plus (crop) or minus (canvas) the largest shift on both sides.
     """
-    transform, seen = subject.transform, subject.input_size
+    transform = subject.transform
+    seen = subject.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
     if not wide and placed_size is not None:
         raise wrong_value("placed_size", placed_size, "None, but for modes crop and canvas")
@@ -397,10 +401,12 @@ def place_for_modes(
         raise wrong_value(
             "max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees"
         )
-    resize, crop = placed, None
+    resize = placed
+    crop = None
     # A resize by the shorter side keeps the aspect ratio.
     if isinstance(transform.resize, int) and transform.crop is not None:
-        resize, crop = max(*placed, transform.resize if is_crop else 1), placed
+        resize = max(*placed, transform.resize if is_crop else 1)
+        crop = placed
     window = {"crop_size" if is_crop else "canvas_size": seen}
     settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)
     return dataclasses.replace(transform, resize=resize, crop=crop), settings

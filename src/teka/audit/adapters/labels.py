@@ -45,7 +45,8 @@ def match_labels(
     Raises:
         ValueError: Both have names that do not match one to one, or different numbers of classes.
     """
-    names, known = class_names or (), model.class_names or ()
+    names = class_names or ()
+    known = model.class_names or ()
     num_known = len(known) or model.num_classes
     numbers = class_numbers(names)
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))

@@ -102,10 +102,8 @@ class LoadOptions:
                 hint = "The model does not declare its number of channels."
                 raise wrong_value("mean", self.mean, "one number for each channel", hint)
             # A single number is for all channels.
-            mean, deviation = (
-                (self.mean * channels)[:channels],
-                (self.deviation * channels)[:channels],
-            )
+            mean = (self.mean * channels)[:channels]
+            deviation = (self.deviation * channels)[:channels]
             normalization = Normalize(mean, deviation)
             transform = replace(transform, in_channels=channels, normalization=normalization)
         if self.input_size is not None:

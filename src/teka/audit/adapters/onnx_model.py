@@ -146,7 +146,8 @@ class OnnxFunction(nn.Module):
             model.graph.output.extend(
                 onnx.ValueInfoProto(name=name) for name in self._layers if name not in known
             )
-            content, providers = model.SerializeToString(), self.session.get_providers()
+            content = model.SerializeToString()
+            providers = self.session.get_providers()
             self._layer_session = _make_session(content, providers)
         return self._layer_session
 
@@ -179,7 +180,8 @@ def _make_node_layer(node: Any) -> OnnxNode:
     layer = type(kind, (OnnxNode,), {})(node.input)
     if len(kernel) == 2:
         top, left, bottom, right = attributes.get("pads") or [0] * 4
-        layer.kernel_size, layer.stride = tuple(kernel), tuple(attributes.get("strides", [1, 1]))
+        layer.kernel_size = tuple(kernel)
+        layer.stride = tuple(attributes.get("strides", [1, 1]))
         layer.padding = max(top, bottom), max(left, right)
     return layer
 

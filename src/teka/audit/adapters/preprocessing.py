@@ -154,7 +154,8 @@ class Preprocessing:
         Args:
             images: Levels in uint8 or intensities in [0, 1].
         """
-        placed, library = with_channels(images, self.in_channels), LIBRARIES[self.library]
+        placed = with_channels(images, self.in_channels)
+        library = LIBRARIES[self.library]
         is_levels = placed.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
         if size != tuple(images.shape[2:]):

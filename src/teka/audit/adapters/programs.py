@@ -134,7 +134,8 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     _, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
     size = None if height is None or width is None else (height, width)
     module = ExportedProgram(program_module, _batch_size(shapes[0][0], program))
-    transform, name = Preprocessing(channels, size), Path(path).stem
+    transform = Preprocessing(channels, size)
+    name = Path(path).stem
     return wrap_module(module, name, "torch.export", transform, load_options, is_declared=False)
 
 
@@ -154,7 +155,8 @@ def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) ->
     if not callable(model):
         expected = f"a function that returns a module or a callable, not {type(model).__name__}"
         raise wrong_value("model", spec, expected)
-    label, transform = f"{file.stem}:{name}", Preprocessing()
+    label = f"{file.stem}:{name}"
+    transform = Preprocessing()
     if isinstance(model, nn.Module):
         model = load_options.load_weights(model)
         return wrap_module(model, label, "factory", transform, load_options, is_declared=False)

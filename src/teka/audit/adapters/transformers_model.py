@@ -91,7 +91,8 @@ def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int
         if isinstance(resize, int) and name.startswith("ConvNext"):
             side = resize
             if side < _WARPED_FROM:
-                resize, crop = int(side / (processor.crop_pct or 224 / 256)), (side, side)
+                resize = int(side / (processor.crop_pct or 224 / 256))
+                crop = (side, side)
             else:
                 resize = (side, side)
     if settings.get("do_center_crop"):

@@ -40,7 +40,8 @@ def verify_against_library(
     Raises:
         ValueError: The transform does something else than its settings say.
     """
-    generator, channels = np.random.default_rng(0), transform.in_channels or 3
+    generator = np.random.default_rng(0)
+    channels = transform.in_channels or 3
     pictures = [generator.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES]
     with load_safely(model, f"pictures that {name} takes"):
         expected = [
@@ -84,8 +85,10 @@ def measure_normalization(
         result = np.asarray(library_transform(picture)).astype(np.float64)
         return result[:, result.shape[1] // 2, result.shape[2] // 2]
 
-    black, white = center(0), center(255)
-    mean, deviation = -black / (white - black), 1 / (white - black)
+    black = center(0)
+    white = center(255)
+    mean = -black / (white - black)
+    deviation = 1 / (white - black)
     is_reversed = in_channels == 3 and bool(center(255, 0, 0)[2] != black[2])
     if np.allclose(mean, 0, atol=1e-6) and np.allclose(deviation, 1):
         return None, is_reversed

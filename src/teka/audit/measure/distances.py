@@ -86,6 +86,7 @@ def noise_floor(
                 repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}"
             )
     single, double = (answers, cast) if dtype == torch.float64 else (cast, answers)
-    narrow, wide = torch.cat(single), torch.cat(double)
+    narrow = torch.cat(single)
+    wide = torch.cat(double)
     precision_error = 0.0 if torch.equal(narrow, wide) else relative_difference(narrow, wide)
     return NoiseFloor(repeat, precision_error)

@@ -153,7 +153,8 @@ class Measurement:
                 return math.inf
             tensor.copy_(stored)
         is_known = self._tables["evaluated"][self._zero, images]
-        now, then = output.cpu()[is_known].float(), self._references[images][is_known].float()
+        now = output.cpu()[is_known].float()
+        then = self._references[images][is_known].float()
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self) -> Responses:

@@ -140,7 +140,8 @@ def compared_maps(
             tuple([slice(step, None) if step >= 0 else slice(None, step) for step in whole])
             for whole in ([int(step) for step in steps], [-int(step) for step in steps])
         )
-        response, reference = response[(..., *ahead)], reference[(..., *behind)]
+        response = response[(..., *ahead)]
+        reference = reference[(..., *behind)]
     return response, reference
 
 
@@ -149,7 +150,8 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
 
     The mean is over the classes that occur in at least one of the two maps.
     """
-    first, second = found.flatten(1), expected.flatten(1)
+    first = found.flatten(1)
+    second = expected.flatten(1)
     starts = num_classes * torch.arange(len(first), device=first.device)[:, None]
 
     def count(classes: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ class Responses:
         self,
     ) -> tuple[Float[Tensor, "shifts images"], Float[Tensor, "shifts images"]] | None:
         """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, or None if a norm is zero."""
-        error, norm = self.error_squared.to(torch.float64), self.norm_squared.to(torch.float64)
+        error = self.error_squared.to(torch.float64)
+        norm = self.norm_squared.to(torch.float64)
         is_empty = norm.sum(dim=1) == 0
         if bool((is_empty & (error.sum(dim=1) > 0)).any()):
             return None
@@ -203,7 +204,8 @@ def check_same_images(argument: str, first: Responses, other: Responses) -> None
         ValueError: The images, labels, shifts or movements differ.
     """
     for name in ("movement", "shifts", "num_images"):
-        mine, expected = getattr(other, name), getattr(first, name)
+        mine = getattr(other, name)
+        expected = getattr(first, name)
         if mine != expected:
             raise wrong_value(f"{argument}.{name}", mine, f"{expected!r} as for the first model")
     labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]

@@ -138,7 +138,9 @@ class ImageBootstrap:
         averages are skewed. Source: Hall, "Theoretical comparison of bootstrap confidence
         intervals", Annals of Statistics 16 (1988), 927–953.
         """
-        values, draws, influence = average.values, average.draws, average.influence
+        values = average.values
+        draws = average.draws
+        influence = average.influence
         variance = self.means(influence**2) - self.means(influence) ** 2
         error = np.sqrt(variance.clip(min=0) / max(self.num_images - 1, 1))
         varies = (draws > 0) & (error > ROUNDING * values)
@@ -186,7 +188,9 @@ class ImageAverage:
 
 def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
     """Return an estimate. An interval of width 0 means that all images have the same value."""
-    value, lower, upper = float(value), float(ends[0]), float(ends[1])
+    value = float(value)
+    lower = float(ends[0])
+    upper = float(ends[1])
     if upper - lower <= ROUNDING * abs(value):
         method = method if method.startswith("none") else NO_SPREAD
     return Estimate(value, lower, upper, confidence, method)
@@ -213,7 +217,9 @@ def estimate_mean_share(shares: Float[ndarray, " images"], bootstrap: ImageBoots
     Otherwise it is Wilson's with each image as one trial. This is conservative, because among
     variables in [0, 1] with a given mean, the variance is largest for zeros and ones.
     """
-    mean, num_images, confidence = shares.mean(), len(shares), bootstrap.settings.confidence
+    mean = shares.mean()
+    num_images = len(shares)
+    confidence = bootstrap.settings.confidence
     if num_images - np.unique(shares, return_counts=True)[1].max() >= MINIMUM_IMAGES:
         return estimate_mean(float(mean), bootstrap.means(shares), bootstrap)
     # A rounding error of the mean must not change a whole number of successes.
@@ -235,7 +241,9 @@ def share_curve(
         bootstrap: Resamples of the images.
         known: Shift at which all images succeed by definition, which needs no interval.
     """
-    shares, count, num_images = outcomes.mean(axis=1), outcomes.sum(axis=1), outcomes.shape[1]
+    shares = outcomes.mean(axis=1)
+    count = outcomes.sum(axis=1)
+    num_images = outcomes.shape[1]
     unknown = np.arange(len(outcomes)) != known
     draws = bootstrap.means(outcomes[unknown].astype(float))
     critical = bootstrap.critical_value(bootstrap.deviations(shares[unknown], draws))
@@ -292,7 +300,9 @@ def difference_curve(
         padded: The differences of the images of the bootstrap.
         bootstrap: The resamples.
     """
-    values, center, draws = differences.mean(axis=1), padded.mean(axis=1), bootstrap.means(padded)
+    values = differences.mean(axis=1)
+    center = padded.mean(axis=1)
+    draws = bootstrap.means(padded)
     width = bootstrap.critical_value(bootstrap.deviations(center, draws)) * draws.std(axis=0)
     lower, upper = bootstrap.interval(values, draws)
     band = np.minimum(center - width, lower), np.maximum(center + width, upper)

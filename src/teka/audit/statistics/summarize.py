@@ -100,11 +100,14 @@ def average(metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
     """
     table = metric.table(responses)
     assert table is not None
-    values, norms = table[0].astype(float), table[1]
-    means, draws = values.mean(axis=1), bootstrap.means(values)
+    values = table[0].astype(float)
+    norms = table[1]
+    means = values.mean(axis=1)
+    draws = bootstrap.means(values)
     if norms is None:
         return ImageAverage(means, draws, values - means[:, None])
-    scale, scales = norms.mean(axis=1), bootstrap.means(norms)
+    scale = norms.mean(axis=1)
+    scales = bootstrap.means(norms)
     ratios = means / scale
     draws = np.where(scales > 0, draws / np.where(scales > 0, scales, 1.0), ratios)
     roots = np.sqrt(ratios)
