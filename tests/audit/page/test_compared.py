@@ -44,8 +44,8 @@ PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pai
 def test_the_best_model_is_named_with_its_evidence():
     headline, evidence = best_model(PAIRS[:1], reports_of("patches", "rotation"))
     assert headline == (
-        "Mode circular: rotation is significantly better than patches in the share classified "
-        "correctly at every shift."
+        "Mode circular: rotation is significantly better than patches in the share of images "
+        "classified correctly at every shift."
     )
     assert evidence == [
         (
@@ -122,8 +122,8 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
     ]
     headline, evidence = best_model([PAIRS[0], *for_three], reports_of(*NAMES))
     assert headline == (
-        "Mode circular: rotation is significantly better than patches in the share classified "
-        "correctly at every shift."
+        "Mode circular: rotation is significantly better than patches in the share of images "
+        "classified correctly at every shift."
     )
     assert evidence[-1] == (
         "",

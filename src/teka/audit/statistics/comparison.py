@@ -16,7 +16,12 @@ from teka.audit.statistics.estimate import (
     Estimate,
     has_interval,
 )
-from teka.audit.statistics.intervals import ImageBootstrap, difference_curve, estimate_mean
+from teka.audit.statistics.intervals import (
+    ImageBootstrap,
+    difference_curve,
+    estimate_mean,
+    with_two_images,
+)
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.audit.statistics.summarize import average
 from teka.checks import check_instance, check_number, check_sizes
@@ -120,7 +125,7 @@ def compare_responses(
         tables = [metric.table(responses) for responses in pair]
         if metric.is_share and tables[0] is not None and tables[1] is not None:
             values = tables[0][0].astype(float) - tables[1][0]
-            curves[name] = difference_curve(values, _with_two_images(values), padded_bootstrap)
+            curves[name] = difference_curve(values, padded_bootstrap)
     numbers: dict[str, Difference] = {}
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
@@ -129,14 +134,14 @@ def compare_responses(
         if metric.is_share:
             values, others = (metric.of_images(responses) for responses in pair)
             differences = values.astype(float) - others
-            draws = padded_bootstrap.means(_with_two_images(differences))
+            draws = padded_bootstrap.means(with_two_images(differences))
             found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
             mean, other = (
                 average(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
                 for each in pair
             )
-            differences = _differences(metric.curve, pair)
+            differences = _mean_differences(metric.curve, pair)
             value = float(mean.values[0] - other.values[0])
             found = estimate_mean(value, (mean.draws - other.draws)[:, 0], bootstrap)
         level = _noise_level(metric.curve, noise)
@@ -161,14 +166,8 @@ def _noise_level(curve: str, noise: float) -> float:
     return noise if curve in ROUNDED_CURVES else 0.0
 
 
-def _with_two_images(differences: Float[ndarray, "*rows images"]) -> ndarray:
-    """Return differences of shares with an image of difference 1 and one of −1 added."""
-    ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
-    return np.concatenate([differences, ends], axis=-1)
-
-
-def _differences(curve: str, pair: list[Responses]) -> Float[ndarray, " images"]:
-    """Return the difference of each image's mean over the nonzero shifts."""
+def _mean_differences(curve: str, pair: list[Responses]) -> Float[ndarray, " images"]:
+    """Return for each image the difference of its means over the nonzero shifts."""
     means = []
     for responses in pair:
         table = CURVES[curve].table(responses)
@@ -197,7 +196,7 @@ def sign_flip_test(
         seed: Seed of the random generator.
     """
     random = np.random.default_rng(int(seed))
-    # Images without a difference have no sign.
+    # Flipping the sign of a difference of zero changes nothing.
     differences = differences[differences != 0]
     # The tolerance treats sums that differ only by rounding as equal.
     observed = abs(differences.sum()) - 1e-9 * np.abs(differences).sum()

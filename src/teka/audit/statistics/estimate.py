@@ -11,10 +11,7 @@ MOST_RESAMPLES = 100_000
 
 
 def has_interval(method: str) -> bool:
-    """Return True if the method of an interval is one, not "none, …" with a reason.
-
-    Without an interval, both ends are equal to the value.
-    """
+    """Return False if an estimate has no interval, so that its method is "none" with a reason."""
     return not method.startswith("none")
 
 
@@ -33,7 +30,7 @@ class Estimate:
               with too few different images for a bootstrap
             - "bootstrap over images" for averages
             - "band over shifts" for the lowest share or the highest error over shifts
-            - "none, …" with the reason; both ends are then equal to the value
+            - "none, …" with the reason why there is no interval; both ends then equal the value
 
     >>> from teka.audit import Estimate
     >>> Estimate(0.91, 0.88, 0.93, 0.95, "wilson").half_width
@@ -54,13 +51,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Curve:
-    """Number at every shift, with an interval for each shift and a band for all shifts.
+    """Metric at every shift, with an interval for each shift and a band for all shifts.
 
     Args:
         values: Value at each shift.
         lower: Lower end of the interval of each shift.
         upper: Upper end of the interval of each shift.
-        band_lower: Lower end of the band, which covers all shifts with one confidence.
+        band_lower: Lower end of the band. At the confidence level, the band contains the true
+            values at all shifts together.
         band_upper: Upper end of the band.
         method: Method of the intervals.
     """

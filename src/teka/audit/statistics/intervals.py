@@ -10,7 +10,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate, check_confidence
+from teka.audit.statistics.estimate import (
+    BootstrapSettings,
+    Curve,
+    Estimate,
+    check_confidence,
+    has_interval,
+)
 from teka.checks import is_number
 from teka.errors import wrong_type, wrong_value
 
@@ -111,22 +117,22 @@ class ImageBootstrap:
         return np.stack(counts).astype(np.int16)
 
     def means(self, values: Values) -> Draws:
-        """Return the mean over the images of each resample.
+        """Return the mean over the images in each resample.
 
-        With the number n_ri of times that resample r contains image i, the mean is
-        Σ_i n_ri v_i / N, which is computed as a matrix product.
+        Resample r contains image i n_ri times, so its mean is Σ_i n_ri v_i / N. This is computed as
+        a matrix product.
         """
         chunks = np.array_split(self._counts, math.ceil(self._counts.size / 2**22))
         return np.concatenate([chunk.astype(float) @ values.T for chunk in chunks]) / len(values.T)
 
     def interval(self, value: Any, draws: Draws) -> Ends:
-        """Return the percentile interval: the quantiles of the draws, widened to the value."""
+        """Return the quantiles of the draws, widened if necessary to contain the value."""
         tail = (1 - self.settings.confidence) / 2
         lower, upper = np.quantile(draws, [tail, 1 - tail], axis=0)
         return np.minimum(lower, value), np.maximum(upper, value)
 
     def deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
-        """Return |θ* − θ| / σ of each resample, with the standard deviation σ of the draws."""
+        """Return |θ* − θ| / σ of each resample, with the standard deviation σ of the draws θ*."""
         error = draws.std(axis=0)
         varies = error > ROUNDING * np.abs(values)
         return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
@@ -134,9 +140,9 @@ class ImageBootstrap:
     def relative_deviations(self, average: "ImageAverage") -> Draws:
         """Return |log(θ* / θ)| θ* / σ* of each resample, with its own standard error σ*.
 
-        These deviations of the bootstrap-t are larger than those with a fixed standard error where
-        averages are skewed. Source: Hall, "Theoretical comparison of bootstrap confidence
-        intervals", Annals of Statistics 16 (1988), 927–953.
+        The bootstrap-t uses these deviations. They are larger than `deviations` where the
+        distribution of the images' values is skewed. Source: Hall, "Theoretical comparison of
+        bootstrap confidence intervals", Annals of Statistics 16 (1988), 927–953.
         """
         values = average.values
         draws = average.draws
@@ -148,12 +154,13 @@ class ImageBootstrap:
         return np.abs(np.log(ratio)) * draws / np.where(varies, error, 1.0)
 
     def critical_value(self, deviations: Draws) -> float:
-        """Return the number of standard errors of a band that covers all rows together.
+        """Return the half width, in standard errors, of a band that covers all rows together.
 
-        It is the quantile over the resamples of the largest deviation over the rows, and at least
-        the normal quantile. Rows without deviations count as independent (Šidák), because their
-        dependence is unknown. Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence
-        bands", Journal of Applied Econometrics 34 (2019), 1–17.
+        For each resample, take the largest deviation over the rows. The critical value is the
+        quantile of these maxima, and at least the normal quantile. Rows without deviations count as
+        independent (Šidák), because their dependence is unknown. Source: Montiel Olea and
+        Plagborg-Møller, "Simultaneous confidence bands", Journal of Applied Econometrics 34 (2019),
+        1–17.
         """
         confidence = self.settings.confidence
         num_constant = max(int((~deviations.any(axis=0)).sum()), 1)
@@ -164,13 +171,13 @@ class ImageBootstrap:
 
 @dataclass(frozen=True)
 class ImageAverage:
-    """Averages over images at each shift, with their values in the resamples.
+    """Average over images at each shift, in the data and in the bootstrap resamples.
 
     Args:
         values: Average at each shift.
-        draws: Averages of the resamples.
-        influence: First-order change of the average if an image gets more weight, with mean 0 over
-            the images of a shift.
+        draws: Average of each resample at each shift.
+        influence: Influence function: the first-order change of the average if an image gets more
+            weight. Its mean over the images is 0.
     """
 
     values: Float[ndarray, " shifts"]
@@ -178,7 +185,7 @@ class ImageAverage:
     influence: Float[ndarray, "shifts images"]
 
     def mean_over(self, shifts: list[int]) -> "ImageAverage":
-        """Return the mean over some shifts, as an average with one row."""
+        """Return the mean over the given shifts, as an `ImageAverage` with a single row."""
         return ImageAverage(
             self.values[shifts].mean(keepdims=True),
             self.draws[:, shifts].mean(axis=1, keepdims=True),
@@ -187,17 +194,15 @@ class ImageAverage:
 
 
 def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
-    """Return an estimate. An interval of width 0 means that all images have the same value."""
-    value = float(value)
-    lower = float(ends[0])
-    upper = float(ends[1])
-    if upper - lower <= ROUNDING * abs(value):
-        method = method if method.startswith("none") else NO_SPREAD
+    """Return an estimate. If its interval has width 0, all images have the same value."""
+    value, lower, upper = map(float, (value, *ends))
+    if has_interval(method) and upper - lower <= ROUNDING * abs(value):
+        method = NO_SPREAD
     return Estimate(value, lower, upper, confidence, method)
 
 
 def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate an average over images that is not a share. Few images give no interval."""
+    """Estimate an average over images, without an interval if there are too few images."""
     confidence = bootstrap.settings.confidence
     if bootstrap.num_images < MINIMUM_IMAGES:
         return estimate(value, (value, value), confidence, NO_INTERVAL)
@@ -211,11 +216,11 @@ def estimate_share(outcomes: Bool[ndarray, " images"], confidence: float) -> Est
 
 
 def estimate_mean_share(shares: Float[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate the mean over images of shares within [0, 1].
+    """Estimate the mean over images of shares, such as the share of shifts of each image.
 
-    The interval is that of the bootstrap if enough images differ from the most common share.
-    Otherwise it is Wilson's with each image as one trial. This is conservative, because among
-    variables in [0, 1] with a given mean, the variance is largest for zeros and ones.
+    The interval comes from the bootstrap if enough images differ from the most common share.
+    Otherwise it is Wilson's interval with each image as one trial. This is conservative, because
+    among variables in [0, 1] with a given mean, zeros and ones have the largest variance.
     """
     mean = shares.mean()
     num_images = len(shares)
@@ -232,9 +237,10 @@ def estimate_mean_share(shares: Float[ndarray, " images"], bootstrap: ImageBoots
 def share_curve(
     outcomes: Bool[ndarray, "shifts images"], bootstrap: ImageBootstrap, known: int | None = None
 ) -> Curve:
-    """Return the share of successful images at each shift, with Wilson's intervals and a band.
+    """Return the share of successful images at each shift, with intervals and a band.
 
-    The band is Wilson's interval with the critical value of all shifts together.
+    The intervals are Wilson's. The band is Wilson's interval at a higher confidence level, which
+    corresponds to the critical value of all shifts together.
 
     Args:
         outcomes: True where an image succeeds.
@@ -242,13 +248,12 @@ def share_curve(
         known: Shift at which all images succeed by definition, which needs no interval.
     """
     shares = outcomes.mean(axis=1)
-    count = outcomes.sum(axis=1)
-    num_images = outcomes.shape[1]
     unknown = np.arange(len(outcomes)) != known
     draws = bootstrap.means(outcomes[unknown].astype(float))
     critical = bootstrap.critical_value(bootstrap.deviations(shares[unknown], draws))
-    levels = (bootstrap.settings.confidence, 2 * NormalDist().cdf(critical) - 1)
-    ends = [end for level in levels for end in wilson_interval(count, num_images, level)]
+    ends = []
+    for level in (bootstrap.settings.confidence, 2 * NormalDist().cdf(critical) - 1):
+        ends += wilson_interval(outcomes.sum(axis=1), outcomes.shape[1], level)
     for end in ends:
         end[~unknown] = 1.0
     return make_curve(shares, ends, WILSON)
@@ -257,16 +262,17 @@ def share_curve(
 def mean_curve(
     average: ImageAverage, bootstrap: ImageBootstrap, *, is_share: bool = False
 ) -> Curve:
-    """Return positive averages over images at each shift, with bootstrap-t intervals and a band.
+    """Return a positive average over images at each shift, with bootstrap-t intervals and a band.
 
-    The intervals are θ exp(± c σ / θ) with the standard error σ. Their critical value c is the
-    quantile of the relative deviations at the shift, and at least the normal quantile. The band has
-    the critical value of all shifts together.
+    The intervals are θ exp(± c σ / θ) with the standard error σ. The critical value c is the
+    quantile of the relative deviations at the shift, and at least the normal quantile. The band
+    uses the critical value of all shifts together.
 
     Args:
         average: Average θ at each shift.
-        bootstrap: The resamples.
-        is_share: True for shares: the positive average is 1 − θ.
+        bootstrap: Resamples of the images.
+        is_share: Whether θ is a share. The intervals are then computed for 1 − θ, which is close to
+            0.
     """
     values = average.values
     if bootstrap.num_images < MINIMUM_IMAGES:
@@ -288,19 +294,21 @@ def mean_curve(
     return make_curve(values, ends, BOOTSTRAP)
 
 
-def difference_curve(
-    differences: Float[ndarray, "shifts images"],
-    padded: Float[ndarray, "shifts padded"],
-    bootstrap: ImageBootstrap,
-) -> Curve:
+def with_two_images(differences: Values) -> ndarray:
+    """Return the differences of images with the differences 1 and −1 of two more images."""
+    ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
+    return np.concatenate([differences, ends], axis=-1)
+
+
+def difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
     """Return mean differences of shares at each shift, with percentile intervals and a band.
 
     Args:
         differences: Difference of each image at each shift.
-        padded: The differences of the images of the bootstrap.
-        bootstrap: The resamples.
+        bootstrap: Resamples of the images and of two more, see `with_two_images`.
     """
     values = differences.mean(axis=1)
+    padded = with_two_images(differences)
     center = padded.mean(axis=1)
     draws = bootstrap.means(padded)
     width = bootstrap.critical_value(bootstrap.deviations(center, draws)) * draws.std(axis=0)
@@ -311,17 +319,17 @@ def difference_curve(
 
 
 def make_curve(values: Any, ends: Any, method: str) -> Curve:
-    """Return a curve from arrays in the order of the fields of `Curve`."""
-    values, *ends = (tuple(np.asarray(row, float).tolist()) for row in (values, *ends))
-    return Curve(values, ends[0], ends[1], ends[2], ends[3], method)
+    """Return a `Curve` from arrays: the ends of its intervals, then those of its band."""
+    rows = (tuple(np.asarray(row, float).tolist()) for row in (values, *ends))
+    return Curve(*rows, method=method)
 
 
-def extreme_of(curve: Curve, over: str, confidence: float) -> Estimate:
+def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
     """Estimate the "lowest" share or the "highest" average of a curve over all shifts.
 
-    The interval is taken from the band, which covers the curve at all shifts together.
+    The interval comes from the band, because the band covers the curve at all shifts together.
     """
-    end = min if over == "lowest" else max
-    ends = end(curve.band_lower), end(curve.band_upper)
-    method = curve.method if curve.method.startswith("none") else BAND
-    return estimate(end(curve.values), ends, confidence, method)
+    extreme = min if over == "lowest" else max
+    ends = extreme(curve.band_lower), extreme(curve.band_upper)
+    method = BAND if has_interval(curve.method) else curve.method
+    return estimate(extreme(curve.values), ends, confidence, method)

@@ -19,15 +19,19 @@ NOISE_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """Metric at every shift: a mean over images, or the root of a ratio of sums over images.
+    """Metric that has a value at every shift, such as the accuracy.
+
+    The value is a mean over images, or √(Σ error / Σ norm) with sums over images.
 
     Args:
         label: Short name in tables and charts.
-        read: Function that returns the value of each image at each shift, with shape (S, N). For a
-            ratio it returns the values and the norms. It returns None if undefined.
-        is_share: True if the values lie within [0, 1], higher is better, and percent are shown.
-        is_ratio: True if the metric is the root of a ratio of sums.
-        is_one_at_zero: True if the metric is 1 at the zero shift by definition.
+        read: Function that returns the value of each image at each shift, with shape (S, N), or
+            None if the model's outputs do not define the metric. For a ratio, it returns a pair of
+            errors and norms.
+        is_share: Whether the values are shares, which lie within [0, 1], are shown in percent, and
+            are better if they are higher.
+        is_ratio: Whether the metric is the root of a ratio of sums.
+        is_one_at_zero: Whether the metric is 1 at the zero shift by definition.
     """
 
     label: str
@@ -37,18 +41,15 @@ class CurveMetric:
     is_one_at_zero: bool = False
 
     def table(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
-        """Return the value of each image at each shift, and for a ratio also its norm.
+        """Return the values and norms of each image at each shift as arrays of shape (S, N).
 
-        Returns:
-            A pair of arrays of shape (S, N). The second is None unless the metric is a ratio.
-            None if the responses do not define the metric.
+        The norms are None unless the metric is a ratio. The result is None if the responses do not
+        define the metric.
         """
         values = self.read(responses)
         if values is None:
             return None
-        if self.is_ratio:
-            return values[0].double().numpy(), values[1].double().numpy()
-        return values.numpy(), None
+        return (values[0].numpy(), values[1].numpy()) if self.is_ratio else (values.numpy(), None)
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ class NumberMetric:
         return has_shifts and CURVES[self.curve].read(responses) is not None
 
     def of_images(self, responses: Responses) -> ndarray:
-        """Return the share of each image, whose mean is the metric, unless it is an extreme.
+        """Return the share of each image. The metric is the mean of these shares.
 
-        If the metric is "over" correct images, the other images are left out.
+        For a metric over "correct" images, the result contains only these images. Extremes over
+        shifts are not means, so they have no shares.
         """
         table = CURVES[self.curve].read(responses).numpy()
         if self.over == "every":
@@ -100,7 +102,7 @@ class NumberMetric:
         return means
 
 
-_OVERLAP = "intersection over union with the classes or boxes moved along"
+_OVERLAP = "intersection over union with the shifted classes or boxes"
 _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all images; for classes Tₛf(x) = f(x)"
 
 CURVES = {
@@ -127,22 +129,22 @@ NUMBERS = {
     ),
     "minimum_accuracy": NumberMetric(
         "worst shift",
-        "share classified correctly at the one shift where it is lowest",
+        "share of images classified correctly at the shift with the lowest accuracy",
         "accuracy",
         "lowest",
     ),
     "worst_shift_accuracy": NumberMetric(
-        "every shift", "share classified correctly at every shift", "accuracy", "every"
+        "every shift", "share of images classified correctly at every shift", "accuracy", "every"
     ),
     "consistency": NumberMetric(
         "consistency",
-        "share of images and nonzero shifts with the prediction of the unshifted image",
+        "share of shifted images with the same prediction as the unshifted image",
         "agreement",
         "mean",
     ),
     "consistency_when_correct": NumberMetric(
         "consistency when correct",
-        "the same for the images that are classified correctly without a shift",
+        "consistency of the images that are classified correctly without a shift",
         "agreement",
         "correct",
     ),
@@ -163,7 +165,7 @@ NUMBERS = {
     ),
     "retrieval": NumberMetric(
         "nearest to itself",
-        "share of images and shifts whose features are nearest to those of the unshifted image",
+        "share of shifted images whose nearest features are those of the same image unshifted",
         "retrieval",
         "mean",
     ),
@@ -175,7 +177,7 @@ NUMBERS = {
     ),
     "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean"),
     "maximum_error": NumberMetric(
-        "largest error", "the same at the shift where it is largest", "error", "highest"
+        "largest error", f"{_ERROR}, at the shift where it is largest", "error", "highest"
     ),
 }
 """Metrics of a set of shifts, by the names under which they are saved.

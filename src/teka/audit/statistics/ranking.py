@@ -32,15 +32,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Lead:
-    """Best model for one metric, and how much better it is than each other model.
+    """Best model for one metric, and its advantage over each other model.
 
-    The p-values are adjusted by Holm over all pairs of models, so they are valid although the same
-    images were used to choose the best model.
+    The p-values are adjusted with Holm's method over all pairs of models. They are valid although
+    the best model was chosen on the same images.
 
     Args:
         number: Name of the metric.
         best: Index of the best model.
-        over: Advantage over each other model by its index, from the smallest to the largest.
+        over: Advantage over each other model, by the model's index, from the smallest to the
+            largest advantage.
     """
 
     number: str
@@ -100,8 +101,8 @@ def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
 def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
     """Find the best model for each metric, in the order of `NUMBERS`.
 
-    Of equally good models, the first one leads. A model that lacks a metric is left out for this
-    metric.
+    Among equally good models, the first one is the best. A model for which a metric is not defined
+    is left out for this metric.
     """
     leads = []
     for number in COMPARED_NUMBERS:
@@ -150,7 +151,7 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def disagreement(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
-    """Return where classifiers disagree, for each shift and image.
+    """Return a mask of the shifts and images for which classifiers disagree.
 
     With labels, models disagree if some are correct and some are wrong. Without labels, they
     disagree if they do not all predict the same class.

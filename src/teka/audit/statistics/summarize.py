@@ -8,9 +8,9 @@ from teka.audit.statistics.intervals import (
     ImageAverage,
     ImageBootstrap,
     estimate,
+    estimate_extreme,
     estimate_mean_share,
     estimate_share,
-    extreme_of,
     mean_curve,
     share_curve,
 )
@@ -67,7 +67,7 @@ def summarize(
         if not metric.is_defined(complete):
             continue
         if metric.over in ("lowest", "highest"):
-            numbers[name] = extreme_of(curves[metric.curve], metric.over, confidence)
+            numbers[name] = estimate_extreme(curves[metric.curve], metric.over, confidence)
         elif not metric.is_share:
             mean = mean_curve(averages[metric.curve].mean_over(complete.moved), bootstrap)
             ends = mean.lower[0], mean.upper[0]
@@ -94,9 +94,9 @@ def summarize(
 
 
 def average(metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap) -> ImageAverage:
-    """Return a metric that is an average over images, at each shift.
+    """Return the average of a metric over images at each shift.
 
-    A resample in which all norms of a ratio are 0 counts as all images.
+    A resample in which all norms of a ratio are 0 is replaced by the sample of all images.
     """
     table = metric.table(responses)
     assert table is not None
@@ -112,6 +112,6 @@ def average(metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
     draws = np.where(scales > 0, draws / np.where(scales > 0, scales, 1.0), ratios)
     roots = np.sqrt(ratios)
     influence = (values - ratios[:, None] * norms) / scale[:, None]
-    # The derivative of √r is 1 / 2√r. Where r is 0 no image has an error.
+    # The derivative of √r is 1 / 2√r. If r is 0, no image has an error.
     influence /= 2 * np.where(roots > 0, roots, 1.0)[:, None]
     return ImageAverage(roots, np.sqrt(draws), influence)
