@@ -15,7 +15,7 @@ from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.estimate import BootstrapSettings, Estimate
-from teka.audit.statistics.intervals import ImageBootstrap, estimate_mean_share
+from teka.audit.statistics.intervals import ImageBootstrap, estimate_share
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.checks import check_tensor
@@ -264,4 +264,4 @@ def pair_agreement(
 
 def _mean_share(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:
     bootstrap = ImageBootstrap(len(shares), BootstrapSettings(**settings.intervals))
-    return estimate_mean_share(shares.numpy(), bootstrap)
+    return estimate_share(shares.numpy(), bootstrap)

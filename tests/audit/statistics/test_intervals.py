@@ -20,7 +20,7 @@ from teka.audit.statistics.intervals import (
     ImageBootstrap,
     difference_curve,
     estimate_extreme,
-    estimate_mean_share,
+    estimate_share,
     mean_curve,
     share_curve,
 )
@@ -175,7 +175,7 @@ def test_a_mean_over_images_covers_although_shifts_of_an_image_depend_on_each_ot
         # Half of the images are stable at nearly all shifts, half at hardly any: the mean is ½.
         stable = random.random(80) < 0.5
         agrees = random.random((24, 80)) < np.where(stable, 0.98, 0.02)
-        number = estimate_mean_share(agrees.mean(axis=0), ImageBootstrap(80, FEW))
+        number = estimate_share(agrees.mean(axis=0), ImageBootstrap(80, FEW))
         images += number.lower <= 0.5 <= number.upper
         lower, upper = wilson_interval(int(agrees.sum()), agrees.size)
         pairs += lower <= 0.5 <= upper
@@ -213,7 +213,7 @@ def test_few_images_have_no_bootstrap_but_shares_have_the_interval_of_wilson():
     curve = mean_curve(averaged(values, bootstrap), bootstrap)
     assert curve.lower == curve.band_upper == curve.values
     assert curve.method == estimate_extreme(curve, "highest", 0.95).method == NO_INTERVAL
-    share = estimate_mean_share(values[0], bootstrap)
+    share = estimate_share(values[0], bootstrap)
     assert share.method == WILSON_IMAGES
     assert share.lower < share.value < share.upper
 
@@ -223,7 +223,7 @@ def test_equal_images_give_an_average_without_interval_and_a_share_with_one():
     values = np.full((1, 40), 0.107)
     curve = mean_curve(averaged(values, bootstrap), bootstrap)
     assert estimate_extreme(curve, "highest", 0.95).method == NO_SPREAD
-    share = estimate_mean_share(values[0], bootstrap)
+    share = estimate_share(values[0], bootstrap)
     assert share.lower < share.value < share.upper
 
 
@@ -231,14 +231,14 @@ def test_a_mean_share_needs_ten_different_images_for_the_bootstrap():
     for num_different, method in ((9, WILSON_IMAGES), (10, BOOTSTRAP)):
         shares = np.ones(500)
         shares[:num_different] = np.linspace(0, 0.5, num_different)
-        assert estimate_mean_share(shares, ImageBootstrap(500, FEW)).method == method
+        assert estimate_share(shares, ImageBootstrap(500, FEW)).method == method
 
 
 def test_wilson_of_a_mean_share_rounds_the_number_of_successes_outward():
     bootstrap = ImageBootstrap(10, FEW)
-    whole = estimate_mean_share(np.array([0.1 + 0.2] * 10), bootstrap)
+    whole = estimate_share(np.array([0.1 + 0.2] * 10), bootstrap)
     assert (whole.lower, whole.upper) == wilson_interval(3, 10)
-    between = estimate_mean_share(np.array([0.35] * 10), bootstrap)
+    between = estimate_share(np.array([0.35] * 10), bootstrap)
     assert (between.lower, between.upper) == (wilson_interval(3, 10)[0], wilson_interval(4, 10)[1])
 
 

@@ -1,13 +1,13 @@
 """Confidence intervals: Wilson for shares, a bootstrap over images for averages, and a band."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 
 from teka.audit.statistics.estimate import (
@@ -209,29 +209,32 @@ def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Esti
     return estimate(value, bootstrap.interval(value, draws), confidence, BOOTSTRAP)
 
 
-def estimate_share(outcomes: Bool[ndarray, " images"], confidence: float) -> Estimate:
-    """Estimate a share of images, with Wilson's interval."""
-    ends = wilson_interval(int(outcomes.sum()), len(outcomes), confidence)
-    return estimate(outcomes.mean(), ends, confidence, WILSON)
+def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
+    """Estimate a share of images, or the mean of a share that each image has.
 
-
-def estimate_mean_share(shares: Float[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate the mean over images of shares, such as the share of shifts of each image.
-
-    The interval comes from the bootstrap if enough images differ from the most common share.
-    Otherwise it is Wilson's interval with each image as one trial. This is conservative, because
+    Boolean outcomes have Wilson's interval. The mean of shares, such as the share of shifts of each
+    image, has the interval of the bootstrap if enough images differ from the most common share.
+    Otherwise it has Wilson's interval with each image as one trial. This is conservative, because
     among variables in [0, 1] with a given mean, zeros and ones have the largest variance.
+
+    Args:
+        shares: True for a success, or a share for each image.
+        bootstrap: Resamples of the images. For another number of images, they are drawn anew.
     """
     mean = shares.mean()
     num_images = len(shares)
     confidence = bootstrap.settings.confidence
-    if num_images - np.unique(shares, return_counts=True)[1].max() >= MINIMUM_IMAGES:
+    method = WILSON if shares.dtype == bool else WILSON_IMAGES
+    num_different = num_images - np.unique(shares, return_counts=True)[1].max()
+    if method == WILSON_IMAGES and num_different >= MINIMUM_IMAGES:
+        if num_images != bootstrap.num_images:
+            bootstrap = replace(bootstrap, num_images=num_images)
         return estimate_mean(float(mean), bootstrap.means(shares), bootstrap)
     # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
     lower = wilson_interval(math.floor(successes), num_images, confidence)[0]
     upper = wilson_interval(math.ceil(successes), num_images, confidence)[1]
-    return estimate(mean, (lower, upper), confidence, WILSON_IMAGES)
+    return estimate(mean, (lower, upper), confidence, method)
 
 
 def share_curve(

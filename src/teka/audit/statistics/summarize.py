@@ -9,7 +9,6 @@ from teka.audit.statistics.intervals import (
     ImageBootstrap,
     estimate,
     estimate_extreme,
-    estimate_mean_share,
     estimate_share,
     mean_curve,
     share_curve,
@@ -73,13 +72,7 @@ def summarize(
             ends = mean.lower[0], mean.upper[0]
             numbers[name] = estimate(mean.values[0], ends, confidence, mean.method)
         else:
-            values = metric.of_images(complete)
-            if values.dtype == bool:
-                numbers[name] = estimate_share(values, confidence)
-            elif metric.over == "correct":
-                numbers[name] = estimate_mean_share(values, ImageBootstrap(len(values), settings))
-            else:
-                numbers[name] = estimate_mean_share(values, bootstrap)
+            numbers[name] = estimate_share(metric.of_images(complete), bootstrap)
     return Metrics(
         responses.movement,
         responses.output,
