@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from teka import convert
 from teka.audit.audit import audit
 from teka.audit.caveats import Caveat
-from teka.audit.measure.distances import NoiseFloor
+from teka.audit.measure.noise import NoiseFloor
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import audit_text, details_text
@@ -263,7 +263,7 @@ def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
 def test_parts_that_were_not_asked_for_are_not_done():
     report = audit(invariant, random_images(), settings=replace(QUICK, parts=()))
     # Whether the model is deterministic is measured all the same, since it decides whether the numbers are valid.
-    assert report.noise_floor == NoiseFloor(0.0, None, "it was not asked for")
+    assert report.noise_floor == NoiseFloor(0.0, None, "it was not requested")
     assert report.layers is None
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from teka.audit import Movement, measure_responses, square_shifts, summarize
 from teka.audit.caveats import Caveat
 from teka.audit.layers.localize import LayerBreak, LayerFindings
-from teka.audit.measure.distances import NoiseFloor
+from teka.audit.measure.noise import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.report import AuditReport
 from teka.audit.statistics.metrics import Metrics

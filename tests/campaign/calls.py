@@ -27,7 +27,7 @@ import teka.data
 from teka import Grid
 from teka.audit import AuditSettings, Movement, Responses, measure_responses
 from teka.audit.caveats import Caveat
-from teka.audit.measure.distances import noise_floor
+from teka.audit.measure.noise import noise_floor
 from teka.audit.settings import PARTS
 from teka.nn import Attention
 from teka.testing import assert_consistent

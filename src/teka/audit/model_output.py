@@ -440,7 +440,6 @@ OUTPUT_CHOICES = ("auto", *OUTPUTS)
 MAPS = ("dense", "segmentation")
 MULTILABEL = ("multilabel", "multilabel_probabilities")
 CLASSIFIERS = tuple(kind.name for kind in KINDS if kind.predict is not None)
-WITH_PROBABILITIES = tuple(kind.name for kind in KINDS if kind.log_probabilities is not None)
 # Kinds of output that should not change under a shift.
 INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
 

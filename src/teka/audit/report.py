@@ -14,7 +14,7 @@ from torch import Tensor
 
 from teka.audit.caveats import Caveat
 from teka.audit.layers.localize import LayerFindings
-from teka.audit.measure.distances import NoiseFloor
+from teka.audit.measure.noise import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import call_model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability

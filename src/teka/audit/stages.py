@@ -13,8 +13,8 @@ from torch import Tensor
 from teka.audit import caveats
 from teka.audit.caveats import Caveat
 from teka.audit.layers.localize import LayerFindings, locate_layers
-from teka.audit.measure.distances import NoiseFloor, noise_floor
 from teka.audit.measure.measure_responses import Deadline, measure_responses
+from teka.audit.measure.noise import NoiseFloor, noise_floor
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement

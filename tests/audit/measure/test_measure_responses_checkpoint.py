@@ -96,13 +96,13 @@ def test_the_state_is_written_while_the_model_runs(tmp_path, monkeypatch):
 
 def test_another_measurement_is_refused(tmp_path):
     for changes, named in [
-        ({"images": IMAGES.flip(0)}, "another images"),
-        ({"labels": LABELS.flip(0).clone() * 0}, "another labels"),
-        ({"labels": None}, "another labels"),
-        ({"shifts": square_shifts(1)}, "another shifts"),
-        ({"movement": Movement("circular")}, "another movement"),
-        ({"output": "features"}, "another output"),
-        ({"function": network(1)}, "another weights"),
+        ({"images": IMAGES.flip(0)}, "These differ: images"),
+        ({"labels": LABELS.flip(0).clone() * 0}, "These differ: labels"),
+        ({"labels": None}, "These differ: labels"),
+        ({"shifts": square_shifts(1)}, "These differ: shifts"),
+        ({"movement": Movement("circular")}, "These differ: movement"),
+        ({"output": "features"}, "These differ: output"),
+        ({"function": network(1)}, "These differ: weights"),
     ]:
         path = tmp_path / "state.safetensors"
         given = {

@@ -90,7 +90,7 @@ def test_impossible_shifts_and_images_are_refused(unchecked_annotations):
     for images, shifts, movement, message in [
         (IMAGES[:0], SHIFTS, Movement("zero"), r"images must have .*got \(0, 2, 9, 11\)"),
         (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images must have .*got \(9, 11\)"),
-        (IMAGES, [(0, 1)], Movement("zero"), "with the zero shift"),
+        (IMAGES, [(0, 1)], Movement("zero"), "contains the zero shift"),
         (IMAGES, [(0, 0), (0, 12)], Movement("zero"), r"shifts must be .*got \(0, 12\)"),
         (IMAGES, [(0, 0), (4, 0)], Movement("lossless"), "5 of 5 images lose pixels"),
     ]:

@@ -10,10 +10,10 @@ from torch.nn.functional import avg_pool2d
 from teka.audit import axis_shifts, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.outputs import (
+    align_maps,
     check_dense_shifts,
     class_overlap,
-    compared_maps,
-    squares,
+    squared_errors,
     sum_of_squares,
     vector_errors,
 )
@@ -36,7 +36,7 @@ def moved(movement, shift):
 
 
 def errors(*given):
-    return squares(*compared_maps(*given)).values()
+    return squared_errors(*align_maps(*given)).values()
 
 
 @pytest.mark.parametrize("mode", MODES)

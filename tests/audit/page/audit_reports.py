@@ -7,7 +7,7 @@ import numpy as np
 
 from teka.audit.caveats import Caveat
 from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
-from teka.audit.measure.distances import NoiseFloor
+from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
 from teka.audit.report import AuditReport, Example, Failure
 from teka.audit.statistics.estimate import Curve, Estimate

@@ -3,7 +3,7 @@ import json
 import re
 
 from teka.audit.caveats import Caveat
-from teka.audit.measure.distances import NoiseFloor
+from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
 from teka.audit.page.pages import (
     audit_columns,

@@ -18,17 +18,19 @@ WITHIN = 1.0  # minimum distance in pixels between a complete object and the edg
 def box_overlap(
     found: Detections, reference: Detections, shift: CheckedShift, size: Sequence[int]
 ) -> Float[Tensor, " batch"]:
-    """Compute how well objects detected in shifted images overlap with the original detections.
+    """Compute the overlap between detections in shifted images and the shifted detections.
 
       overlap = Σ IoU(a, b) / (|A| + |B| − number of pairs)
 
-    A are the objects detected in the shifted image, B those detected in the original image and
-    then shifted. The sum is over pairs (a, b) of equal class, matched so that it is largest (Kuhn
-    1955). An object counts if the score of its class is at least 0.5 and if it is complete in both
-    images, at least one pixel from the edge, so that objects that leave the image do not matter.
-    If A and B are empty, the overlap is 1. The measure resembles panoptic quality (Kirillov et
-    al. 2019, arXiv:1801.00868), but without a minimum IoU of pairs, and with full weight of
-    unmatched objects.
+    A is the set of objects detected in the shifted image. B is the set of objects detected in the
+    original image, moved by the shift. The sum is over pairs (a, b) of the same class, which are
+    matched so that the sum is as large as possible (Kuhn 1955). If A and B are empty, the overlap
+    is 1.
+
+    An object counts if its score is at least 0.5 and if it lies at least one pixel inside the edges
+    of both images, so that objects that leave the image do not matter. The overlap resembles
+    panoptic quality (Kirillov et al. 2019, arXiv:1801.00868), but pairs have no minimum IoU, and
+    unmatched objects have their full weight.
 
     Args:
         found: Detections in the shifted images, (B, M, 4 + K): x0, y0, x1, y1 in pixels and a

@@ -36,8 +36,8 @@ class Checkpoint:
 
     Args:
         path: The file. Its folder must exist.
-        identity: Texts that identify the measurement, such as the hash of the weights. A file with
-            a different identity is rejected.
+        identity: Texts that identify the measurement, by name, such as the hash of the weights. A
+            file with a different identity is rejected.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]) -> None:
@@ -68,22 +68,16 @@ class Checkpoint:
             if not isinstance(identity, dict):
                 raise ValueError("the metadata are not a mapping")
         except (self._library.SafetensorError, ValueError, RecursionError) as error:
-            raise wrong_value(
-                "checkpoint", str(self.path), f"a whole file of a measurement ({error})"
-            ) from error
+            expected = f"a whole file of a measurement ({error})"
+            raise wrong_value("checkpoint", str(self.path), expected) from error
         parts = self._identity.keys() | identity.keys()
         different = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
         if different:
-            raise wrong_value(
-                "checkpoint",
-                str(self.path),
-                "the state of this measurement",
-                f"It has another {', '.join(different)}: take another file.",
-            )
+            hint = f"These differ: {', '.join(different)}. Use another file."
+            raise wrong_value("checkpoint", str(self.path), "the state of this measurement", hint)
         if notes.get("sha256") != _content_hash(tensors):
-            raise wrong_value(
-                "checkpoint", str(self.path), "an unchanged file", "The file is damaged."
-            )
+            hint = "The file is damaged."
+            raise wrong_value("checkpoint", str(self.path), "an unchanged file", hint)
         return tensors
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
@@ -97,7 +91,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """True if the state should be written again.
+        """True if it is time to write the state again.
 
         At least 5 seconds pass between writes, and writing takes at most 5 % of the time.
         """
@@ -110,24 +104,15 @@ def _content_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Deadline:
-    """Time budget of a measurement that starts when the object is created.
+    """Time budget of a measurement. The time starts when the object is created.
 
     Args:
         budget_seconds: Available time in seconds, or None for no limit.
-        progress: Function that is called with the entries done, their total and the seconds left.
     """
 
-    def __init__(
-        self, budget_seconds: float | int | None = None, progress: Progress | None = None
-    ) -> None:
-        if budget_seconds is not None:
-            check_number(
-                "budget_seconds", budget_seconds, BUDGET, low=0, high=math.inf, exclude=(0,)
-            )
-        if progress is not None:
-            check_callable("progress", progress)
+    def __init__(self, budget_seconds: float | int | None = None) -> None:
         self._budget = math.inf if budget_seconds is None else budget_seconds
-        self._progress = progress
+        check_number("budget_seconds", self._budget, BUDGET, low=0, high=math.inf, exclude=(0,))
         self._start = time.perf_counter()
 
     @property
@@ -140,17 +125,14 @@ class Deadline:
         """Seconds until the budget is used up, at least 0. Infinite without a budget."""
         return max(self._budget - self.seconds, 0.0)
 
-    def report_progress(self, evaluated: int, done: int, total: int) -> None:
-        """Call the progress function with an estimate of the time left.
+    def estimate_left(self, num_done: int, num_remaining: int) -> float:
+        """Return the estimated seconds for the remaining work, at most those of the budget.
 
         Args:
-            evaluated: Number of entries that the model evaluated in this run.
-            done: Number of entries that are evaluated, also in earlier runs.
-            total: Number of all entries.
+            num_done: Number of entries that were done since the start.
+            num_remaining: Number of entries that remain.
         """
-        if self._progress is not None:
-            seconds_left = self.seconds / evaluated * (total - done)
-            self._progress(done, total, min(seconds_left, self.left))
+        return min(self.seconds / num_done * num_remaining, self.left)
 
 
 def measure_responses(
@@ -227,7 +209,9 @@ def measure_responses(
         ImportError: `checkpoint` is given but safetensors is not installed.
     """
     check_sizes({"batch_size": batch_size})
-    deadline = Deadline(budget_seconds, progress)
+    if progress is not None:
+        check_callable("progress", progress)
+    deadline = Deadline(budget_seconds)
     measurement = Measurement(
         function, images, shifts, movement, labels, output, stride, device, batch_size
     )
@@ -253,7 +237,9 @@ def measure_responses(
                 continue
             measurement.evaluate(batch)
             done = measurement.num_evaluated
-            deadline.report_progress(done - start, done, measurement.num_entries)
+            if progress is not None:
+                total = measurement.num_entries
+                progress(done, total, deadline.estimate_left(done - start, total - done))
             if saved is not None and saved.is_due:
                 saved.write(measurement.tensors())
     except ModelError as error:
@@ -273,9 +259,5 @@ def _restore(measurement: Measurement, checkpoint: Checkpoint) -> None:
         return
     difference = measurement.restore(tensors)
     if not difference <= SAME_MODEL:
-        raise wrong_value(
-            "checkpoint",
-            str(checkpoint.path),
-            "the state of this model",
-            f"Its outputs for the unshifted images differ by {difference:.2g} of their norm.",
-        )
+        hint = f"Its outputs for the unshifted images differ by {difference:.2g} of their norm."
+        raise wrong_value("checkpoint", str(checkpoint.path), "the state of this model", hint)

@@ -1,4 +1,4 @@
-"""Measurement of a model on shifted images, which collects its outputs batch by batch."""
+"""Measurement of a model on shifted images, batch by batch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,10 +54,10 @@ def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> li
 
 
 class Measurement:
-    """Measurement of a model on shifted images, which collects its outputs batch by batch.
+    """Measurement of a model on shifted images, which collects the results batch by batch.
 
-    The arguments are those of `measure_responses`. They are checked before the first call, and
-    the first call determines the kind and shape of the output.
+    The constructor takes and checks arguments of `measure_responses`. The first call of the model
+    determines the kind and shape of the output.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Measurement:
         self._tables = {"evaluated": torch.zeros(len(self.shifts), len(images), dtype=torch.bool)}
 
     def evaluate(self, batch: Batch) -> None:
-        """Evaluate the model on a batch in one call, and compare its output with the expected one.
+        """Evaluate the model on a batch in one call, and compare its outputs with the expectation.
 
-        The batch with the zero shift must come first.
+        Batches with the zero shift must be evaluated before others.
         """
         shifts, images = batch
         output = self._call(batch)
@@ -126,35 +126,35 @@ class Measurement:
 
     @property
     def num_evaluated(self) -> int:
-        """Number of evaluated entries, which are images at a shift."""
+        """Number of evaluated pairs of image and shift."""
         return int(self._tables["evaluated"].sum())
 
     @property
     def num_entries(self) -> int:
-        """Number of all entries, which are images at a shift."""
+        """Number of all pairs of image and shift."""
         return self._tables["evaluated"].numel()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all results so far, to be saved in a file."""
+        """Return all results so far, by name, for a checkpoint."""
         return {"references": self._references, **self._tables}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> float:
-        """Resume from saved results, and check the model on the first unshifted images.
+        """Resume from saved results, and evaluate the model on the first unshifted images again.
 
         Returns:
-            Relative difference ‖now − then‖ / ‖then‖ between the outputs now and those that were
-            saved, or infinity if they have another shape or dtype.
+            Relative difference ‖now − then‖ / ‖then‖ between the outputs of the model and the saved
+            outputs, or infinity if they differ in shape or dtype.
         """
         images = self.batches[0][1]
-        output = self._call(((self._zero,), images))
-        for name, tensor in self.tensors().items():
-            stored = tensors.get(name)
-            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-                return math.inf
-            tensor.copy_(stored)
+        output = self._call(((self._zero,), images)).cpu()
+        references = tensors["references"]
+        if references.shape != self._references.shape or references.dtype != output.dtype:
+            return math.inf
+        self._references = references
+        self._tables = {name: tensors[name] for name in tensors if name != "references"}
         is_known = self._tables["evaluated"][self._zero, images]
-        now = output.cpu()[is_known].float()
-        then = self._references[images][is_known].float()
+        now = output[is_known].float()
+        then = references[images][is_known].float()
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self) -> Responses:
@@ -205,30 +205,21 @@ class Measurement:
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
         self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
-        names = ["error_squared", "norm_squared"]
-        ranks = []
-        if self._output in ("segmentation", "boxes"):
-            names.append("overlap")
-        if self._output == "features" and output.ndim == 2:
-            names.append("cosine_distance")
-            ranks = ["rank"]
-        if self._output in CLASSIFIERS:
-            ranks = ["predictions"]
-        if self._output in WITH_PROBABILITIES:
-            names.append("probability_change")
-        shape = self._tables["evaluated"].shape
-        self._tables |= {name: torch.zeros(shape, dtype=torch.float64) for name in names}
-        self._tables |= {name: torch.full(shape, -1) for name in ranks}
-        self._references = torch.zeros(shape[1], *output.shape[1:], dtype=output.dtype)
+        self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
     def _compare(self, output: Tensor, shift: int, images: Tensor) -> None:
-        """Note the errors of the outputs for images at one shift."""
+        """Compare the outputs for images at one shift with the expected ones."""
+        evaluated = self._tables["evaluated"]
         num_rows = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
         for part, rows in zip(output.split(num_rows), images.split(num_rows), strict=True):
             for name, values in self._errors(part, shift, rows).items():
+                if name not in self._tables:
+                    empty = 0.0 if values.is_floating_point() else -1
+                    dtype = torch.float64 if values.is_floating_point() else torch.int64
+                    self._tables[name] = torch.full(evaluated.shape, empty, dtype=dtype)
                 table = self._tables[name]
                 table[shift, rows] = values.to(table)
-        self._tables["evaluated"][shift, images] = True
+        evaluated[shift, images] = True
 
     def _errors(self, output: Tensor, shift: int, images: Tensor) -> outputs.Tables:
         """Return the errors of the outputs for images at one shift."""
@@ -237,13 +228,13 @@ class Measurement:
             return outputs.box_errors(output, reference, self.shifts[shift], self._seen_size)
         if self._stride is None:
             errors = outputs.vector_errors(output, reference, self._output)
-            if "rank" in self._tables:
+            if self._output == "features" and output.ndim == 2:
                 errors |= outputs.feature_distances(output.cpu(), self._references, images)
             return errors
-        compared = outputs.compared_maps(
+        compared = outputs.align_maps(
             output, reference, self.shifts[shift], self._stride, self._movement
         )
-        errors = outputs.squares(*compared)
+        errors = outputs.squared_errors(*compared)
         if self._output == "segmentation":
             predicted, expected = (maps.argmax(dim=1) for maps in compared)
             errors["overlap"] = outputs.class_overlap(predicted, expected, output.shape[1])

@@ -1,4 +1,4 @@
-"""Errors of outputs of each kind relative to the expected outputs, and checks of labels."""
+"""Errors of outputs relative to the expected outputs, by kind of output, and checks of labels."""
 
 from collections.abc import Sequence
 
@@ -62,7 +62,7 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
 def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
     """Convert labels to the format of a classifier's predictions: classes or codes of label sets.
 
-    For an output that is not of a classifier, classes are kept and multi-label targets dropped.
+    If the model is not a classifier, return classes unchanged, and None for multi-label targets.
 
     Raises:
         ValueError: The classifier cannot predict these labels.
@@ -93,7 +93,7 @@ def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
 def check_dense_shifts(
     shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
 ) -> None:
-    """Check that a dense output has an exact expected value at every shift.
+    """Check that the expected value of a dense output is known exactly at every shift.
 
     Args:
         shifts: The shifts of the images.
@@ -126,27 +126,33 @@ def check_dense_shifts(
                 raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected)
 
 
-def compared_maps(
+def align_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
-    """Return f(T_s x) and T_s f(x) on the cells whose content was inside the image before."""
+    """Return f(T_s x) and T_s f(x) at the cells that are compared.
+
+    Without circular edges, these are the cells whose content was inside the image before the shift.
+
+    Args:
+        response: Map f(T_s x) of the shifted images.
+        reference: Map f(x) of the unshifted images.
+        shift: Shift s of the images in pixels.
+        stride: Pixels per cell of the maps.
+        movement: How the images were shifted.
+    """
     steps = tuple([step / pixels for step, pixels in zip(shift, stride, strict=True)])
     if movement.wraps:
-        reference = movement.move(reference, steps)
-    else:
-        # Crop the shifted map to the content that the unshifted map also shows, and the unshifted
-        # map by the opposite shift.
-        ahead, behind = (
-            tuple([slice(step, None) if step >= 0 else slice(None, step) for step in whole])
-            for whole in ([int(step) for step in steps], [-int(step) for step in steps])
-        )
-        response = response[(..., *ahead)]
-        reference = reference[(..., *behind)]
+        return response, movement.move(reference, steps)
+    # Crop both maps to the content that they share.
+    for axis, step in enumerate(map(int, steps), 2):
+        num_cells = response.shape[axis] - abs(step)
+        response = response.narrow(axis, max(step, 0), num_cells)
+        reference = reference.narrow(axis, max(-step, 0), num_cells)
     return response, reference
 
 
 def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[Tensor, " batch"]:
-    """Return the mean intersection over union of two segmentation maps, per image.
+    """Return the mean intersection over union of two segmentation maps, for each image.
 
     The mean is over the classes that occur in at least one of the two maps.
     """
@@ -168,10 +174,7 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[
 
 
 def box_errors(found: Answers, reference: Answers, shift: CheckedShift, size: Sizes) -> Tables:
-    """Return the errors of detected boxes, which should shift with the image.
-
-    The error is 1 − overlap, with the overlap of `box_overlap`.
-    """
+    """Return the errors of detected boxes, which are 1 minus their `box_overlap`."""
     overlap = box_overlap(found, reference, shift, size)
     return {
         "error_squared": (1 - overlap).square(),
@@ -185,7 +188,7 @@ def feature_distances(
     unshifted: Float[Tensor, "images features"],
     own: Int[Tensor, " batch"],
 ) -> Tables:
-    """Compare features of shifted images with the features of all unshifted images.
+    """Compare the features of each shifted image with the features of all unshifted images.
 
     Args:
         output: Features of shifted images.
@@ -193,8 +196,8 @@ def feature_distances(
         own: Index of the unshifted image of each row of `output`.
 
     Returns:
-        The cosine distance to the unshifted image, and its rank among all images, 1 for the
-        nearest.
+        The cosine distance to the features of the unshifted image, and its rank among all unshifted
+        images. The nearest image has rank 1.
     """
     features, references = (
         torch.nn.functional.normalize(to_widest_dtype(each)) for each in (output, unshifted)
@@ -208,25 +211,25 @@ def feature_distances(
 
 
 def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
-    """Return the errors of outputs that should not change under a shift."""
+    """Return the errors of vectors, such as logits, that should not change under a shift."""
     if kind == "classes":
         # Treat classes as one-hot vectors.
         changed = (output != reference).double()[:, 0]
-        noted = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
+        errors = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
     else:
-        noted = squares(output, reference)
+        errors = squared_errors(output, reference)
     row = KIND_BY_NAME[kind]
     if row.predict is not None:
-        noted["predictions"] = row.predict(output)
+        errors["predictions"] = row.predict(output)
     if row.log_probabilities is not None:
         unshifted = row.log_probabilities(reference).exp()
         top = unshifted.argmax(dim=1, keepdim=True)
         change = row.log_probabilities(output).exp() - unshifted
-        noted["probability_change"] = change.gather(1, top).abs()[:, 0]
-    return noted
+        errors["probability_change"] = change.gather(1, top).abs()[:, 0]
+    return errors
 
 
-def squares(output: Tensor, reference: Tensor) -> Tables:
+def squared_errors(output: Tensor, reference: Tensor) -> Tables:
     """Return ‖output − reference‖² and ‖reference‖² of each row of a batch."""
     return {
         "error_squared": sum_of_squares(output, reference),
@@ -250,10 +253,7 @@ def not_finite(output: Tensor) -> Tensor:
     axes = tuple(range(1, output.ndim))
     # A finite sum implies finite terms and is 40 times faster than checking each term. An infinite
     # sum may be an overflow, so the terms are checked only then.
-    if (
-        output.sum(dim=axes, dtype=torch.promote_types(output.dtype, torch.float32))
-        .isfinite()
-        .all()
-    ):
+    dtype = torch.promote_types(output.dtype, torch.float32)
+    if output.sum(dim=axes, dtype=dtype).isfinite().all():
         return torch.zeros(len(output), dtype=torch.bool)
     return ~output.isfinite().flatten(1).all(dim=1).cpu()

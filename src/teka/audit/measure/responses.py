@@ -1,4 +1,4 @@
-"""Outputs of a model for every image at every shift, before any statistics."""
+"""Results of a model for every image at every shift, from which statistics are computed."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ from teka.checks import (
 )
 from teka.errors import wrong_argument, wrong_value
 
-WITH_ZERO = "a set with the zero shift, to which the others are compared"
+Table = Float[Tensor, "shifts images"]
+Mask = Bool[Tensor, "shifts images"]
+WITH_ZERO = "a set that contains the zero shift, because the others are compared with it"
 SINGLE_PRECISION = 2.0**-23
 TABLES = (
     "evaluated",
@@ -38,28 +40,29 @@ TABLES = (
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """Outputs of a model for every image at every shift, reduced to errors and predictions.
+    """Errors and predictions of a model for every image at every shift.
 
-    Tables have shape (S, N) for S shifts and N images. Entries that were not evaluated hold 0, or
-    −1 in `predictions` and `rank`. T_s is the shift by s. For logits and features, T_s f(x) is
-    f(x).
+    Each table has shape (S, N) for S shifts and N images. Entries that were not evaluated are 0, or
+    −1 in `predictions` and `rank`. T_s denotes the shift by s. For outputs that should not change,
+    such as logits and features, T_s f(x) stands for f(x).
 
     Args:
         movement: How the images were shifted.
         shifts: S shifts, including zero, with one step per spatial axis: (dy, dx) for images.
         output: Kind of the output, a name of `teka.audit.model_output.KINDS`.
         evaluated: Which entries were evaluated.
-        error_squared: ‖f(T_s x) − T_s f(x)‖² over the cells that are compared.
+        error_squared: ‖f(T_s x) − T_s f(x)‖² over the cells of maps that are compared.
         norm_squared: ‖T_s f(x)‖² over the same cells.
         labels: Classes of the images, or codes of their label sets
             (`teka.audit.model_output.encode_label_sets`).
         predictions: Predicted classes or codes of label sets, for classifiers.
         probability_change: |p_s(c) − p_0(c)| of the class c that is predicted without a shift, for
             classifiers with class probabilities.
-        overlap: Mean intersection over union with the shifted classes or boxes, for segmentation
-            and detection.
+        overlap: Mean intersection over union of the output with the shifted classes or boxes, for
+            segmentation and detection.
         cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
-        rank: Rank of f(x) among all images by cosine to f(T_s x), 1 for the nearest, for features.
+        rank: Rank of f(x) among the features of all images by their cosine to f(T_s x), for
+            features. The nearest one has rank 1.
         num_values: Number of outputs of a classifier per image, if known.
         epsilon: Machine epsilon of the outputs, or of the images if it is larger.
 
@@ -78,14 +81,14 @@ class Responses:
     movement: Movement
     shifts: CheckedShifts
     output: str
-    evaluated: Bool[Tensor, "shifts images"]
-    error_squared: Float[Tensor, "shifts images"]
-    norm_squared: Float[Tensor, "shifts images"]
+    evaluated: Mask
+    error_squared: Table
+    norm_squared: Table
     labels: Int[Tensor, " images"] | None = None
     predictions: Int[Tensor, "shifts images"] | None = None
-    probability_change: Float[Tensor, "shifts images"] | None = None
-    overlap: Float[Tensor, "shifts images"] | None = None
-    cosine_distance: Float[Tensor, "shifts images"] | None = None
+    probability_change: Table | None = None
+    overlap: Table | None = None
+    cosine_distance: Table | None = None
     rank: Int[Tensor, "shifts images"] | None = None
     num_values: int | None = None
     epsilon: float = SINGLE_PRECISION
@@ -127,27 +130,23 @@ class Responses:
         return self.evaluated.all(dim=1)
 
     @cached_property
-    def correct(self) -> Bool[Tensor, "shifts images"] | None:
+    def correct(self) -> Mask | None:
         """Mask of correct predictions, or None without labels or predictions."""
         if self.predictions is None or self.labels is None:
             return None
         return self.predictions == self.labels
 
     @cached_property
-    def agreement(self) -> Bool[Tensor, "shifts images"] | None:
+    def agreement(self) -> Mask | None:
         """Mask of predictions equal to that of the unshifted image, or None without predictions."""
         return None if self.predictions is None else self.predictions == self.predictions[self.zero]
 
-    @cached_property
-    def retrieved(self) -> Bool[Tensor, "shifts images"] | None:
-        """Mask of features nearest to those of the same image, or None without features."""
-        return None if self.rank is None else self.rank == 1
-
     @property
-    def errors(
-        self,
-    ) -> tuple[Float[Tensor, "shifts images"], Float[Tensor, "shifts images"]] | None:
-        """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, or None if a norm is zero."""
+    def errors(self) -> tuple[Table, Table] | None:
+        """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, in float64.
+
+        They are None if the output has an error although it should be zero.
+        """
         error = self.error_squared.to(torch.float64)
         norm = self.norm_squared.to(torch.float64)
         is_empty = norm.sum(dim=1) == 0
@@ -164,9 +163,8 @@ class Responses:
         """
         complete = self.complete
         if not complete[self.zero]:
-            raise wrong_argument(
-                "responses", "not complete at the zero shift", "evaluated for all unshifted images"
-            )
+            expected = "evaluated for all unshifted images"
+            raise wrong_argument("responses", "not complete at the zero shift", expected)
         if complete.all():
             return self
         shifts = tuple(itertools.compress(self.shifts, complete))
@@ -210,8 +208,5 @@ def check_same_images(argument: str, first: Responses, other: Responses) -> None
             raise wrong_value(f"{argument}.{name}", mine, f"{expected!r} as for the first model")
     labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]
     if len(labels) == 2 and not torch.equal(*labels):
-        raise wrong_argument(
-            f"{argument}.labels",
-            "different labels",
-            "the labels of the first model, for the same images in the same order",
-        )
+        expected = "equal to those of the first model, image by image"
+        raise wrong_argument(f"{argument}.labels", "different labels", expected)

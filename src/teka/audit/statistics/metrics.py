@@ -116,7 +116,10 @@ CURVES = {
     "probability_change": CurveMetric("mean |Δp|", lambda r: r.probability_change),
     "overlap": CurveMetric("IoU (%)", lambda r: r.overlap, is_share=True, is_one_at_zero=True),
     "retrieval": CurveMetric(
-        "nearest to itself (%)", lambda r: r.retrieved, is_share=True, is_one_at_zero=True
+        "nearest to itself (%)",
+        lambda r: None if r.rank is None else r.rank == 1,
+        is_share=True,
+        is_one_at_zero=True,
     ),
     "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
     "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),

@@ -1,0 +1,77 @@
+"""Numerical noise of a model: differences between outputs of the same images."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from teka.audit.model_call import Model, evaluate_model, relative_difference, repeat_difference
+from teka.errors import EXTERNAL_ERRORS
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """Relative differences between outputs of the same images.
+
+    Errors that are smaller than these differences mean nothing.
+
+    Args:
+        repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same images.
+        precision: ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and double
+            precision, or None.
+        reason: Why the difference between precisions could not be measured.
+    """
+
+    repeat: float
+    precision: float | None
+    reason: str | None = None
+
+
+def noise_floor(
+    function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True
+) -> NoiseFloor:
+    """Measure how much the outputs of a model differ for the same images.
+
+    Compare the outputs of two calls, and the outputs in single and double precision. For the
+    latter, cast a copy of the module to float64, or to float32 if the images are float64.
+
+    Args:
+        function: Module in evaluation mode, or function.
+        images: Images (N, C, *S).
+        batch_size: Number of images per call.
+        precision: Whether to compare single and double precision.
+    """
+
+    def evaluate_batches(
+        function: Model, dtype: torch.dtype, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        outputs = []
+        for batch in images.split(int(batch_size)):
+            expected_shape = None if shape is None else (len(batch), *shape)
+            # Pass a copy, because the function may write into its input.
+            copied = batch.to(dtype, copy=True)
+            where = "on the images, for the noise floor"
+            outputs.append(evaluate_model(function, copied, where, expected_shape))
+        return torch.cat(outputs)
+
+    output = evaluate_batches(function, images.dtype)
+    shape = output.shape[1:]
+    repeat = repeat_difference(evaluate_batches(function, images.dtype, shape), output)
+    if not precision:
+        return NoiseFloor(repeat, None, "it was not requested")
+    if not isinstance(function, nn.Module):
+        reason = f"the model is a {type(function).__name__} and not a module that can be cast"
+        return NoiseFloor(repeat, None, reason)
+    is_double = images.dtype == torch.float64
+    dtype = torch.float32 if is_double else torch.float64
+    try:
+        cast = evaluate_batches(copy.deepcopy(function).to(dtype), dtype, shape)
+    # Modules that do not support the dtype raise errors of many classes.
+    except EXTERNAL_ERRORS as error:
+        reason = f"the copy in {dtype} fails: {type(error).__name__}: {error}"
+        return NoiseFloor(repeat, None, reason)
+    single, double = (cast, output) if is_double else (output, cast)
+    is_equal = torch.equal(single, double)
+    return NoiseFloor(repeat, 0.0 if is_equal else relative_difference(single, double))
