@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from teka import models
-from teka.audit.adapters import FORMS, LoadOptions, load
+from teka.audit.adapters import LOADERS, LoadOptions, load
 from teka.cli.local_models import LOCAL_LOADERS, load_model_file, load_run
 from teka.models import ModelConfig, save
 from teka.training import Run, restore, train
@@ -67,4 +67,4 @@ def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
         load_model_file(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match="one of") as caught:
         load("dgits", loaders=LOCAL_LOADERS)
-    assert all(form in str(caught.value) for form in (*FORMS, *(one.form for one in LOCAL_LOADERS)))
+    assert all(loader.form in str(caught.value) for loader in (*LOADERS, *LOCAL_LOADERS))

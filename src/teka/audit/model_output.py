@@ -179,7 +179,7 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
         ValueError: The output has no such field, or no field of the table. The message lists the
             fields of the output.
     """
-    fields = _fields_of(result)
+    fields = fields_of(result)
     if name is None:
         values, kind = _select_field(result, fields, source)
     elif fields is None or name not in fields:
@@ -237,7 +237,7 @@ def as_tensor(value: object) -> Tensor:
 
 def describe(result: object) -> str:
     """Describe an output for error messages: "is a dict of 'a' (torch.float32 of shape (2,))"."""
-    fields = _fields_of(result)
+    fields = fields_of(result)
     kind = type(result).__name__
     if result is None or isinstance(result, Tensor | np.ndarray):
         return f"is {_describe_field(result)}"
@@ -254,7 +254,7 @@ def _describe_field(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _fields_of(result: object) -> dict[str, object] | None:
+def fields_of(result: object) -> dict[str, object] | None:
     """Return the fields of a structured output by name or index, or None for other outputs."""
     if isinstance(result, Tensor | np.ndarray | np.generic | nn.Module | str | bytes | type):
         return None

@@ -13,7 +13,7 @@ from teka.audit.adapters.inputs import (
     default_mode,
     load_audit_images,
     make_audit_inputs,
-    place_for_modes,
+    make_room_for_shifts,
 )
 from teka.audit.model_call import call_model
 from teka.audit.settings import AuditSettings
@@ -135,7 +135,7 @@ def test_labels_can_be_left_out(arrays):
 )
 def test_crops_and_canvases_have_the_size_of_the_model(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
-    transform, changed = place_for_modes(model_of(Preprocessing(1, (16, 16))), settings)
+    transform, changed = make_room_for_shifts(model_of(Preprocessing(1, (16, 16))), settings)
     # Shifts reach 1 along dy and 2 along dx; the room for them around a window is even.
     assert transform.resized_size((33, 40)) == placed
     assert getattr(changed, field) == (16, 16)
@@ -146,22 +146,22 @@ def test_crops_and_canvases_have_the_size_of_the_model(mode, placed, field):
 def test_crop_and_canvas_keep_the_aspect_ratio():
     subject = model_of(Preprocessing(3, 256, crop=(224, 224)))
     settings = AuditSettings(shifts=((0, 0), (16, 16)), modes=("crop",))
-    assert place_for_modes(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
+    assert make_room_for_shifts(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
     wider = dataclasses.replace(settings, shifts=((0, 0), (0, 30)))
-    assert place_for_modes(subject, wider)[0] == Preprocessing(3, 284, crop=(224, 284))
-    assert place_for_modes(subject, settings, 240)[0] == Preprocessing(3, 256, crop=(240, 240))
+    assert make_room_for_shifts(subject, wider)[0] == Preprocessing(3, 284, crop=(224, 284))
+    assert make_room_for_shifts(subject, settings, 240)[0] == Preprocessing(3, 256, crop=(240, 240))
     canvas = dataclasses.replace(settings, modes=("canvas",))
-    assert place_for_modes(subject, canvas)[0] == Preprocessing(3, 192, crop=(192, 192))
+    assert make_room_for_shifts(subject, canvas)[0] == Preprocessing(3, 192, crop=(192, 192))
 
 
 def test_crop_and_canvas_must_be_the_only_mode():
     subject = model_of(Preprocessing(1, (16, 16)))
     with pytest.raises(ValueError, match="canvas alone"):
-        place_for_modes(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
+        make_room_for_shifts(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
     with pytest.raises(ValueError, match="placed_size"):
-        place_for_modes(subject, SETTINGS, 20)
+        make_room_for_shifts(subject, SETTINGS, 20)
     with pytest.raises(ValueError, match="less than half"):
-        place_for_modes(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
+        make_room_for_shifts(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
 
 
 def test_a_model_of_any_size_keeps_the_images(arrays):

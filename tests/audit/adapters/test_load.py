@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from teka.audit.adapters import FORMS, LoadedModel, Loader, LoadOptions, load
+from teka.audit.adapters import LOADERS, LoadedModel, Loader, LoadOptions, load
 from teka.audit.adapters.loaded_model import load_safely
 from teka.audit.adapters.programs import load_factory
 from teka.audit.adapters.timm_torchvision import (
@@ -65,7 +65,7 @@ def test_additional_loaders_come_first_and_the_number_of_classes_is_checked(file
         load("7", LoadOptions(num_classes=4), loaders=[loader])
     with pytest.raises(ValueError, match=r"one of: a number [|]") as caught:
         load("seven", loaders=[loader])
-    assert all(form in str(caught.value) for form in FORMS)
+    assert all(loader.form in str(caught.value) for loader in LOADERS)
 
 
 def test_an_impossible_device_is_one_line(file):
@@ -77,7 +77,7 @@ def test_an_impossible_device_is_one_line(file):
 
 def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
     torch.save({"weights": torch.ones(1)}, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="A file of weights alone"):
+    with pytest.raises(ValueError, match="A file of weights does not contain the architecture"):
         load(str(tmp_path / "model.pt"))
 
 

@@ -85,8 +85,8 @@ def test_options_replace_the_normalization_and_order_of_channels():
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"mean": (0.5,)}, "deviation must be given together with the other"),
-        ({"deviation": (0.5,)}, "mean must be given together with the other"),
+        ({"mean": (0.5,)}, "deviation must be given, because mean and deviation belong together"),
+        ({"deviation": (0.5,)}, "mean must be given, because mean and deviation belong together"),
         (
             {"mean": (0.5,), "deviation": (0.0,)},
             "deviation must be 3 positive finite numbers, one for each channel as in mean, got (0.0, 0.0, 0.0)",

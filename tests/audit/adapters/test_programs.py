@@ -63,7 +63,7 @@ def test_a_program_with_a_largest_batch_size_gets_smaller_batches(tmp_path: Path
 def test_files_without_a_program_of_images_are_errors(tmp_path: Path):
     torch.save(network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
-        ValueError, match=r"A file of weights alone does not say which, so name the model"
+        ValueError, match=r"A file of weights does not contain the architecture, so name the model"
     ):
         load(str(tmp_path / "weights.pt"))
     (tmp_path / "bad.pt2").write_bytes(b"PK")

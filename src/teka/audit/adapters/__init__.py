@@ -1,4 +1,4 @@
-"""Loading of vision models by name or path, as functions of images that can be audited."""
+"""Loaders of vision models, by name or path, for an audit."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz
 
 @dataclass(frozen=True)
 class Loader:
-    """Family of models that `load` recognizes by the form of the name.
+    """Loader of one family of models, such as those of timm.
 
     Args:
-        form: Form of the names, for messages.
-        fits: Function that returns True if a name is of this family.
-        read: Function that loads a model by its name and options.
-        takes_weights: Whether the model can be loaded with other weights than its own.
+        form: Description of the names of these models, for error messages.
+        fits: Function that returns True if the loader can load a name.
+        read: Function that loads a model by its name, with `LoadOptions`.
+        takes_weights: Whether other weights than the model's own can be loaded.
 
     >>> import torch
     >>> from teka.audit.adapters import Loader, LoadedModel, load
@@ -61,9 +61,10 @@ def load(
 ) -> LoadedModel:
     """Load a model by its name or path, ready to be audited.
 
-    Three forms run code that is not part of an installed library. "path/module.py:function"
-    executes the file. Files of TorchScript and of `torch.export` contain a program, so they need
-    `trust=True`. All other files are read as data, without unpickling objects except tensors.
+    Three kinds of models run code that is not part of an installed library. For
+    "path/module.py:function", the file is executed. Files of TorchScript and of `torch.export`
+    contain a program, so they need `trust=True`. All other files are read as data, and no objects
+    except tensors are unpickled.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -75,8 +76,8 @@ def load(
     'factory'
 
     Args:
-        spec: A name or path in one of `FORMS`, or in the form of an additional loader. A path
-            that exists takes precedence.
+        spec: A name or path that one of `LOADERS` or of the additional loaders accepts. An existing
+            path takes precedence.
         load_options: Weights, size, normalization and device of the model.
         loaders: Additional loaders, which are tried first.
         trust: Allow files that contain a program, like `LoadOptions(trust=True)`.
@@ -96,12 +97,12 @@ def load(
         expected = f"one of: {' | '.join(loader.form for loader in known)}"
         if Path(spec).suffix in _WEIGHTS:
             expected = (
-                "a model; a file of weights alone does not say which, "
-                "so name the model, and this as its weights"
+                "a model; a file of weights does not contain the architecture, "
+                "so name the model, and pass this file as its weights"
             )
         raise wrong_value("model", spec, expected)
     if load_options.weights is not None and not loader.takes_weights:
-        expected = f"None for {loader.form}: it has its own"
+        expected = f"None for {loader.form}, which has its own weights"
         raise wrong_value("weights", str(load_options.weights), expected)
     model = loader.read(spec, load_options)
     # The output of an ONNX file is chosen when it is loaded.
@@ -129,4 +130,3 @@ LOADERS = (
     Loader("a file of TorchScript", is_torchscript_file, load_script),
     Loader(TRANSFORMERS, _is_transformers, load_transformers, True),
 )
-FORMS = tuple(loader.form for loader in LOADERS)

@@ -1,4 +1,4 @@
-"""Inputs of an audit: the model, its images and labels, and what a report says about them."""
+"""Inputs of an audit: a model, its images and labels, and their description in the report."""
 
 import contextlib
 import dataclasses
@@ -63,7 +63,7 @@ class ImageOptions:
 
     @property
     def path(self) -> Path | None:
-        """Folder or file of the data, or None for a data set that is known by its name."""
+        """Folder or file of the data, or None for a data set with a known name such as "mnist"."""
         return None if self.data in NAMES else find_path(self.data, self.data_dir)
 
 
@@ -77,8 +77,8 @@ class AuditImages:
         num_classes: Number of classes of the data set.
         class_names: Names of the classes, or None.
         image_size: Size of the images in the data set, or None if they have several sizes.
-        num_available: Number of images that could be used.
-        description: Number of images, and the part of the data set that they come from.
+        num_available: Number of images from which the images were drawn.
+        description: Number of images, and the part of the data set from which they were drawn.
     """
 
     images: Float[Tensor, "images channels height width"]
@@ -93,15 +93,17 @@ class AuditImages:
 def load_audit_images(
     options: ImageOptions, transform: Preprocessing, seed: int = 0, held_out: bool = False
 ) -> AuditImages:
-    """Load test images with the channels and size of a model, in the order of the data set.
+    """Load test images of a data set, with the channels and size of a model.
 
-    All images can be used if a folder or file has no test part.
+    The images are drawn at random and keep the order of the data set. If the data set has no test
+    images, they are drawn from all its images.
 
     Args:
         options: The data set, and the number and size of the images.
         transform: Preprocessing of the model.
         seed: Seed of the choice of images.
-        held_out: Use only the fifth of data without a test part that `teka.data.load` holds out.
+        held_out: If the data set has no test images, use only the fifth of its images that
+            `teka.data.load` does not use for training.
 
     Raises:
         ValueError: The data cannot be read, or images have different sizes after preprocessing.
@@ -147,9 +149,9 @@ def load_audit_images(
 def _read_batches(
     images: Tensor | Sequence[Path], chosen: Tensor, transform: Preprocessing, image_size: Size
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield batches of images, with the name of the file of each picture.
+    """Yield batches of images with the name of their file, or "" for images in memory.
 
-    If the number of channels is unknown, pictures are gray if all files are.
+    If the model has any number of channels, pictures are gray only if all files are gray.
     """
     if isinstance(images, Tensor):
         intensities = images[chosen].to(torch.float32)
@@ -169,9 +171,14 @@ def _read_batches(
 
 
 class _Source(NamedTuple):
-    """The images of a data set that an audit can use: images in memory or picture files.
+    """Images of a data set that an audit can use, in memory or as picture files.
 
-    The part is "test", or "all" if the data set has no test part.
+    Args:
+        part: "test" for test images, or "all" if the data set has no test images.
+        images: The images, or the paths of the files.
+        labels: Class of each image, or None.
+        num_classes: Number of classes.
+        class_names: Names of the classes, or None.
     """
 
     part: str
@@ -205,7 +212,7 @@ def _find_images(options: ImageOptions) -> _Source:
 
 
 def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
-    """Return True if this library trained the model on this folder or file, or on a copy of it."""
+    """Return True if teka trained the model on this folder or file, or on one of the same name."""
     if options.path is None or subject.trained_on is None or subject.trained_on in NAMES:
         return False
     known = find_path(subject.trained_on, options.data_dir)
@@ -220,8 +227,8 @@ _NUM_HEADERS = 20  # pictures
 def default_mode(options: ImageOptions) -> tuple[str, str]:
     """Return the default mode of shifting for a data set, and the reason in words.
 
-    The mode is "crop", which resembles a moving camera, for a folder in which most images have at
-    least `MIN_PHOTOGRAPH_SIDE` pixels along the shorter side, and "circular" for other data.
+    The mode is "crop" for a folder in which most images have at least `MIN_PHOTOGRAPH_SIDE` pixels
+    along the shorter side, because it resembles a moving camera. For other data it is "circular".
     """
     if options.path is None or not has_pictures(options.path):
         return "circular", "a data set of arrays"
@@ -246,8 +253,8 @@ class AuditInputs:
         images: Unshifted images in [0, 1], as the function takes them.
         labels: Labels as indices of the model's classes, or None.
         settings: Settings of the audit.
-        known: Further arguments of `teka.audit.audit`.
-        description: Lines about the model, its images and the mode of shifting.
+        known: Further arguments of `teka.audit.audit`, such as facts for the report.
+        description: Lines about the model, its images and the mode of shifting, for the terminal.
     """
 
     subject: LoadedModel
@@ -268,17 +275,16 @@ def make_audit_inputs(
     held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_audit_images,
 ) -> AuditInputs:
-    """Load the images for the audit of a model, and describe both.
+    """Load the images for the audit of a model, and describe the model and the images.
 
     Args:
         subject: The model.
         options: The images.
         settings: Settings of the audit.
         mode_note: Remark on the mode of shifting for the report.
-        held_out: Whether to use only the held-out fifth of data without a test part. Default: if
-            the model was trained on the data.
-        read: Function that loads the images. To share images between models, pass one
-            `functools.cache(load_audit_images)` for all.
+        held_out: See `load_audit_images`. By default True if teka trained the model on the data.
+        read: Function that loads the images. To share images between models, pass the same
+            `functools.cache(load_audit_images)` for all models.
     """
     is_late = options.shift_before_resize
     # Digits have the size of their canvas, so they are not resized.
@@ -291,10 +297,12 @@ def make_audit_inputs(
         transform = Preprocessing(subject.in_channels)
     else:
         function = subject.function
-        transform, settings = place_for_modes(subject, settings, options.placed_size)
+        transform, settings = make_room_for_shifts(subject, settings, options.placed_size)
     if held_out is None:
         held_out = is_trained_on(subject, options)
-    chosen = read(options, transform.placing, settings.seed, held_out)
+    # Without normalization, models with the same input size can share images.
+    placing = dataclasses.replace(transform, normalization=None, blue_first=False)
+    chosen = read(options, placing, settings.seed, held_out)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
     caveats = [] if subject.declares_preprocessing else [_unknown_preprocessing(subject)]
@@ -367,26 +375,30 @@ def _unknown_preprocessing(subject: LoadedModel) -> Caveat:
     return Caveat("unknown preprocessing", "limits", message)
 
 
-def place_for_modes(
+def make_room_for_shifts(
     subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """Return the preprocessing with room for shifts in modes `crop` and `canvas`, and the settings.
+    """Make images larger in mode `crop`, or smaller in mode `canvas`, so that shifts have room.
 
     Args:
         subject: The model.
         settings: Settings of the audit.
-        placed_size: Size of the images before the crop or canvas. Default: the input size of the
-            model plus (crop) or minus (canvas) the largest shift on both sides.
+        placed_size: Size of the images before the crop or on the canvas. By default the input size
+            of the model plus (crop) or minus (canvas) the largest shift on both sides.
+
+    Returns:
+        The preprocessing that gives images this size, and the settings for these images.
     """
     transform = subject.transform
     seen = subject.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
     if not wide and placed_size is not None:
-        raise wrong_value("placed_size", placed_size, "None, but for modes crop and canvas")
+        expected = "None, because only modes crop and canvas use it"
+        raise wrong_value("placed_size", placed_size, expected)
     if not wide or (seen is None and placed_size is None):
         return transform, settings
     if len(settings.modes) > 1:
-        expected = f"{wide[0]} alone: its images are not of the size of the other modes'"
+        expected = f"{wide[0]} alone, because other modes need images of a different size"
         raise wrong_value("modes", list(settings.modes), expected)
     placed = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:
@@ -398,9 +410,8 @@ def place_for_modes(
         room = [2 * (step + step % 2) if is_crop else -2 * step for step in reach]
         placed = (seen[0] + room[0], seen[1] + room[1])
     if min(placed) < 1:
-        raise wrong_value(
-            "max_shift", max(reach), f"less than half of {seen}, the canvas that the model sees"
-        )
+        expected = f"less than half of {seen}, the canvas that the model sees"
+        raise wrong_value("max_shift", max(reach), expected)
     resize = placed
     crop = None
     # A resize by the shorter side keeps the aspect ratio.

@@ -1,4 +1,4 @@
-"""Matching of a data set's classes with the classes of a model."""
+"""Conversion of a data set's labels to the classes of a model."""
 
 import math
 import re
@@ -25,11 +25,11 @@ def match_labels(
     class_names: Sequence[str] | None,
     model: LoadedModel,
 ) -> tuple[Int[Tensor, " images"], list[Caveat]]:
-    """Return the labels as indices of the model's classes, and a caveat if not matched by name.
+    """Convert labels of a data set to indices of the model's classes.
 
-    Names are compared without regard to case, surrounding spaces, and underscores in place of
-    spaces. A name with synonyms, such as "tench, Tinca tinca", matches each synonym. Without a
-    match by name:
+    Classes are matched by name. Case and surrounding spaces do not matter, and underscores stand
+    for spaces. A name with synonyms, such as "tench, Tinca tinca", matches each synonym. If names
+    cannot be matched, classes are matched by number:
 
     - Folders with integer names: the number is the class of the model. Folders 1 … K are classes
       0 … K − 1 of a model with K classes.
@@ -41,6 +41,9 @@ def match_labels(
         num_classes: Number of classes of the data set.
         class_names: Names of these classes, if they have any.
         model: The model.
+
+    Returns:
+        The labels, and a caveat if classes were matched by number.
 
     Raises:
         ValueError: Both have names that do not match one to one, or different numbers of classes.
@@ -114,7 +117,7 @@ _KEYS: tuple[Callable[[str], set[str]], ...] = (
 
 
 def _find_candidates(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
-    """Return for each name the indices of the known names that match it best."""
+    """Return for each name the indices of the known names that match it most strictly."""
     candidates: list[list[int]] = [[] for _ in names]
     for keys_of in _KEYS:
         table: dict[str, list[int]] = {}
@@ -133,7 +136,11 @@ def _check_one_to_one(
     known: Sequence[str],
     model: LoadedModel,
 ) -> list[int]:
-    """Return the index of the one known name that each name matches."""
+    """Return the index of the known name that each name matches, if there is exactly one.
+
+    Raises:
+        ValueError: A name matches no known name or several, or two names match the same one.
+    """
     problems = []
     for name, indices in zip(names, candidates, strict=True):
         matches = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])

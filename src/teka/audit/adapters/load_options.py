@@ -77,17 +77,20 @@ class LoadOptions:
             raise wrong_value("weights", str(self.weights), f"an existing file, or {RANDOM!r}")
         if (self.mean is None) != (self.deviation is None):
             missing = "mean" if self.mean is None else "deviation"
-            raise wrong_value(missing, None, "given together with the other of mean and deviation")
+            raise wrong_value(missing, None, "given, because mean and deviation belong together")
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
-        """Keyword argument with the number of classes of a model to build, or no argument."""
+        """Keyword argument that builds a model with the required number of classes, or none.
+
+        A model with its own weights is built with its own number of classes.
+        """
         if self.num_classes is None or self.weights is None:
             return {}
         return {"num_classes": self.num_classes}
 
     def adapt_preprocessing(self, transform: Preprocessing) -> Preprocessing:
-        """Return a model's preprocessing with these options applied.
+        """Return the preprocessing with the input size and normalization of these options.
 
         Raises:
             ValueError: `mean` or `deviation` does not fit the number of channels.
@@ -112,13 +115,13 @@ class LoadOptions:
 
     @contextmanager
     def fixed_seed(self) -> Iterator[None]:
-        """Return a context with random seed 0, which restores the random state afterwards."""
+        """Return a context with random seed 0. The random state is restored afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
 
     def load_weights(self, module: M) -> M:
-        """Load the file of weights, if given, into a module and return the module.
+        """Load the file of weights, if there is one, into a module, and return the module.
 
         Raises:
             ValueError: The file cannot be read, or its names or shapes differ from the module's.
@@ -140,7 +143,7 @@ DEFAULT_LOAD_OPTIONS = LoadOptions()
 def read_weights(file: Path) -> Mapping[str, Tensor]:
     """Return the tensors in a safetensors file or in a file of `torch.save`, by name.
 
-    In a checkpoint of `torch.save`, the weights may be under a name such as "state_dict".
+    A checkpoint of `torch.save` may contain the weights under a name such as "state_dict".
 
     Raises:
         ValueError: The file contains other objects than tensors.

@@ -1,4 +1,4 @@
-"""Model under audit: a function of images in [0, 1], with its properties."""
+"""Models that are ready to be audited, with their preprocessing and properties."""
 
 import io
 import logging
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from teka.audit.adapters.load_options import LoadOptions
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import output_kind_of, weights_hash
-from teka.audit.model_output import OutputSource, num_classes_of, read_maps, select_output
+from teka.audit.model_output import (
+    OutputSource,
+    fields_of,
+    num_classes_of,
+    read_maps,
+    select_output,
+)
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 
@@ -25,24 +31,25 @@ _TENSORS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """Model under audit, as a function of images (B, C, H, W) in [0, 1].
+    """Model that is ready to be audited, with its preprocessing and properties.
 
     Args:
         name: Name for display.
         kind: Origin, such as "transformers", "timm", "torchvision", "onnx" or "factory".
-        function: The model. It is a module if possible, so that its layers can be examined.
+        function: The model as a function of images (B, C, H, W) in [0, 1]. It is a module if
+            possible, so that its layers can be examined.
         module: The original module, or None.
         class_names: Names of the classes, or None if unknown.
         num_classes: Number of classes, or None if unknown.
-        transform: Preprocessing of images, before and within the function.
+        transform: Preprocessing of images. The function normalizes images but does not resize them.
         weights_hash: SHA-256 of the weights, or None.
         note: Remark for the reader on how the model was loaded.
         output: Kind of the output, as in `teka.audit.AuditSettings`.
         loads_at_input_size: Whether data sets are loaded at the input size and with 8 bits per
             channel, as in training.
         trained_on: Name or path of the data set on which this library trained the model.
-        declares_preprocessing: Whether the preprocessing is that of the model's training. If not,
-            an audit warns about it.
+        declares_preprocessing: Whether the model declares the preprocessing of its training. If
+            not, an audit warns about it.
 
     >>> import torch
     >>> from teka.audit.adapters import LoadedModel, Preprocessing
@@ -77,11 +84,11 @@ class LoadedModel:
         return self.transform.in_channels
 
     def with_placement(self) -> Callable[[Tensor], object]:
-        """Return the model as a function of images of any size, with `transform.place` included."""
+        """Return a function of images of any size, which resizes them with `transform.place`."""
         return wrap_function(self.function, before=self.transform.place)
 
     def with_output(self, name: str) -> "LoadedModel":
-        """Return the model with one of its outputs, by name or by index in a tuple."""
+        """Return the model with a single output, chosen by name or by index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, OutputSource(images, self.module), name).values
@@ -91,7 +98,7 @@ class LoadedModel:
         return replace(self, function=function, output="auto", **known)
 
     def describe(self) -> dict[str, object]:
-        """Return the properties that a report stores, ready for JSON."""
+        """Return the properties that a report contains, as JSON data."""
         names = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
         facts = {name: encode(getattr(self, name)) for name in names}
         parameters = None
@@ -105,13 +112,13 @@ After = Callable[[Any, Tensor], object]
 
 
 class WrappedModule(nn.Module):
-    """Module with a step before it and a selection of its output.
+    """Module with preprocessing of its input and postprocessing of its output.
 
     Args:
         model: The model.
-        before: Function from images to the model's input. Default: none.
-        after: Function from the output and the images to the output that is measured. Default:
-            none.
+        before: Function that maps images to the model's input. By default none.
+        after: Function that maps the model's output and the images to the output that is measured.
+            By default none.
         output_kind: Kind of the output, for `output="auto"`. By default that of `model`.
     """
 
@@ -131,7 +138,7 @@ class WrappedModule(nn.Module):
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
-        """Return the selected output of the model for images in [0, 1]."""
+        """Return the output of the model that is measured, for images in [0, 1]."""
         return _call_wrapped(self.model, self.before, self.after, images)
 
 
@@ -145,9 +152,14 @@ def _call_wrapped(
 def wrap_function(
     function: Callable[[Tensor], object], before: Before | None = None, after: After | None = None
 ) -> Callable[[Tensor], object]:
-    """Return a function with a step before it and a selection of its output.
+    """Return a function with preprocessing of its input and postprocessing of its output.
 
-    The result is a module if the function is one, so that its layers can be examined.
+    The result is a module if the function is a module, so that its layers can be examined.
+
+    Args:
+        function: The model.
+        before: See `WrappedModule`.
+        after: See `WrappedModule`.
     """
     if isinstance(function, nn.Module):
         return WrappedModule(function, before, after)
@@ -166,15 +178,15 @@ def wrap_module(
     takes_lists: bool = False,
     **known: Any,
 ) -> LoadedModel:
-    """Return a module as a `LoadedModel`, with its normalization and the options applied.
+    """Return a `LoadedModel` that normalizes images and calls the module.
 
     Args:
         module: The module.
         name: Name for display.
         kind: Origin, such as "timm".
         transform: Preprocessing of images.
-        load_options: Size, normalization, device and output of the model.
-        is_declared: Whether the preprocessing is that of the model's training.
+        load_options: Input size, normalization, device and output, which override the model's.
+        is_declared: Whether the model declares the preprocessing of its training.
         output: Kind of the output. "auto" is for classifiers and unknown models.
         takes_lists: Whether the module takes a list of images instead of a batch.
         **known: Further fields of `LoadedModel`.
@@ -190,9 +202,8 @@ def wrap_module(
         return list(normalized) if takes_lists else normalized
 
     def after(result: Any, images: Tensor) -> object:
-        is_mapping = isinstance(result, Mapping)
-        has_logits = "logits" in result if is_mapping else hasattr(result, "logits")
-        # The kind of other fields than logits follows from their names when they are measured.
+        has_logits = "logits" in (fields_of(result) or ())
+        # If there are no logits, the fields of the output are needed later, to find its kind.
         if load_options.output_name is not None or (output == "auto" and not has_logits):
             return result
         source = OutputSource(images, module, num_outputs)
@@ -232,7 +243,7 @@ def load_safely(model: str, expected: str) -> Iterator[None]:
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Return a context without log messages, warnings and progress bars of libraries."""
+    """Return a context that hides log messages, warnings and progress bars of libraries."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -244,9 +255,9 @@ def silence_libraries() -> Iterator[None]:
 
 
 def read_class_names(labels: object) -> tuple[str, ...] | None:
-    """Return the class names of `id2label` in a config.
+    """Return the class names in `id2label` of a config.
 
-    The result is None if there are no names or only the defaults LABEL_0, LABEL_1 and so on.
+    Return None if there are no names, or only the default names LABEL_0, LABEL_1 and so on.
     """
     if not isinstance(labels, Mapping):
         return None

@@ -33,10 +33,10 @@ _MAX_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
 
 
 class OnnxNode(nn.Module):
-    """Node of an ONNX file as a layer, which returns the output that onnxruntime computed.
+    """Layer that stands for a node of an ONNX graph, and returns what onnxruntime computed.
 
     Args:
-        inputs: Names of the inputs.
+        inputs: Names of the inputs of the node.
     """
 
     values: Tensor
@@ -51,11 +51,12 @@ class OnnxNode(nn.Module):
 
 
 class OnnxFunction(nn.Module):
-    """ONNX model as a function of images in [0, 1].
+    """ONNX model as a module of images in [0, 1].
 
-    If the graph is given, its nodes are layers. When a layer has a hook, a second session computes
-    the outputs of all nodes, and the layers are called in the order of execution. A layer has the
-    name of its node or of its output, adapted to the rules for module names.
+    If the graph is given, each node is represented by a layer, so that hooks can read its output.
+    If a layer has a hook, a second session computes the outputs of all nodes, and the layers are
+    called in the order of execution. A layer has the name of its node or of its output, adapted to
+    the rules for module names.
 
     Args:
         session: Session of onnxruntime.
@@ -118,7 +119,7 @@ class OnnxFunction(nn.Module):
         return results[self.output].to(images.device)
 
     def _run(self, session: Any, names: list[str], placed: Tensor) -> dict[str, Tensor]:
-        """Return the numeric outputs of a session by name."""
+        """Run a session, and return its numeric outputs by name."""
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
@@ -153,9 +154,9 @@ class OnnxFunction(nn.Module):
 
 
 def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
-    """Return the output to measure: by its name, or "logits", or the first numeric output.
+    """Return the output with the given name. By default it is "logits" or the first numeric one.
 
-    Floating-point outputs come before integers, because classifiers often output the class first.
+    Floating-point outputs come before integers, because the first output is often the class.
 
     Raises:
         ValueError: No numeric output has this name.
@@ -173,7 +174,7 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
 
 
 def _make_node_layer(node: Any) -> OnnxNode:
-    """Return a layer for a node, with torch's attributes if it is a convolution or pooling."""
+    """Return a layer for a node, with kernel size and stride for a convolution or pooling."""
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
     kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
@@ -232,7 +233,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 def _read_preprocessing(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
-    """Return the preprocessing of a file, and whether it is known."""
+    """Return the preprocessing of a file, and True if the model declares it."""
     shape = _fixed_sizes(image_input.shape)
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]
@@ -244,7 +245,7 @@ def _read_preprocessing(
         transform = transform.resized_to(size)
     transform = load_options.adapt_preprocessing(transform)
     if size is not None and size != transform.output_size:
-        expected = f"{size}, as {file.name} takes no other"
+        expected = f"{size}, the only size that {file.name} accepts"
         raise wrong_value("input_size", load_options.input_size, expected)
     if image_input.type != "tensor(uint8)":
         return transform, own is not None or load_options.mean is not None
@@ -255,7 +256,7 @@ def _read_preprocessing(
 
 
 def _fixed_sizes(shape: Sequence[object]) -> list[int | None]:
-    """Return the sizes of a shape, None for those that may vary."""
+    """Return the sizes of a shape, with None for each size that may vary."""
     return [size if isinstance(size, int) and size > 0 else None for size in shape]
 
 
@@ -282,7 +283,7 @@ def _read_graph(file: Path) -> Any:
 
 
 def _make_session(model: str | bytes, providers: Sequence[str]) -> Any:
-    """Return a session of onnxruntime for a file or the content of one."""
+    """Return a session of onnxruntime for a file or for its content."""
     library = _require("onnxruntime")
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

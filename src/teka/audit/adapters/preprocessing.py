@@ -1,4 +1,4 @@
-"""Preprocessing of images for a model: channels, resize, crop and normalization."""
+"""Preprocessing of images for a model: channels, size, crop and normalization."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Resized = Shaped[Tensor, "n c height width"]
 
 
 def resize(images: Images, size: tuple[int, int], resampling: str) -> Resized:
-    """Resize images as Pillow does: uint8 levels to whole levels, intensities without rounding."""
+    """Resize images in the same way as Pillow. Only uint8 levels are rounded."""
     if images.is_floating_point() and resampling in INTERPOLATIONS:
         mode = INTERPOLATIONS[resampling]
         resized = interpolate(images, size, mode=mode, antialias=resampling != "nearest")
@@ -53,7 +53,7 @@ def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: st
 
 
 class Library(NamedTuple):
-    """Resize function and rounding of center crops in a library.
+    """Rounding in the transforms of a library: its resize, and the start of its center crops.
 
     Args:
         resize: Function that resizes uint8 images with rounding to whole levels.
@@ -77,22 +77,22 @@ LIBRARIES = {
 class Preprocessing:
     """Preprocessing of images for a model, in two steps.
 
-    `place` sets channels and size. An audit shifts images after this step, unless it is told to
-    shift before. `normalize` computes the values that the model was trained on, and is part of
-    the model under audit.
+    - `place` sets the channels and the size. By default, an audit shifts images after this step.
+    - `normalize` computes the input of the model. An audit treats this step as part of the model.
 
-    Images are either uint8 levels from 0 to 255, which are resized to whole levels exactly as the
-    library does, or intensities in [0, 1], which are not rounded.
+    Images are uint8 levels from 0 to 255 or intensities in [0, 1]. Levels are resized to whole
+    levels, exactly as in the library. Intensities are not rounded.
 
     Args:
         in_channels: Number of channels. Gray becomes color with equal channels, and color becomes
             gray by luminance. None leaves the channels.
-        resize: Shorter side after the resize, with the aspect ratio kept, or (height, width).
+        resize: Length of the shorter side after a resize that keeps the aspect ratio, or
+            (height, width).
         resampling: Resampling method, one of `RESAMPLINGS`.
         crop: Height and width of the center crop after the resize, padded with 0 if needed.
         normalization: Mean and deviation of intensities.
         blue_first: Whether the model expects the channels blue, green, red.
-        library: Name in `LIBRARIES` of the library whose rounding is used.
+        library: Library whose rounding is used, a name in `LIBRARIES`.
 
     >>> import torch
     >>> from teka.audit.adapters import Preprocessing
@@ -124,11 +124,6 @@ class Preprocessing:
             if getattr(self, argument) is not None:
                 check_image_size(argument, getattr(self, argument))
         check_sizes({"in_channels": self.in_channels}, or_none=True)
-
-    @property
-    def placing(self) -> "Preprocessing":
-        """The settings of `place` only, which are equal for models that can share images."""
-        return replace(self, normalization=None, blue_first=False)
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -177,9 +172,13 @@ class Preprocessing:
         return ordered if self.normalization is None else self.normalization(ordered)
 
     def describe(self, image_size: tuple[int, int] | None) -> str:
-        """Describe what `place` does to images of one size, or of several sizes (None).
+        """Describe what `place` does to images: "resized to …, cropped to …".
 
-        The text is empty if the pixels do not change.
+        Args:
+            image_size: Height and width of the images, or None if they have several sizes.
+
+        Returns:
+            The description, which is empty if the pixels do not change.
         """
         resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
@@ -196,7 +195,7 @@ class Preprocessing:
 def with_channels(
     images: Images, in_channels: int | None
 ) -> Shaped[Tensor, "n channels height width"]:
-    """Convert images to a number of channels: gray to any number, or color to gray."""
+    """Convert gray images to any number of channels, or color images to gray."""
     num_channels = images.shape[1]
     if in_channels is None or num_channels == in_channels:
         return images
@@ -207,14 +206,17 @@ def with_channels(
         dtype = torch.promote_types(images.dtype, torch.float32)
         gray = (images * weights.to(dtype)).sum(dim=1, keepdim=True)
         return gray if images.is_floating_point() else (gray + 0.5).floor().to(images.dtype)
-    expected = f"{in_channels}, which the model takes, or 1, or 3 for 1"
+    expected = f"{in_channels} as for the model, or 1, or 3 for a gray model"
     raise wrong_value("the channels of the images", num_channels, expected)
 
 
 def crop_center(images: Images, size: tuple[int, int], start: Callable[[float], int]) -> Resized:
     """Return the center of images, padded with 0 if the images are smaller.
 
-    The crop begins at row start((H − height) / 2) and column start((W − width) / 2).
+    Args:
+        images: Images (N, C, H, W).
+        size: Height h and width w of the center.
+        start: Function that rounds (H − h) / 2 and (W − w) / 2 to the first row and column.
     """
     margins = []
     for new, old in zip(reversed(size), reversed(images.shape[2:]), strict=True):

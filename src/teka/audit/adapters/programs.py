@@ -1,4 +1,4 @@
-"""Loading of models that run code of a file: Python functions, TorchScript and `torch.export`."""
+"""Loaders of files with code: Python functions, TorchScript and `torch.export`."""
 
 import importlib.util
 import sys
@@ -31,12 +31,12 @@ def run_in_batches(
 ) -> dict[str, Tensor]:
     """Call a program with batches of a fixed size, and return its outputs for all images.
 
-    The last batch is filled up with copies of its last image.
+    If the last batch is smaller, copies of its last image fill it up.
 
     Args:
         program: Function from a batch to outputs (B, …) by name.
         images: Images (B, …).
-        batch_size: Only or largest batch size of the program, or None for any size.
+        batch_size: Largest batch size that the program accepts, or None for any size.
     """
     if batch_size is None or not len(images):
         return program(images)
@@ -49,11 +49,11 @@ def run_in_batches(
 
 
 class ExportedProgram(nn.Module):
-    """Module of an exported program, which may require a fixed batch size.
+    """Exported program as a module of any batch size.
 
     Args:
         module: Module of the program.
-        batch_size: Required batch size, or None.
+        batch_size: Batch size that the program requires, or None for any size.
     """
 
     def __init__(self, module: nn.Module, batch_size: int | None) -> None:
@@ -74,7 +74,7 @@ class ExportedProgram(nn.Module):
 
 
 def is_torchscript_file(spec: str) -> bool:
-    """Return True for a TorchScript file, which contains code as well as weights."""
+    """Return True if a file contains a TorchScript program."""
     file = expand_user(spec)
     if file.suffix == ".pt2" or not file.is_file():
         return False
@@ -86,7 +86,7 @@ def is_torchscript_file(spec: str) -> bool:
 
 
 def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
-    """Check that the user trusts a file that contains a program, before torch reads it.
+    """Check that the user trusts a file that contains a program.
 
     Raises:
         ValueError: The file is not trusted.
@@ -111,7 +111,7 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
-    """Return the only or the largest batch size of a program, or None for any size."""
+    """Return the largest batch size that a program accepts, or None for any size."""
     if isinstance(size, int):
         return size
     allowed = program.range_constraints.get(size.node.expr)
@@ -142,8 +142,8 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
 def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load the model that a function returns, given as "path/module.py:function".
 
-    The file is executed with all rights of the user. The function has no arguments and returns a
-    `LoadedModel`, a module or a callable.
+    The file is executed with all rights of the user. The function takes no arguments and returns a
+    `LoadedModel`, a module or another callable.
     """
     path, _, name = spec.rpartition(":")
     file = expand_user(path)

@@ -14,7 +14,7 @@ from teka.audit.adapters.verify_transform import verify_against_library
 from teka.data import Normalize
 from teka.errors import require, wrong_argument
 
-# Kinds of output, by the classes of torchvision's presets. Others are those of classifiers.
+# Kind of output by the class of torchvision's preset. Other presets belong to classifiers.
 _PRESET_OUTPUTS = {"SemanticSegmentation": "segmentation", "ObjectDetection": "boxes"}
 
 
@@ -76,7 +76,7 @@ def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _take_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
-    """Wrap a transform of Pillow images as a function of uint8 arrays (H, W, C)."""
+    """Convert a transform of Pillow images to a transform of uint8 arrays (H, W, C)."""
     from PIL import Image
 
     def transform_array(levels: np.ndarray) -> Tensor:
@@ -86,7 +86,7 @@ def _take_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], T
 
 
 def read_data_config(config: dict[str, Any]) -> Preprocessing:
-    """Return the preprocessing of a timm config, as `timm.data.transforms_imagenet_eval` makes it.
+    """Return the preprocessing of a timm config, equal to `timm.data.transforms_imagenet_eval`.
 
     Raises:
         ValueError: The config crops with a border or from a rectangular resize.

@@ -47,18 +47,19 @@ POOLER = "pooler."
 def read_processor(
     processor: Any, in_channels: int, source: str, *, as_loaded: bool = False
 ) -> Preprocessing:
-    """Return the preprocessing of an image processor, verified against the processor.
+    """Return the preprocessing of an image processor.
 
-    Sizes are read from its settings, and the normalization is measured.
+    The size comes from the settings of the processor, and the normalization is measured. The result
+    is verified by comparing its images with those of the processor.
 
     Args:
         processor: Image processor of transformers.
         in_channels: Number of channels.
         source: Name of the model for error messages.
-        as_loaded: Leave out resizing and padding, as for detectors. This is not verified.
+        as_loaded: Do not resize and pad images, as for detectors. The result is then not verified.
 
     Raises:
-        ValueError: The settings are not supported, or the processor does something else.
+        ValueError: The settings are not supported, or do not describe the processor.
     """
     steps = {"do_resize": False, "do_pad": False} if as_loaded else {}
     makes_gray = in_channels == 1 and getattr(processor, "do_convert_rgb", False)
@@ -113,9 +114,9 @@ def _read_size(size: Mapping[str, int | None]) -> Resize:
 def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load a vision model of `transformers` in float32, with its image processor's settings.
 
-    The config determines what is measured: logits, segmentation maps, boxes or features. For a
-    model of images and text (CLIP, SigLIP), they are the features of the image. A masked
-    autoencoder (ViTMAE) sees the whole image.
+    The config determines which output is measured: logits, segmentation maps, boxes or features. A
+    model of images and text (CLIP, SigLIP) returns the features of the image. A masked autoencoder
+    (ViTMAE) sees the image without a mask.
 
     Args:
         source: Folder or id on the Hugging Face hub.
@@ -157,7 +158,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
 
 
 class ImageEncoder(nn.Module):
-    """Encoder of images in a model that also encodes text (CLIP) or masks patches (ViTMAE)."""
+    """Image encoder of a model that also encodes text (CLIP) or masks patches (ViTMAE)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -167,17 +168,17 @@ class ImageEncoder(nn.Module):
             self.config.mask_ratio = 0.0
 
     def forward(self, pixel_values: Tensor) -> object:
-        """Return the image features that the model compares with texts, or its output."""
+        """Return the image features of CLIP, or the output of an autoencoder without a mask."""
         if hasattr(self.model, "get_image_features"):
             return self.model.get_image_features(pixel_values=pixel_values)
         num_patches = self.model.embeddings.patch_embeddings(pixel_values).shape[1]
-        # The model sorts the patches by this noise, and draws it at random if it is not given.
+        # The model sorts the patches by this noise. Without it, the model draws random noise.
         noise = torch.arange(num_patches, device=pixel_values.device).expand(len(pixel_values), -1)
         return self.model(pixel_values, noise=noise)
 
 
 def _as_image_encoder(module: Any) -> nn.Module:
-    """Return the part of a model that encodes images, without random choices."""
+    """Return a deterministic module from images to outputs, an `ImageEncoder` if necessary."""
     is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
     if is_masked or hasattr(module, "get_image_features"):
         return ImageEncoder(module)
@@ -203,7 +204,7 @@ def _find_task(library: Any, source: str) -> tuple[Any, str, Any]:
 
 
 def check_no_kernel(config: Any) -> None:
-    """Check that a config does not request attention code from the hub, which would be run."""
+    """Check that a config does not request an attention kernel, which is code from the hub."""
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     for part in (config, *parts):
         name = getattr(part, "_attn_implementation", None)
@@ -213,7 +214,7 @@ def check_no_kernel(config: Any) -> None:
 
 def _load_weights(models: Any, source: str, output: str) -> Any:
     """Return the model with the weights next to its config, and check that none is missing."""
-    with load_safely(source, "a model of transformers with its weights as safetensors"):
+    with load_safely(source, "a model of transformers with weights as safetensors"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, info = models.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))

@@ -1,4 +1,4 @@
-"""Measurement of a library's image transform, and comparison with our preprocessing."""
+"""Verification that our preprocessing is equal to the image transform of a library."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,18 +27,22 @@ Picture = UInt8[np.ndarray, "height width channels"]
 def verify_against_library(
     library_transform: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
 ) -> Preprocessing:
-    """Return the preprocessing with the `library` whose rounding matches that of a model.
+    """Check that our preprocessing is equal to a library's transform, and find its rounding.
 
-    Both are compared on noise images of many sizes.
+    Both are applied to images of noise in many sizes.
 
     Args:
-        library_transform: The model's transform, from uint8 arrays (H, W, C) to (C, height, width).
-        transform: Preprocessing that was read from the settings.
+        library_transform: The library's transform, from uint8 arrays (H, W, C) to (C, h, w).
+        transform: Our preprocessing, from the settings of the transform.
         model: Name of the model for error messages.
-        name: Name of the model's transform for error messages.
+        name: Name of the transform for error messages.
+
+    Returns:
+        Our preprocessing, with the `library` whose rounding gives the same result.
 
     Raises:
-        ValueError: The transform does something else than its settings say.
+        ValueError: No rounding gives the same result, so the settings do not describe the
+            transform.
     """
     generator = np.random.default_rng(0)
     channels = transform.in_channels or 3
@@ -62,22 +66,22 @@ def verify_against_library(
     difference = "other sizes"
     if smallest < torch.inf:
         difference = f"a difference of up to {smallest:.1f} levels of 255"
-    message = f"{name} does something else than its settings say ({difference})"
-    raise wrong_value("model", model, f"a transform that is known: {message}")
+    expected = f"a model with a known transform; {name} differs from its settings ({difference})"
+    raise wrong_value("model", model, expected)
 
 
 def measure_normalization(
     library_transform: Callable[[Picture], Any], in_channels: int
 ) -> tuple[Normalize | None, bool]:
-    """Measure how a transform maps intensities, on images of one color.
+    """Measure the normalization of a transform, with images of a single color.
 
     Args:
         library_transform: The transform, from uint8 arrays (H, W, C) to (C, height, width).
         in_channels: Number of channels.
 
     Returns:
-        Mean and deviation of y = (x − mean) / deviation, or None if y = x, and whether the
-        transform reverses the order of channels.
+        The normalization (x − mean) / deviation, or None if it changes nothing, and True if the
+        transform reverses the order of the channels.
     """
 
     def center(*color: int) -> np.ndarray:
