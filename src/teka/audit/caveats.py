@@ -1,14 +1,13 @@
-"""Checks for conditions that could make the results of an audit misleading."""
+"""Checks for conditions that could make the results of an audit misleading or invalid."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.images import background_value
+from teka.audit.images import ImageSet, background_value
 from teka.audit.measure.boxes import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model
@@ -25,7 +24,7 @@ SEVERITIES = {
     "limits": "Limited validity",
     "note": "Worth knowing",
 }
-"""Meaning of each severity for the reader, the most serious one first."""
+"""Heading of the caveats of each severity, the most serious one first."""
 FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding errors: between equal calls, and between different batch
 # sizes, which change the order of summation.
@@ -42,12 +41,12 @@ FEW_IMAGES = 10  # from this number on, predictions of one class are suspicious 
 
 @dataclass(frozen=True)
 class Caveat:
-    """Condition that could make the results of an audit misleading.
+    """Warning about a condition that could make the results of an audit misleading.
 
     Args:
         name: Fixed name of the condition, such as "training mode".
-        severity: Name in `SEVERITIES`.
-        message: What was observed, with numbers, and what to do.
+        severity: "invalidates", "limits" or "note", see `SEVERITIES`.
+        message: What was observed, with numbers, and what the user can do.
     """
 
     name: str
@@ -60,17 +59,17 @@ class Caveat:
 
 def validity(
     function: Model,
-    images: Float[Tensor, "images channels *sizes"],
+    images: ImageSet,
     responses: Sequence[Responses],
     repeat: float,
     *,
     batch_size: int,
     confidence: float = 0.95,
 ) -> Iterator[Caveat]:
-    """Check the validity of a model's responses, and yield a caveat for each problem.
+    """Check if the results of an audit are valid, and yield a caveat for each problem.
 
-    `audit`, the command line and `assert_consistent` all use these checks. A caveat of severity
-    "invalidates" means that no result is valid. The checks that call the model come last.
+    A caveat of severity "invalidates" means that no result is valid. The checks that call the model
+    come last, so that the other caveats are known if a call fails.
 
     Args:
         function: The model, in evaluation mode.
@@ -81,21 +80,19 @@ def validity(
         confidence: Confidence level of the interval that decides if there are too few images.
     """
     module = module_of(function)
-    output = responses[0].output
     yield from non_determinism(repeat)
     yield from few_images(min(each.num_images for each in responses), confidence)
     if module is not None:
         yield from random_features(module)
-    if responses[0].predictions is not None:
-        # A caveat that holds in several modes is listed once.
-        by_name: dict[str, Caveat] = {}
-        for each in responses:
-            for caveat in (*collapse(each), *chance(each)):
-                by_name.setdefault(caveat.name, caveat)
-        yield from by_name.values()
-    else:
-        yield from constant_output(function, images, output, batch_size)
-    yield from batch_mates(function, images, repeat)
+    # A caveat that holds in several modes is listed once.
+    by_name: dict[str, Caveat] = {}
+    for each in responses:
+        for caveat in (*collapsed_predictions(each), *no_better_than_chance(each)):
+            by_name.setdefault(caveat.name, caveat)
+    yield from by_name.values()
+    if responses[0].predictions is None:
+        yield from constant_output(function, images, responses[0].output, batch_size)
+    yield from batch_dependence(function, images, repeat)
 
 
 def training_mode(module: nn.Module) -> Iterator[Caveat]:
@@ -104,8 +101,8 @@ def training_mode(module: nn.Module) -> Iterator[Caveat]:
     if parts:
         message = (
             f"The model was in training mode ({len(parts)} of its parts, the first {parts[0]!r}). "
-            "It was measured in evaluation mode, without dropout and with running statistics, and "
-            "then set back to training mode. Call .eval() where you use the model."
+            "It was measured in evaluation mode, without dropout and with running statistics. Call "
+            ".eval() before you use the model."
         )
         yield Caveat("training mode", "note", message)
 
@@ -115,8 +112,8 @@ def non_determinism(repeat: float) -> Iterator[Caveat]:
     if repeat > REPEAT_ROUNDING:
         message = (
             "The model is not deterministic: two calls on the same images differ by "
-            f"{write_size(repeat)} of their size. Something is random in each call, such as "
-            "dropout or random features. Fix the random draw and audit again."
+            f"{write_size(repeat)} of their size. A part of the model is random in each call, such "
+            "as dropout or random features. Make it deterministic and audit again."
         )
         yield Caveat("non-determinism", "invalidates", message)
 
@@ -135,26 +132,21 @@ def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
 
 def random_features(module: nn.Module) -> Iterator[Caveat]:
     """Report layers whose attribute `equivariance` declares "in expectation" for shifts."""
-    declared = [
-        (name, getattr(part, "equivariance", None)) for name, part in module.named_modules()
-    ]
-    named = [
-        name
-        for name, kinds in declared
-        if isinstance(kinds, Mapping) and kinds.get("shift") == "in expectation"
-    ]
+    named = []
+    for name, part in module.named_modules():
+        declared = getattr(part, "equivariance", None)
+        if isinstance(declared, Mapping) and declared.get("shift") == "in expectation":
+            named.append(name)
     if named:
         message = (
             f"{len(named)} layers (the first {named[0]!r}) have relative positions inside random "
-            "features: they are equivariant on average over draws, but not for the draw that was "
-            "audited. A different draw gives different results."
+            "features. They are equivariant only on average over random draws, so a different draw "
+            "gives different results."
         )
         yield Caveat("random features", "limits", message)
 
 
-def batch_mates(
-    function: Model, images: Float[Tensor, "images channels *sizes"], noise: float
-) -> Iterator[Caveat]:
+def batch_dependence(function: Model, images: ImageSet, noise: float) -> Iterator[Caveat]:
     """Report that the output for an image depends on the other images of its batch.
 
     The output for the first image alone is compared with its output in a batch of eight.
@@ -173,37 +165,34 @@ def batch_mates(
         )
     except ValueError as error:  # the model may require a fixed batch size
         message = (
-            "The effect of the batch on the output for an image could not be checked, because a "
-            f"call failed: {error}."
+            "It is unknown if the output for an image depends on the other images of its batch, "
+            f"because a call failed: {error}."
         )
         yield Caveat("batch not checked", "note", message)
         return
     # A detector without detections returns zeros, to which relative differences are undefined.
     difference = 0.0 if torch.equal(alone, among) else relative_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
-        modules = function.named_modules() if isinstance(function, nn.Module) else ()
+        message = (
+            "The output for an image depends on the other images of its batch: it changes by "
+            f"{write_size(difference)} of its size if the image is evaluated alone. All results "
+            "therefore depend on the batches."
+        )
         parts = [
             name
-            for name, part in modules
+            for name, part in (module_of(function) or nn.Module()).named_modules()
             if isinstance(part, _BatchNorm) and not part.track_running_stats
         ]
-        why = (
-            f" It has batch normalization without running statistics ({', '.join(parts[:3])})."
-            if parts
-            else ""
-        )
-        message = (
-            "The output for an image depends on its batch: evaluated alone it changes by "
-            f"{write_size(difference)} of its size. All results therefore depend on which images "
-            f"shared a batch.{why}"
-        )
+        if parts:
+            layers = ", ".join(parts[:3])
+            message += f" Batch normalization has no running statistics in {layers}."
         yield Caveat("batch statistics", "invalidates", message)
 
 
 def constant_output(
-    function: Model, images: Float[Tensor, "images channels *sizes"], output: str, batch_size: int
+    function: Model, images: ImageSet, output: str, batch_size: int
 ) -> Iterator[Caveat]:
-    """Report that features, maps or boxes are the same for all images, and so at all shifts."""
+    """Report that features, maps or boxes are the same for all images."""
     images = images if output == "boxes" else images[:8]
     batches = [batch.clone() for batch in images.split(batch_size)]
     outputs = torch.cat(
@@ -223,9 +212,7 @@ def constant_output(
             "changes is the same at every shift, even if the model ignores the image."
         )
         yield Caveat("constant predictor", "invalidates", message)
-    elif differ and float((outputs - outputs[:1]).abs().max()) <= REPEAT_ROUNDING * float(
-        outputs.abs().max()
-    ):
+    elif differ and (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max():
         message = (
             f"The output is the same for all of {len(images)} different images. An output that "
             "never changes is the same at every shift, even if the model ignores the image."
@@ -233,10 +220,8 @@ def constant_output(
         yield Caveat("constant output", "invalidates", message)
 
 
-def fill_value(
-    images: Float[Tensor, "images channels height width"], movement: Movement
-) -> Iterator[Caveat]:
-    """Report that the background that shifts bring in differs from the border of the images."""
+def fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
+    """Report that the value that fills new pixels differs from the border of the images."""
     if movement.mode not in FILLING_MODES:
         return
     edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
@@ -251,27 +236,26 @@ def fill_value(
         value = float(commonest[channel])
         message = (
             f"{write_share(float(share[channel]))} % of the border's pixels are {value:.3g} "
-            f"(channel {channel}), but shifts bring in {float(fill[channel]):.3g}. This creates an "
-            f"edge that no real image has. Set background={value:.4g}, or audit before "
-            "normalization."
+            f"(channel {channel}), but shifts fill new pixels with {float(fill[channel]):.3g}. "
+            f"This creates an edge that real images do not have. Set background={value:.4g}, or "
+            "audit before normalization."
         )
         yield Caveat("fill value", "limits", message)
     elif lowest < 0 and not fill.any():
         message = (
             f"The images have values from {lowest:.3g} to {highest:.3g}, so they seem to be "
-            "normalized, and shifts bring in 0, which after normalization is not black but the "
-            "mean color."
+            "normalized. Shifts fill new pixels with 0, which is then the mean color and not black."
         )
         yield Caveat("fill value", "note", message)
 
 
-def collapse(responses: Responses) -> Iterator[Caveat]:
-    """Report that nearly all predictions, or all labels, are one class.
+def collapsed_predictions(responses: Responses) -> Iterator[Caveat]:
+    """Report that nearly all predictions of a classifier, or all labels, are one class.
 
-    The accuracy then hardly depends on shifts for any model.
+    Shifts then hardly change the accuracy of any model.
     """
     if responses.predictions is None:
-        raise wrong_value("responses.output", responses.output, "'logits'")
+        return
     classes, counts = responses.predictions[responses.evaluated].unique(return_counts=True)
     top = int(classes[counts.argmax()])
     share = float(counts.max() / counts.sum())
@@ -294,7 +278,7 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
         note = ""
         if labels is not None:
             label_share = write_share(float((labels == top).double().mean()))
-            note = f", and {label_share} % of the images are of it"
+            note = f", the label of {label_share} % of the images"
         message = (
             f"{write_share(share)} % of all predictions are {top_class}{note}. Predictions that "
             "never change are consistent at every shift, even if the model ignores the image."
@@ -305,7 +289,7 @@ def collapse(responses: Responses) -> Iterator[Caveat]:
         yield Caveat(name, "limits" if is_plausible else "invalidates", message)
 
 
-def chance(responses: Responses) -> Iterator[Caveat]:
+def no_better_than_chance(responses: Responses) -> Iterator[Caveat]:
     """Report that a classifier is not significantly better than the most common class."""
     labels = responses.labels
     correct = responses.correct
@@ -313,19 +297,16 @@ def chance(responses: Responses) -> Iterator[Caveat]:
         return
     commonest = float(labels.unique(return_counts=True)[1].max() / len(labels))
     accuracy = float(correct[responses.zero].double().mean())
-    # Two standard errors make it likely that a model at chance is reported. An accuracy of 100 %
-    # on few images is not chance.
-    if (
-        commonest < 1
-        and accuracy < 1
-        and accuracy <= commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5
-    ):
+    # Add two standard errors, so that most models at chance are reported.
+    limit = commonest + 2 * (commonest * (1 - commonest) / len(labels)) ** 0.5
+    # An accuracy of 100 % on few images is not chance.
+    if commonest < 1 and accuracy < 1 and accuracy <= limit:
         kind = "set of labels" if responses.output in MULTILABEL else "class"
         message = (
             f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are classified "
             f"correctly, which is not significantly more than the {write_share(commonest)} % of "
             f"always predicting the most common {kind}. Check that the model was trained on these "
-            "classes and that the preprocessing is that of its training."
+            "classes and with the same preprocessing."
         )
         yield Caveat("no better than chance", "invalidates", message)
 
@@ -341,17 +322,14 @@ def unused_labels(responses: Responses) -> Iterator[Caveat]:
         yield Caveat("labels not used", "limits", message)
 
 
-def single_values(asked: str, responses: Responses) -> Iterator[Caveat]:
+def single_values(responses: Responses) -> Iterator[Caveat]:
     """Report that one value per image was interpreted as the output of a binary classifier."""
-    if (
-        asked == "auto"
-        and responses.num_values == 1
-        and responses.output in ("logits", "probabilities")
-    ):
-        kind, threshold = (
-            ("probability", "½") if responses.output == "probabilities" else ("logit", "0")
-        )
-        other = "logits" if responses.output == "probabilities" else "probabilities"
+    names = {
+        "logits": ("logit", "0", "probabilities"),
+        "probabilities": ("probability", "½", "logits"),
+    }
+    if responses.num_values == 1 and responses.output in names:
+        kind, threshold, other = names[responses.output]
         message = (
             f"The model returns one value for each image, which was interpreted as the {kind} of "
             f"class 1 of two: class 1 is predicted above {threshold}. If this is wrong, set output "
@@ -373,7 +351,7 @@ def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sizes) -> Ite
 
 
 def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
-    """Report that images were resized differently from the model's own transform.
+    """Report that the audit resized images to another size than the model's own transform.
 
     Args:
         usual: Size in the model's own transform.
@@ -385,9 +363,9 @@ def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
             for size in (usual, placed)
         )
         message = (
-            f"To make room for the shifts, images were resized to {audit_size}, whereas the "
-            f"model's own transform resizes to {usual_size}. Even unshifted images therefore had a "
-            "different scale than in normal use."
+            f"To make room for the shifts, images were resized to {audit_size}. The model's own "
+            f"transform resizes to {usual_size}. Even unshifted images therefore had a different "
+            "scale than in normal use."
         )
         yield Caveat("other scale", "note", message)
 
@@ -395,7 +373,7 @@ def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
 def resized(
     image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float
 ) -> Iterator[Caveat]:
-    """Report that images were resized, so that a shift by one pixel differs for the model.
+    """Report that images were resized, so that pixels of the data and of the model differ.
 
     Args:
         image_size: Size of the images in the data set.

@@ -273,4 +273,5 @@ def _check_validity(context: AuditContext) -> None:
         context.caveats += caveats.fill_value(context.images, context.movement(mode))
     if context.labels is not None:
         context.caveats += caveats.unused_labels(responses)
-    context.caveats += caveats.single_values(settings.output, responses)
+    if settings.output == "auto":
+        context.caveats += caveats.single_values(responses)

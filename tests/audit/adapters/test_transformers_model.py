@@ -133,7 +133,7 @@ def test_a_processor_that_does_more_than_its_settings_say_is_refused(vit_folder,
     name = "vit.embeddings.patch_embeddings.projection.weight"
     weights[name] = weights[name].repeat(1, 3, 1, 1).contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="with a known transform.*PoolFormer"):
+    with pytest.raises(ValueError, match=r"with a known transform.*PoolFormer"):
         load_transformers(str(folder))
 
 
