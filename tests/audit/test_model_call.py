@@ -16,7 +16,7 @@ def network(seed=0):
 
 
 def call(function):
-    return call_model(function, BATCH, lambda: "at shift (1, 2)").values
+    return call_model(function, BATCH, "at shift (1, 2)").values
 
 
 def test_a_module_is_in_evaluation_within_the_context_and_as_it_was_after_it():

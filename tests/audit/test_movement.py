@@ -119,7 +119,7 @@ def test_sub_pixel_modes_are_circular_at_whole_shifts(case):
 def test_fractions_are_for_sub_pixel_modes():
     assert translate(ramp(5, 7), (0.5, 1), mode="bilinear").shape == (2, 3, 5, 7)
     with pytest.raises(
-        ValueError, match=r"shift must be whole numbers, since mode 'reflect'.*got \(0.5, 1\)"
+        ValueError, match=r"shift must be whole numbers, because mode 'reflect'.*got \(0.5, 1\)"
     ):
         translate(ramp(5, 7), (0.5, 1), mode="reflect")
 

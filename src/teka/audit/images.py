@@ -39,7 +39,7 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
 
 
 def check_background(background: Background) -> list[float | int]:
-    """Return the values of a background, which is a number or a sequence of numbers.
+    """Check a background, a number or one number for each channel, and return it as a list.
 
     Raises:
         ValueError: The background is empty or not numeric.
@@ -118,7 +118,7 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
 
 def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, ...]:
-    """Return the size of a canvas around images or of a crop within them, one number per axis.
+    """Check the size of a canvas or crop, and return it with one number for each axis.
 
     Args:
         argument: Name of the size, "canvas_size" or "crop_size".
@@ -147,9 +147,10 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
 def crop(
     images: Images, window: Sequence[int], shift: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *window"]:
-    """Return a view of a window of the images, shifted so that its content moves by `shift`.
+    """Return a window of the images, as a view.
 
-    Along an axis of size S, a window of size c starts at (S − c) // 2 − s for the step s.
+    The window is placed so that the content in it moves by `shift`. Along an axis of size S, a
+    window of size c starts at (S − c) // 2 − s for the step s.
     """
     for axis, (part, step) in enumerate(zip(window, shift, strict=True), 2):
         images = images.narrow(axis, (images.shape[axis] - part) // 2 - step, part)

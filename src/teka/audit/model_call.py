@@ -19,9 +19,9 @@ Model = Callable[[Tensor], object]
 
 
 class ModelError(ValueError):
-    """Error of a model under audit: it raised an exception or returned an unsupported output.
+    """Error of a model that raised an exception or returned an unsupported output.
 
-    The attribute `responses` has the results before the error, or None.
+    The attribute `responses` has the results from before the error, or is None.
 
     >>> import torch
     >>> from teka.audit import ModelError, Movement, measure_responses
@@ -38,9 +38,9 @@ class ModelError(ValueError):
 
 @contextmanager
 def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
-    """Return a context in which a module and its submodules are in evaluation mode.
+    """Return a context in which a module is in evaluation mode.
 
-    Afterwards, each submodule has its previous mode again.
+    The previous mode of each submodule is restored afterwards.
     """
     training = [] if module is None else [part for part in module.modules() if part.training]
     for part in training:
@@ -53,23 +53,23 @@ def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
 
 
 def set_model_code_context(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Set the context manager in which a model's code runs from now on, such as a time limit."""
+    """Set the context manager, such as a time limit, in which code of models runs from now on."""
     global _model_code_context
     _model_code_context = context
 
 
 def model_code_context() -> AbstractContextManager[None]:
-    """Return a context manager for running a model's code, as set by `set_model_code_context`."""
+    """Return the context manager in which code of models runs."""
     return _model_code_context()
 
 
-def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> SelectedOutput:
+def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
     """Call a model in inference mode, and return the output to measure.
 
     Args:
         function: The model.
         batch: Images (B, C, *S).
-        where: Function that describes the batch, for error messages.
+        where: Description of the batch for error messages, such as "at shift (0, 1)".
 
     Returns:
         The output (B, …), selected by the tables of `teka.audit.model_output`.
@@ -83,36 +83,26 @@ def call_model(function: Model, batch: Tensor, where: Callable[[], str]) -> Sele
     except EXTERNAL_ERRORS as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
         raise ModelError(
-            f"the model raised {type(error).__name__} {where()}: {error_message(error)}{hint}"
+            f"the model raised {type(error).__name__} {where}: {error_message(error)}{hint}"
         ) from error
     try:
-        return select_measured_output(function, batch, result)
+        output = select_output(result, OutputSource(batch, module_of(function)))
+        shape = tuple(output.values.shape)
+        if not shape or shape[0] != len(batch) or 0 in shape:
+            # The user knows the original shape, without an axis that was added.
+            shape = tuple(result.shape) if isinstance(result, Tensor) else shape
+            expected = f"({len(batch)}, …), one entry for each image"
+            raise ValueError(f"has shape {shape}, expected {expected}")
     except EXTERNAL_ERRORS as error:
         message = error_message(error)
         if not isinstance(error, ValueError):
             message = f"cannot be read: {type(error).__name__}: {message}"
-        raise ModelError(f"the output of the model {where()} {message}") from error
-
-
-def select_measured_output(function: Model, batch: Tensor, result: object) -> SelectedOutput:
-    """Select the output to measure, (B, …), from the result of a call.
-
-    Raises:
-        ValueError: The result is unsupported. The message completes the sentence "the output …".
-    """
-    output = select_output(result, OutputSource(batch, module_of(function)))
-    if output.kind == "auto":
-        output = output._replace(kind=output_kind_of(function))
-    shape = output.values.shape
-    if not shape or shape[0] != len(batch) or 0 in shape:
-        # Report the original shape, not one with an added axis, because the user knows this shape.
-        shape = tuple(result.shape if isinstance(result, Tensor) else shape)
-        raise ValueError(f"has shape {shape}, expected ({len(batch)}, …), one entry for each image")
-    return output
+        raise ModelError(f"the output of the model {where} {message}") from error
+    return output if output.kind != "auto" else output._replace(kind=output_kind_of(function))
 
 
 def output_kind_of(function: object) -> str:
-    """Return the kind of output that a function declares, as loaded models do, or "auto"."""
+    """Return the kind of output in the attribute `output_kind` of a function, or "auto"."""
     kind = getattr(function, "output_kind", "auto")
     return kind if isinstance(kind, str) and kind in OUTPUT_CHOICES else "auto"
 
@@ -161,8 +151,8 @@ def evaluate_model(
 ) -> Tensor:
     """Return the output of a model for a batch as a new float64 tensor on the CPU.
 
-    Unlike `evaluate`, it selects the output by the tables of `teka.audit.model_output`. Classes
-    count from 1, because relative differences to a class 0 would be undefined.
+    Unlike `evaluate`, it accepts structured outputs, see `teka.audit.model_output`. Predicted
+    classes are counted from 1, because relative differences to a class 0 would be undefined.
 
     Args:
         function: The model.
@@ -172,16 +162,16 @@ def evaluate_model(
     """
 
     def select_values(images: Tensor) -> Tensor:
-        values = call_model(function, images, lambda: where).values
+        values = call_model(function, images, where).values
         return values if values.is_floating_point() else values.double() + 1
 
     return evaluate(select_values, batch, expected_shape)
 
 
 def repeat_difference(second: Tensor, first: Tensor) -> float:
-    """Return the relative difference of two outputs for the same images.
+    """Return the relative difference of the outputs of two calls for the same images.
 
-    It is 0 if the outputs are equal, and 1 if only the first one is zero.
+    It is 0 if the outputs are equal, and 1 if only the output of the first call is zero.
     """
     if torch.equal(second, first):
         return 0.0
@@ -189,7 +179,7 @@ def repeat_difference(second: Tensor, first: Tensor) -> float:
 
 
 def weights_hash(function: Callable[..., object]) -> str:
-    """Return the SHA-256 of the weights of a module or of a method's module, else "unknown".
+    """Return the SHA-256 of the weights of a function's module, or "unknown" without a module.
 
     Raises:
         ValueError: A lazy module has no weights yet.
@@ -200,13 +190,10 @@ def weights_hash(function: Callable[..., object]) -> str:
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         if is_lazy(tensor):
-            raise ValueError(
-                f"{name} of the model has no shape yet, "
-                "expected a lazy module that has seen an image"
-            )
-        digest.update(
-            f"{name} {tensor_hash(tensor) if isinstance(tensor, Tensor) else tensor!r}\n".encode()
-        )
+            expected = "a lazy module that was called with an image"
+            raise ValueError(f"{name} of the model has no shape yet, expected {expected}")
+        content = tensor_hash(tensor) if isinstance(tensor, Tensor) else repr(tensor)
+        digest.update(f"{name} {content}\n".encode())
     return digest.hexdigest()
 
 

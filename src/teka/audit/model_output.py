@@ -1,8 +1,8 @@
-"""Tables of model outputs: the tensor that an audit measures, and its kind.
+"""Selection and interpretation of model outputs.
 
 `FIELDS` determines which field of a structured output (a dictionary, a dataclass, a tuple) is
 measured. `KINDS` lists what a tensor may represent, such as logits or features. An output that
-neither table describes is an error.
+these tables do not describe is an error.
 """
 
 import dataclasses
@@ -38,9 +38,11 @@ SUM_TOLERANCE = 1e-3  # tolerance for the sum of probabilities in single precisi
 
 
 class SelectedOutput(NamedTuple):
-    """Tensor (B, …) of an output that is measured, and its kind.
+    """Part of a model's output that is measured.
 
-    The kind "auto" means that shape and values determine the kind.
+    Args:
+        values: Tensor (B, …).
+        kind: Name in `KINDS`, or "auto" if shape and values determine the kind.
     """
 
     values: Tensor
@@ -49,7 +51,7 @@ class SelectedOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputSource:
-    """Model and input images that are needed to interpret an output.
+    """Model that returned an output, and its input images.
 
     Args:
         images: The images that the model was called with.
@@ -65,23 +67,18 @@ class OutputSource:
 # --- Which field of a structured output is measured
 
 
-def read_tensor(value: Any, source: OutputSource) -> Tensor:
-    """Return a field that needs no conversion, such as pooled features, as a tensor."""
-    return as_tensor(value)
-
-
 def read_maps(value: Any, source: OutputSource) -> Float[Tensor, "batch classes *sizes"]:
     """Return logits for every pixel, interpolated bilinearly to the size of the images."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
 def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
-    """Return one feature vector per image from a hidden state.
+    """Return one feature vector for each image from a hidden state.
 
-    For tokens (B, L, C) it is the class token if the architecture has one, else the mean over all
-    tokens. For maps it is the mean over all positions. Maps are (B, C, H, W), or (B, H, W, C) if
-    only the last axis has the `hidden_size` of the model's config. Of several maps, the last one is
-    used.
+    For tokens (B, L, C), return the class token if the architecture has one, else the mean over all
+    tokens. For maps, return the mean over all positions. Maps are (B, C, H, W), or (B, H, W, C) if
+    only the last axis has the `hidden_size` of the model's config. If there are several maps, use
+    the last one.
     """
     state = as_tensor(value[-1] if isinstance(value, tuple) else value)
     module = source.module
@@ -137,27 +134,28 @@ def read_detections(detections: Sequence[Mapping[str, Tensor]], source: OutputSo
 
 
 class OutputField(NamedTuple):
-    """Row of `FIELDS`: fields of a structured output, and how they are read.
+    """Fields of a structured output that can be measured.
 
     Args:
         names: Names of the fields.
-        kind: Kind of their content.
-        read: Function of the fields and the `OutputSource` that returns the tensor to measure.
+        kind: Kind of their content, a name in `KINDS` or "auto".
+        read: Function of the fields and the `OutputSource` that returns the tensor to measure. By
+            default the single field is measured.
     """
 
     names: tuple[str, ...]
     kind: str
-    read: Callable[..., Tensor]
+    read: Callable[..., Tensor] = lambda value, source: as_tensor(value)
 
 
 # The first row whose fields are all present is used.
 FIELDS = (
     OutputField(("logits", "pred_boxes"), "boxes", read_detr_boxes),
-    OutputField(("logits",), "auto", read_tensor),
+    OutputField(("logits",), "auto"),
     OutputField(("out",), "segmentation", read_maps),
-    OutputField(("image_embeds",), "features", read_tensor),
-    OutputField(("pooler_output",), "features", read_tensor),
-    OutputField(("cls_token_value",), "features", read_tensor),
+    OutputField(("image_embeds",), "features"),
+    OutputField(("pooler_output",), "features"),
+    OutputField(("cls_token_value",), "features"),
     OutputField(("last_hidden_state",), "features", read_hidden_state),
     OutputField(("feature_maps",), "features", read_hidden_state),
 )
@@ -167,13 +165,14 @@ EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(FIELD_NAMES)}"
 
 
 def select_output(result: object, source: OutputSource, name: str | None = None) -> SelectedOutput:
-    """Return the tensor (B, …) of a model's output that is measured, by the table `FIELDS`.
+    """Return the part of a model's output that is measured.
 
     Args:
         result: Output of the model: a tensor or array, or a dictionary, dataclass, tuple or list
             of them.
         source: The model and its input.
-        name: Name of the field, or its index in a tuple. Default: selected by the table.
+        name: Name of the field, or its index in a tuple. By default the first row of `FIELDS` whose
+            fields are present.
 
     Raises:
         ValueError: The output has no such field, or no field of the table. The message lists the
@@ -236,7 +235,7 @@ def as_tensor(value: object) -> Tensor:
 
 
 def describe(result: object) -> str:
-    """Describe an output for error messages: "is a dict of 'a' (torch.float32 of shape (2,))"."""
+    """Describe an output for error messages, such as "is a dict of 'a' (torch.int64 of …)"."""
     fields = fields_of(result)
     kind = type(result).__name__
     if result is None or isinstance(result, Tensor | np.ndarray):
@@ -273,7 +272,7 @@ def fields_of(result: object) -> dict[str, object] | None:
 
 
 def _num_values(values: Tensor) -> int:
-    """Return the number of values per image if at most one axis is larger than 1, else 0."""
+    """Return the number of values of each image if the output has one axis for them, else 0."""
     sizes = [size for size in values.shape[1:] if size != 1]
     return 0 if len(sizes) > 1 else math.prod(sizes)
 
@@ -283,7 +282,7 @@ def _is_vector(values: Tensor, seen: Sizes) -> bool:
 
 
 def _is_map(values: Tensor, seen: Sizes) -> bool:
-    """Return True if there is one axis for channels and one for each spatial axis of the images."""
+    """Return True if an output has an axis for channels and one for each axis of the images."""
     return values.is_floating_point() and values.ndim == 2 + len(seen)
 
 
@@ -296,7 +295,7 @@ def _is_in_unit_interval(values: Tensor, seen: Sizes) -> bool:
 
 
 def _are_probabilities(values: Tensor, seen: Sizes) -> bool:
-    """Return True for one probability per image, or for several that sum to 1."""
+    """Return True if each image has a single probability, or several that sum to 1."""
     if not _is_in_unit_interval(values, seen):
         return False
     sums = to_widest_dtype(values).flatten(1).sum(dim=1)
@@ -357,7 +356,7 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """Row of `KINDS`: a kind of output, and how to recognize and interpret it.
+    """Kind of output, such as logits, and how to recognize and interpret it.
 
     Args:
         name: Name of the kind.
@@ -445,7 +444,7 @@ INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes
 
 
 def _choose_kind(values: Tensor, seen: Sizes, has_stride: bool, label_axes: int) -> str:
-    """Return the kind that is selected for "auto"."""
+    """Return the kind of an output by its shape and values."""
     is_dense = _divides(values, seen) and max(values.shape[2:]) > 1
     if is_dense or (has_stride and _is_map(values, seen)):
         return "dense"
@@ -468,12 +467,12 @@ def infer_kind(
     stride: int | Sequence[int] | None = None,
     label_axes: int = 0,
 ) -> tuple[str, Stride]:
-    """Return the kind of an output, by the table `KINDS`, and the stride of maps.
+    """Return the kind of an output, and the stride if it is a map.
 
     Args:
         values: Output (B, …) for a batch of images.
         seen: Spatial sizes of the images.
-        kind: Requested kind. "auto" selects it by shape and values.
+        kind: Requested kind, a name in `KINDS`, or "auto" to choose it by shape and values.
         stride: Pixels between neighboring cells of a map. Default: the size of the images divided
             by that of the map.
         label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
@@ -504,7 +503,7 @@ def infer_kind(
 
 
 def arrange(values: Tensor, kind: str) -> Tensor:
-    """Reshape the output of a classifier, or one feature vector per image, to (B, n)."""
+    """Reshape outputs with one vector for each image, such as logits, to (B, n)."""
     is_vector = kind in CLASSIFIERS or (kind == "features" and _num_values(values) > 0)
     return values.flatten(1) if is_vector else values
 
@@ -524,7 +523,7 @@ def predict(values: Tensor, kind: str) -> Predictions:
 def predict_with_probability(
     values: Tensor, kind: str
 ) -> tuple[Float[Tensor, " batch"], Predictions]:
-    """Return the probability of the predicted class (1 if unknown), and the predicted class."""
+    """Return the probability of the predicted class, or 1 if it is unknown, and this class."""
     row = KIND_BY_NAME[kind]
     classes = predict(values, kind)
     if row.log_probabilities is None:

@@ -1,4 +1,4 @@
-"""Ways to move images: modes of shifting, what enters at the edge, and which part a model sees."""
+"""Modes of shifting images, which differ in what happens at the edges."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ from teka.errors import wrong_value
 
 @dataclass(frozen=True)
 class Mode:
-    """Way of shifting images, which determines what happens at the edge.
+    """Mode of shifting images.
 
     Args:
-        words: What happens at the edge, in a sentence.
+        words: Description of what happens at the edges, in a sentence.
         wraps: Whether content that leaves at one side enters at the other side.
         takes_fractions: Whether shifts by fractions of a pixel are possible.
         keeps_content: Whether only background may leave the image.
@@ -78,7 +78,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Movement of images, the same for every image and every shift of a measurement.
+    """Settings of how images are shifted: the mode, and the sizes and background that it needs.
 
     >>> import torch
     >>> from teka.audit import Movement
@@ -117,7 +117,9 @@ class Movement:
             if is_needed and size is None:
                 raise wrong_value(argument, size, f"the size of the {owner} for mode {owner!r}")
             if not is_needed and size is not None:
-                raise wrong_value(argument, size, f"None, since mode {self.mode!r} has no {owner}")
+                raise wrong_value(
+                    argument, size, f"None, because mode {self.mode!r} has no {owner}"
+                )
 
     @property
     def _how(self) -> Mode:
@@ -129,22 +131,22 @@ class Movement:
         return self._how.wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
-        """Return the spatial size of the model's input: that of the canvas, window or images."""
-        if self.canvas_size is not None:
-            return window_size("canvas_size", image_size, self.canvas_size)
-        if self.crop_size is not None:
-            return window_size("crop_size", image_size, self.crop_size)
+        """Return the spatial size of the model's input, for images of a size."""
+        for argument in ("canvas_size", "crop_size"):
+            size = getattr(self, argument)
+            if size is not None:
+                return window_size(argument, image_size, size)
         return tuple(image_size)
 
     def place(self, images: Tensor) -> Images:
-        """Prepare images for shifting: paste them on the canvas in mode `canvas`, else keep them.
+        """Check images, and paste them on the canvas in mode `canvas`.
 
         Raises:
             ValueError: The images do not fit the canvas or window, or have a wrong dtype.
         """
         check_images(images)
         if self._how.takes_fractions and not images.is_floating_point():
-            needed = f"a floating-point dtype, since mode {self.mode!r} moves by fractions"
+            needed = f"a floating-point dtype, because mode {self.mode!r} shifts by fractions"
             raise wrong_value("images.dtype", images.dtype, needed)
         self.seen_size(images.shape[2:])
         if self.canvas_size is None:
@@ -172,11 +174,8 @@ class Movement:
         steps = check_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
-            raise wrong_value(
-                argument,
-                fractions[0],
-                f"whole numbers, since mode {self.mode!r} moves by whole cells",
-            )
+            expected = f"whole numbers, because mode {self.mode!r} shifts by whole pixels"
+            raise wrong_value(argument, fractions[0], expected)
         if mode.keeps_content:
             check_lossless(sizes, blank_margins(placed, self.background), steps, argument)
         if self.crop_size is not None:
@@ -184,7 +183,7 @@ class Movement:
         return steps
 
     def move(self, placed: Images, shift: Sequence[int | float]) -> Moved:
-        """Return a shifted copy of the images, as the model sees them.
+        """Return a shifted copy of the images, as the input of the model.
 
         Args:
             placed: Images returned by `place`.

@@ -254,7 +254,7 @@ def pair_agreement(
             predictions = []
             for place in places:
                 moved = move(batch, place)
-                output = call_model(function, moved, lambda where=where: where)
+                output = call_model(function, moved, where)
                 if kind == "auto":
                     kind, _ = infer_kind(output.values, moved.shape[2:], output.kind)
                 predictions.append(predict(output.values, kind).cpu())

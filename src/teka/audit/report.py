@@ -318,7 +318,7 @@ def make_examples(
         for start in range(0, len(shifts), settings.batch_size):
             batch = shifts[start : start + settings.batch_size]
             moved = torch.cat([movement.move(placed, shift) for shift in batch])
-            output = call_model(function, moved, lambda at=index: f"on image {at}, for an example")
+            output = call_model(function, moved, f"on image {index}, for an example")
             probability, predicted = predict_with_probability(output.values, responses.output)
             classes += predicted.tolist()
             probabilities += [round(share, 4) for share in probability.tolist()]

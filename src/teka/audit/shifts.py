@@ -93,7 +93,7 @@ def shift_set(
     """
     if max_shift is None:
         if name != SHIFT_SETS[0] or step != 1:
-            raise wrong_value("max_shift", None, "given if shifts or step are given")
+            raise wrong_value("max_shift", None, "given, because shifts or step are given")
         return None
     check_number("step", step, "a positive number of pixels", low=0, exclude=(0,))
     check_number("max_shift", max_shift, "a number of pixels of at least 0", low=0)
@@ -171,7 +171,7 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
 
 
 def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
-    """Return shifts with one step for each axis, without duplicates. Whole steps are ints."""
+    """Return shifts without duplicates, with one step for each axis. Whole steps are ints."""
     rows = [
         shift if isinstance(shift, list) else [0.0] * (num_axes - 1) + [shift] for shift in shifts
     ]
@@ -200,9 +200,8 @@ def check_shifts(
         if len(steps) != len(sizes):
             raise wrong_value(argument, steps, f"a finite number for each of the {len(sizes)} axes")
         if any(abs(step) > side for step, side in zip(steps, sizes, strict=True)):
-            raise wrong_value(
-                argument, steps, f"at most the size of the canvas along each axis, {tuple(sizes)}"
-            )
+            expected = f"at most the size of the canvas along each axis, {tuple(sizes)}"
+            raise wrong_value(argument, steps, expected)
     if not checked:
         raise wrong_argument(argument, "empty", "at least one shift")
     return tuple(checked)
@@ -211,9 +210,9 @@ def check_shifts(
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
     """Return the indices of shifts from coarse to fine, with the zero shift first.
 
-    A measurement in this order that runs out of time still covers the whole range. The steps along
-    an axis are numbered from zero. A shift is as coarse as the largest power of two that divides
-    the numbers of its steps. Within a power, the largest shifts come first.
+    A measurement in this order covers the whole range even if it runs out of time. Number the steps
+    along each axis from zero. A shift is coarser the larger the power of two is that divides the
+    numbers of all its steps. Among equally coarse shifts, the largest come first.
     """
     axes = [sorted({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []

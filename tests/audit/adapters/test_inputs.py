@@ -90,7 +90,7 @@ def test_a_packaged_model_gets_original_images_with_shift_before_resize(tmp_path
         mnist, ImageOptions(str(tmp_path), shift_before_resize=True, ignore_labels=True), SETTINGS
     )
     assert tuple(case.images.shape[1:]) == (1, 9, 7)
-    assert call_model(case.function, case.images, str).values.shape[1:] == (10,)
+    assert call_model(case.function, case.images, "").values.shape[1:] == (10,)
     # Of digits it is the canvas that has a size.
     assert tuple(
         make_audit_inputs(

@@ -178,7 +178,7 @@ class Measurement:
         first, *others = shifts
         more = f" and {len(others)} more" if others else ""
         where = f"at shift {self.shifts[first]}{more}, images {images.start} to {images.stop - 1}"
-        output, kind = call_model(self._function, moved, lambda: where)
+        output, kind = call_model(self._function, moved, where)
         if len(self._tables) == 1:
             self._begin(output, kind, moved.shape[2:])
         output = arrange(output, self._output)
