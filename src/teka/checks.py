@@ -334,19 +334,19 @@ def check_module(argument: str, module: object) -> None:
 
 
 def uncompiled(function: object) -> object:
-    """Return the original of a function that was compiled by torch.compile, else the function."""
+    """Return the module that `torch.compile` has compiled, or the function itself."""
     return getattr(function, "_orig_mod", function)
 
 
 def module_of(function: object) -> nn.Module | None:
-    """Return the module that a function is, is a method of, or was compiled from, or None."""
+    """Return the module of a module, a method or a compiled module, or None."""
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     module = uncompiled(module)
     return module if isinstance(module, nn.Module) else None
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that a module, or the module of a method, is in evaluation mode.
+    """Check that the module of a function is in evaluation mode.
 
     Raises:
         ValueError: The module or a submodule is in training mode.

@@ -57,7 +57,7 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     largest = reference.abs().max()
     if largest == 0:
         raise ValueError(
-            "The output of function must have a positive norm, got norm zero where it is compared."
+            "The output of function must have a positive norm where it is compared, got norm zero."
         )
     # Divide by the largest element so that squares do not overflow.
     response, reference = response / largest, reference / largest

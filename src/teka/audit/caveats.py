@@ -15,7 +15,6 @@ from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import Movement
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of
-from teka.errors import wrong_value
 from teka.precision import relative_difference
 from teka.reporting.formatting import write_share, write_size
 

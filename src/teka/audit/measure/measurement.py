@@ -11,13 +11,7 @@ from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import Model, ModelError, call_model
-from teka.audit.model_output import (
-    CLASSIFIERS,
-    OUTPUT_CHOICES,
-    WITH_PROBABILITIES,
-    arrange,
-    infer_kind,
-)
+from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, arrange, infer_kind
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import (

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from teka.audit.model_call import Model, evaluate_model, relative_difference, repeat_difference
+from teka.audit.model_call import Model, evaluate_model, repeat_difference
 from teka.errors import EXTERNAL_ERRORS
+from teka.precision import relative_difference
 
 
 @dataclass(frozen=True)
