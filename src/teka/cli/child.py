@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -90,13 +90,11 @@ def _await_code(
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     reason = ""
     while True:
-        left = deadline - time.monotonic()
-        ready = wait([receiver, process.sentinel], min(max(left, 0.0), _POLL_SECONDS))
-        if not ready and left <= 0:
-            return reason
-        if receiver not in ready and not receiver.poll():
-            if process.exitcode is not None:
+        if not receiver.poll(_POLL_SECONDS):
+            if process.exitcode is not None and not receiver.poll():
                 return None
+            if time.monotonic() > deadline:
+                return reason
             continue
         try:
             kind, *rest = receiver.recv_bytes().split()
@@ -105,9 +103,10 @@ def _await_code(
             return None
         if kind == _DONE:
             return int(rest[0])
-        if seconds is None:
-            deadline = math.inf
-        if seconds is None and kind == _CALL:
+        if seconds is not None:
+            continue
+        deadline = math.inf
+        if kind == _CALL:
             budget = float(rest[0])
             deadline = time.monotonic() + budget + GRACE_SECONDS
             reason = (

@@ -75,12 +75,12 @@ def run(words: list[str], app: App | None = None) -> int:
         _discard_output()
         file = f": {error.filename}" if error.filename else ""
         return print_error(program, f"{error.strerror}{file}" if error.strerror else error)
-    except ValueError as error:  # the code of a model has closed standard output
-        return print_error(program, error)
+    except BaseException as error:
+        return print_error(program, _describe(error, program))
 
 
 def _call(words: list[str], app: App, command: str, program: str) -> int:
-    """Parse and call a command. Print an error as one line, but raise interrupts and OSErrors."""
+    """Parse and call a command, with warnings of one line, and return its exit code."""
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
         f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
@@ -94,10 +94,6 @@ def _call(words: list[str], app: App, command: str, program: str) -> int:
         if "command" in unparsed:
             record = {"command": f"{app.name[0]} {shlex.join(words)}"}
         return function(*bound.args, **bound.kwargs, **record) or 0
-    except (KeyboardInterrupt, OSError):
-        raise
-    except BaseException as error:
-        return print_error(program, _describe(error, program))
     finally:
         logging.disable(logging.NOTSET)
         warnings.formatwarning = format_warning

@@ -45,7 +45,7 @@ class FixReport:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters and buffers whose values changed: position embeddings."""
+        """Names of the tensors whose values changed, which are position embeddings."""
         return self.fixed.get("positions", ())
 
     def __str__(self) -> str:

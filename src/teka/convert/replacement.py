@@ -20,16 +20,16 @@ from teka.nn.options import AttentionOptions
 
 # Reasons why a layer is not replaced. The first ones apply to every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
-BIASED = "it adds a bias to the attention weights or selects keys, which teka's kernels cannot"
+BIASED = "it adds a bias to the attention weights or selects keys, which no kernel of teka supports"
 WINDOWED = "its model limits attention to a window of keys"
 FIXED = "its model does not support set_attn_implementation"
-SUBCLASS = "it is a subclass or has bias_kv or zero_attn"
+SUBCLASS = "it is a subclass of torch.nn.MultiheadAttention, or uses add_bias_kv or add_zero_attn"
 UNKNOWN_SIZE = "its number of heads or their size is not known"
 UNSUPPORTED = "attention of this class is not supported"
 # These apply to relative kernels only.
-COARSER_KEYS = "its keys are on a coarser grid than its queries; relative=None replaces it"
-SUBSET = "it may receive only some of the patches, at unknown positions; relative=None replaces it"
-UNPLACED = "the positions of its tokens are not known; give their grid, or relative=None"
+COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
+SUBSET = "it may get a subset of the patches at unknown positions; use relative=None to replace it"
+UNPLACED = "the positions of its tokens are not known; pass their grid, or use relative=None"
 
 SUPPORTED_CLASSES = (
     "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of "

@@ -135,7 +135,7 @@ def attention_forward(
     num_keys = key.shape[2]
     if attention_mask is not None:
         if attention_mask.ndim != 2:
-            hint = "Position biases and masks of pairs are not supported."
+            hint = "Position biases and masks of pairs of tokens are not supported."
             raise wrong_shape("attention_mask", attention_mask.shape, "(batch, keys)", hint)
         key_mask = (attention_mask != 0)[:, -num_keys:]
         if is_causal:  # the other slots of a static cache are empty
