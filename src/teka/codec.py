@@ -1,6 +1,5 @@
 """Conversion of dataclasses to JSON data and back, by the types of their fields."""
 
-import re
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -8,17 +7,13 @@ from dataclasses import MISSING, fields, is_dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from teka.errors import did_you_mean, wrong_value
 
 T = TypeVar("T")
-# Types of fields whose range `decode` checks: from 0 to a largest value, with a description.
-Proportion = Annotated[float, 1, "a number from 0 to 1"]
-NonNegativeFloat = Annotated[float, sys.float_info.max, "a finite number of at least 0"]
-NonNegativeInt = Annotated[int, sys.float_info.max, "a whole number of at least 0"]
 
 
 def encode(value: object) -> Any:
@@ -56,42 +51,46 @@ def decode(kind: type[T], content: object, argument: str | None = None) -> T:
 
 @cache
 def _field_types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    return get_type_hints(kind)
 
 
 def decode_value(kind: Any, content: object, where: str) -> Any:
-    """Convert JSON data to a type: a dataclass, union, sequence, mapping or basic type."""
+    """Convert JSON data to a type: a dataclass, union, sequence, mapping or basic type.
+
+    Keys of mappings are strings.
+
+    Args:
+        kind: The type.
+        content: The JSON data.
+        where: Name of the data in error messages, such as "config.options[2]".
+    """
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _decode_fields(kind, content, where)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, content, where)
-    if origin is Annotated:
-        number_type, most, expected = arguments
-        number = decode_value(number_type, content, where)
-        if not 0 <= number <= most:
-            raise wrong_value(where, content, expected)
-        return number
     if origin is Literal:
         if content not in arguments:
             raise wrong_value(where, content, f"one of {', '.join(map(repr, arguments))}")
         return content
-    if origin is tuple and arguments and arguments[-1] is not Ellipsis:
-        items = _check_type(content, Sequence, where, f"a list of {len(arguments)}")
-        if len(items) != len(arguments):
-            raise wrong_value(where, content, f"a list of {len(arguments)}")
-        return tuple(
-            decode_value(item_type, item, f"{where}[{index}]")
-            for index, (item_type, item) in enumerate(zip(arguments, items, strict=True))
-        )
     if origin in (tuple, list, Sequence):
-        items = [
-            decode_value(arguments[0], item, f"{where}[{index}]")
-            for index, item in enumerate(_check_type(content, Sequence, where, "a list"))
+        has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
+        expected = f"a list of {len(arguments)}" if has_fixed_length else "a list"
+        items = _check_type(content, Sequence, where, expected)
+        item_types = arguments if has_fixed_length else arguments[:1] * len(items)
+        if len(items) != len(item_types):
+            raise wrong_value(where, content, expected)
+        decoded = [
+            decode_value(item_type, item, f"{where}[{index}]")
+            for index, (item_type, item) in enumerate(zip(item_types, items, strict=True))
         ]
-        return items if origin is list else tuple(items)
+        return decoded if origin is list else tuple(decoded)
     if origin in (dict, Mapping):
-        return _decode_mapping(arguments[0], arguments[1], content, where)
+        items = _check_type(content, Mapping, where, "a dictionary")
+        return {
+            str(key): decode_value(arguments[1], item, f"{where}.{key}")
+            for key, item in items.items()
+        }
     if kind in (Any, object):
         return content
     if kind is float and isinstance(content, int) and not isinstance(content, bool):
@@ -101,18 +100,6 @@ def decode_value(kind: Any, content: object, where: str) -> Any:
     if kind is Path and isinstance(content, str):
         return Path(content)
     return _check_type(content, origin or kind, where, _describe(kind))
-
-
-def _decode_mapping(key_type: Any, value_type: Any, content: object, where: str) -> dict:
-    items = _check_type(content, Mapping, where, "a dictionary")
-    if key_type not in (int, float):
-        key_type = str
-    decoded = {}
-    for key, item in items.items():
-        if key_type is int and not re.fullmatch("0|-?[1-9][0-9]*", str(key)):
-            raise wrong_value(f"{where}.{key}", key, "a whole number as key, such as '-4'")
-        decoded[key_type(key)] = decode_value(value_type, item, f"{where}.{key}")
-    return decoded
 
 
 def _decode_fields(kind: Any, content: object, where: str) -> Any:
@@ -161,7 +148,6 @@ def _check_type(content: Any, kind: Any, where: str, expected: str) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     descriptions = {
         float: "a number",
         int: "a whole number",
