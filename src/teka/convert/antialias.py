@@ -182,8 +182,8 @@ class SharedOffsets:
 
     def forget(self, *_: object) -> None:
         """Delete the offsets of the last forward pass. The model calls this method as a hook."""
-        for grid in [grid for grid in _thread.choices if grid[0] is self]:
-            del _thread.choices[grid]
+        for grid in [grid for grid in _thread_offsets.choices if grid[0] is self]:
+            del _thread_offsets.choices[grid]
 
     def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:
         """Return every s-th cell, starting at the offset of the grid.
@@ -195,25 +195,25 @@ class SharedOffsets:
         """
         # The batch size is not part of the grid, because a symbolic size cannot be hashed.
         grid = (self, *cells.shape[2:], *sampling.stride)
-        offset, layers = _thread.choices.get(grid, (None, ()))
+        offset, layers = _thread_offsets.choices.get(grid, (None, ()))
         if offset is None or id(layer) in layers or offset.shape[0] != cells.shape[0]:
             offset, layers = None, ()
         sampled, offset = sampling.forward_with_offset(cells, offset)
-        _thread.choices[grid] = offset, (*layers, id(layer))
+        _thread_offsets.choices[grid] = offset, (*layers, id(layer))
         return sampled
 
 
-class _Thread(threading.local):
-    """Chosen offsets of the current thread, and the layers that have used them, for each grid."""
+class _ThreadOffsets(threading.local):
+    """The chosen offset of each grid in the current thread, and the layers that have used it."""
 
     def __init__(self) -> None:
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
 
 
-_thread = _Thread()
+_thread_offsets = _ThreadOffsets()
 
 
-restore_in_recomputation(_thread)
+restore_in_recomputation(_thread_offsets)
 
 
 class _SampledLayer(nn.Module):
