@@ -70,14 +70,12 @@ def relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     return every, (interior / interior_cells / norm).sqrt(), (border / border_cells / norm).sqrt()
 
 
-def sums_of_best_move(
-    sums: Float[Tensor, "shifts candidates images 5"],
-) -> Float[Tensor, "shifts images 5"]:
-    """Return the sums of the candidate move with the smallest error, for each shift and image."""
+def sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
+    """Return the sums of the move with the smallest error for each image."""
     every, interior, _ = relative_errors(sums)
     order = (interior if (sums[..., 1] > 0).any() else every).nan_to_num(1e300)
-    best = order.masked_fill(every.isnan(), math.inf).argmin(dim=1, keepdim=True)
-    return sums.take_along_dim(best[..., None], dim=1)[:, 0]
+    best = order.masked_fill(every.isnan(), math.inf).argmin(dim=0, keepdim=True)
+    return sums.take_along_dim(best[..., None], dim=0)[0]
 
 
 def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
