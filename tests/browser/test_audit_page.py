@@ -182,9 +182,7 @@ def test_fractions_are_interpolated_and_the_page_says_so_of_fourier(open_page):
         expected = moved_pixels(Movement("bilinear"), example_pixels(5), (0, 1.5))
         difference = shown_pixels(page)[..., 0].astype(int) - expected[..., 0]
         assert abs(difference).max() <= 1  # Halves of a level round either way.
-        assert page.get_by_text("shows them interpolated linearly").is_visible() == (
-            mode == "fourier"
-        )
+        assert page.get_by_text("shows linear interpolation").is_visible() == (mode == "fourier")
         assert page.get_by_label("dy, ").is_disabled()
 
 

@@ -108,7 +108,9 @@ def test_the_page_names_the_best_model_and_shows_what_the_models_disagree_on(her
     models = ["models.py:half", "models.py:right", "models.py:last_pixel"]
     assert main(["compare", *models, *OPTIONS, "--html", "out.html", "--json", "out.json"]) == 0
     page = (here / "out.html").read_text()
-    assert "models:right is significantly better than models:half in the share of images" in page
+    assert (
+        "models:right is significantly better than models:half in accuracy at every shift" in page
+    )
     assert "models:last_pixel is not compared, because its results are invalid" in page
     assert "p = 0.003" in page
     written = json.loads((here / "out.json").read_text())

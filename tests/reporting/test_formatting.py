@@ -6,6 +6,7 @@ from teka.audit.page.metric_formatting import (
     write_interval,
     write_number,
 )
+from teka.audit.statistics.estimate import Estimate
 from teka.reporting.formatting import (
     listed,
     percent,
@@ -75,9 +76,10 @@ def test_values_are_listed_in_words(values, text):
 
 
 def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_width_zero():
-    assert write_interval("mean_error", 0.1, 0.2, "bootstrap over images") == "0.1–0.2"
+    interval = Estimate(0.15, 0.1, 0.2, 0.95, "bootstrap over images")
+    assert write_interval("mean_error", interval) == "0.1–0.2"
     few, alike = "none, which needs 10 images or more", "none, all images have this value"
-    assert write_interval("mean_error", 0.107, 0.107, few) == "–"
+    assert write_interval("mean_error", Estimate(0.107, 0.107, 0.107, 0.95, few)) == "–"
     assert missing_intervals([few, "wilson", alike, few]) == (
         "–: no interval, which needs 10 images or more; or all images have this value."
     )

@@ -9,13 +9,11 @@ from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metr
 
 def figure_of(*metrics, curve="accuracy", **options):
     names = [f"model {index}" for index in range(len(metrics))]
-    curves = {index: (each.shifts, each.curves.get(curve)) for index, each in enumerate(metrics)}
-    return curve_figure(names, curves, "correct (%)", **{"is_percent": True, **options})
+    return curve_figure(names, dict(enumerate(metrics)), curve, "correct (%)", **options)
 
 
 def accuracy_figure(names, metrics):
-    curves = {index: (each.shifts, each.curves["accuracy"]) for index, each in metrics.items()}
-    return curve_figure(names, curves, "correct (%)", is_percent=True)
+    return curve_figure(names, metrics, "accuracy", "correct (%)")
 
 
 def test_charts_contain_the_shifts_along_each_axis_in_order_and_in_percent(figures):
@@ -68,7 +66,7 @@ def test_models_keep_their_color(figures):
 
 
 def test_metrics_that_are_no_shares_start_at_zero(figures):
-    figure_of(make_metrics(fall=0.0), make_metrics(fall=0.5), curve="error", is_percent=False)
+    figure_of(make_metrics(fall=0.0), make_metrics(fall=0.5), curve="error")
     assert figures[0].axes[0].get_ylim()[0] == 0
 
 

@@ -5,6 +5,7 @@ import pytest
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.compared import best_model, comparison_sections
+from teka.audit.page.metric_formatting import write_differences
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import comparison_text
@@ -43,31 +44,23 @@ PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pai
 
 def test_the_best_model_is_named_with_its_evidence():
     headline, evidence = best_model(PAIRS[:1], reports_of("patches", "rotation"))
-    assert headline == (
-        "Mode circular: rotation is significantly better than patches in the share of images "
-        "classified correctly at every shift."
-    )
+    better = "rotation is significantly better than patches in accuracy at every shift"
+    assert headline == f"Mode circular: {better}."
     assert evidence == [
-        (
-            "worst_shift_accuracy",
-            "Every shift: rotation is higher than patches by 50.0 points (40.0 to 60.0, p < 0.001).",
-        ),
-        (
-            "mean_error",
-            "Mean error: rotation is lower than patches by 0.25 (0.15 to 0.35, p < 0.001).",
-        ),
+        "Accuracy at every shift: higher for rotation than for patches by 50.0 points "
+        "(40.0 to 60.0, p < 0.001).",
+        "Mean error: lower for rotation than for patches by 0.25 (0.15 to 0.35, p < 0.001).",
     ]
 
 
 def test_models_without_a_significant_difference_are_named_together():
-    headline, ((_, first), _) = best_model(PAIRS, reports_of(*NAMES))
-    assert "no significant difference between rotation and table in the share" in headline
-    apart, above = first.split("; ")
-    assert apart == (
-        "Every shift: no significant difference between rotation and table "
-        "(rotation minus table: 2.0 points (−8.0 to 12.0, p = 0.800))"
+    headline, (first, _) = best_model(PAIRS, reports_of(*NAMES))
+    tie = "no significant difference between rotation and table"
+    assert headline == f"Mode circular: {tie} in accuracy at every shift."
+    assert first == (
+        f"Accuracy at every shift: {tie}: 2.0 points (−8.0 to 12.0, p = 0.800); "
+        "higher for rotation than for patches by 50.0 points (40.0 to 60.0, p < 0.001)."
     )
-    assert above == "rotation is higher than patches by 50.0 points (40.0 to 60.0, p < 0.001)."
 
 
 def test_a_metric_that_one_pair_lacks_ranks_no_model():
@@ -85,12 +78,12 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
         *reports_of("table"),
     ]
     headline, evidence = best_model(PAIRS, reports)
-    assert headline.startswith("Mode circular: table is significantly better than patches in the")
+    assert headline.startswith("Mode circular: table is significantly better than patches in ")
     excluded = "rotation is not compared, because its results are invalid: constant predictor."
-    assert evidence[-1] == ("", excluded)
+    assert evidence[-1] == excluded
     # Of two models one is left: neither a winner nor a difference is shown, in text, Markdown or on the page.
     headline = "Mode circular: no comparison, because only patches has valid results."
-    assert best_model(PAIRS[:1], reports[:2]) == (headline, [("", excluded)])
+    assert best_model(PAIRS[:1], reports[:2]) == (headline, [excluded])
     text, page = comparison_text(PAIRS[:1], reports[:2]), render_audit_page(reports[:2], PAIRS[:1])
     for shown in (text, page, summary_markdown(reports[:2], PAIRS[:1])):
         assert headline in shown
@@ -99,8 +92,8 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
     # Without the first model the others are subtracted from the second.
     others = [reports[1], reports[0], reports[2]]
     (section,) = comparison_sections(PAIRS, others)
-    assert [(first, second) for first, second, *_ in section["rows"]] == [(1, 2)]
-    assert section["base"] == "patches"
+    assert [(pair.first, pair.second) for pair in section["pairs"]] == [(1, 2)]
+    assert section["reference"] == 1
     assert "patches minus table" in comparison_text(PAIRS, others)
 
 
@@ -121,14 +114,9 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
         for pair in PAIRS[1:]
     ]
     headline, evidence = best_model([PAIRS[0], *for_three], reports_of(*NAMES))
-    assert headline == (
-        "Mode circular: rotation is significantly better than patches in the share of images "
-        "classified correctly at every shift."
-    )
-    assert evidence[-1] == (
-        "",
-        "Not compared, because their outputs do not define this metric: table.",
-    )
+    better = "rotation is significantly better than patches in accuracy at every shift"
+    assert headline == f"Mode circular: {better}."
+    assert evidence[-1] == "Not compared, because their outputs do not define this metric: table."
 
 
 def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():
@@ -144,8 +132,10 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
     ):
         assert part in page, part
     (section,) = comparison_sections(PAIRS, reports_of(*NAMES))
-    assert [(first, second) for first, second, *_ in section["rows"]] == [(0, 1), (0, 2)]
-    assert [(first, second) for first, second, *_ in section["more_rows"]] == [(1, 2)]
+    assert [(pair.first, pair.second) for pair in section["pairs"]] == [(0, 1), (0, 2), (1, 2)]
+    _, _, others = page.partition("<summary>Every other pair</summary>")
+    assert "+2.0" in others
+    assert "−50.0" not in others.partition("</details>")[0]
     (figure,) = section["curves"]
     assert figure["name"] == "accuracy minus that of patches (points)"
     assert len(figure["charts"]) == 2
@@ -154,7 +144,8 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
 def test_a_missing_interval_is_a_dash_and_says_how_many_images_it_needs():
     pairs = [make_pair(0, 1, -0.5, 0.2, method="none, which needs 10 images or more")]
     (section,) = comparison_sections(pairs, reports_of("patches", "rotation"))
-    assert section["rows"][0][2][1] == ("+0.25", "–", "p = 0.200")
+    cells = write_differences(section["pairs"][0].comparison)
+    assert cells["mean_error"] == ("+0.25", "–", "p = 0.200")
     assert section["missing"] == "–: no interval, which needs 10 images or more."
     text = comparison_text(pairs, reports_of("patches", "rotation"))
     assert "+0.25               –  p = 0.200" in text

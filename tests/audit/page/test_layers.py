@@ -1,7 +1,8 @@
 import dataclasses
+import re
 
 from teka.audit.layers.localize import BREAKS
-from teka.audit.page.layers import BREAK_ROLES, COLUMNS, explain_layers, layer_rows
+from teka.audit.page.layers import BREAK_ROLES, explain_layers
 from teka.audit.page.pages import render_audit_page
 from tests.audit.page.audit_reports import make_layers, make_report
 
@@ -9,8 +10,8 @@ from tests.audit.page.audit_reports import make_layers, make_report
 def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positions():
     blamed = [(role, name) for role, name, _ in explain_layers(make_layers())]
     assert blamed == [
-        ("breaks equivariance first, inside the image", "add_position"),
-        ("breaks equivariance first, at shifts that are not a multiple of its stride", "embed"),
+        (BREAK_ROLES["interior"], "add_position"),
+        (BREAK_ROLES["aliasing"], "embed"),
         ("adds the most error", "add_position"),
         ("also adds error", "blocks.0.attention.output.dense"),
         ("contains absolute positions", "add_position.position"),
@@ -35,8 +36,8 @@ def test_the_fix_is_named_beside_the_layers_that_it_changes():
     words_by_layer = {
         name: words for _, name, words in explain_layers(dataclasses.replace(layers, fixes=fixes))
     }
-    assert words_by_layer["embed"].endswith("error 0.4; teka fix --fix polyphase")
-    assert words_by_layer["add_position.position"].endswith("; teka fix --fix positions")
+    assert words_by_layer["embed"].endswith("error 0.4; to fix it: teka fix --fix polyphase")
+    assert words_by_layer["add_position.position"].endswith("; to fix it: teka fix --fix positions")
     assert "teka fix" not in words_by_layer["blocks.0.attention.output.dense"]
 
 
@@ -49,12 +50,21 @@ def test_every_kind_of_break_has_a_role():
 
 
 def test_the_table_has_every_layer_and_marks_the_first_that_breaks():
-    names, cells, breaks = zip(*layer_rows(make_layers()), strict=True)
-    assert names == ("embed", "add_position", "blocks.0.attention.output.dense", "head")
-    assert breaks == (False, True, False, False)
-    assert all(len(row) == len(COLUMNS) for row in cells)
-    assert cells[0] == ("Conv2d", "3 × 2", "4", "1.0e−7", "0.03", "0.4", "1.0e−7", "0", "2.0e−8")
-    assert cells[3][1] == "vector"
+    _, _, table = render_audit_page([make_report()]).partition('<table class="small">')
+    rows = re.findall("<tr.*?</tr>", table.partition("</table>")[0], flags=re.DOTALL)
+    cells = [re.findall("<t[hd].*?>(.*?)</t[hd]>", row) for row in rows]
+    assert [row[0] for row in cells] == [
+        "layer",
+        "embed",
+        "add_position <strong>(breaks first)</strong>",
+        "blocks.0.attention.output.dense",
+        "head",
+    ]
+    assert all(len(row) == len(cells[0]) for row in cells)
+    assert cells[1][1:] == [
+        "Conv2d", "3 × 2", "4", "1.0e−7", "0.03", "0.4", "1.0e−7", "0", "2.0e−8",
+    ]  # fmt: skip
+    assert cells[4][2:4] == ["vector", "4"]
 
 
 def test_what_was_left_out_is_said():

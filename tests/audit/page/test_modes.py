@@ -41,7 +41,7 @@ def test_shifts_along_the_axes_alone_have_no_map():
 def test_outputs_without_answers_show_their_error_at_once():
     (section,) = mode_sections([make_report(metrics=(make_metrics(output="dense"),))])
     assert [figure["name"] for figure in section["curves"]] == ["relative error"]
-    assert section["maps"][0]["name"] == "At every shift: relative error"
+    assert section["maps"][0]["name"] == "At each shift: relative error"
 
 
 def test_a_map_names_the_worst_shift():

@@ -125,7 +125,7 @@ def test_every_part_of_a_report_is_there():
     text = Page(render_audit_page([two_modes()])).heads
     for words in (
         "Mode circular", "Mode zero", "Background: 0.25.", "17 of 18",
-        "breaks equivariance first, inside the image", "blocks.0.attention.output.dense", "its output is no tensor",
+        "is the first layer to break equivariance inside the image", "blocks.0.attention.output.dense", "its output is no tensor",
         "3.1e−7", "the images are too small", "5f5f5f", "a0a0a0",
         "teka audit runs/patch --data digits", "20,513",
     ):  # fmt: skip
@@ -161,7 +161,7 @@ def test_dense_outputs_have_errors_and_no_answers():
 
 def test_several_models_stand_beside_each_other():
     page = Page(render_audit_page([two_modes("patches"), make_report("rotation", caveats=())]))
-    assert page.heads.count("Below each number") == 1
+    assert page.heads.count("Below each number is") == 1
     assert "patches and rotation under shifts" in page.heads
     for words in ("patches circular 97.0", "patches zero 97.0", "rotation circular 97.0"):
         assert words in page.heads, words

@@ -8,9 +8,9 @@ from teka.audit.movement import Movement
 from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
+    caveat_models,
     protocol_sections,
     render_audit_page,
-    sorted_caveats,
     write_examples,
 )
 from teka.audit.protocols import ProtocolResult
@@ -29,16 +29,17 @@ def test_there_is_a_column_for_what_any_mode_has():
 
 def test_a_number_that_a_mode_has_not_is_left_blank():
     reports = [make_report(metrics=(make_metrics(output="dense"),)), make_report()]
-    dense, logits = audit_rows(reports, ["accuracy", "mean_error"])
-    assert dense.cells == (None, ("0.31", "0.28–0.34"))
-    assert logits.cells[0] == ("97.0", "95.0–98.5")
+    dense, logits = audit_rows(reports)
+    assert "accuracy" not in dense.cells
+    assert dense.cells["mean_error"] == ("0.31", "0.28–0.34")
+    assert logits.cells["accuracy"] == ("97.0", "95.0–98.5")
 
 
 def test_rows_are_those_of_every_mode_of_every_model():
     report = make_report(
         metrics=(make_metrics(), make_metrics(Movement("zero"), skipped=((9, 9),)))
     )
-    rows = audit_rows([report, report], [])
+    rows = audit_rows([report, report])
     assert [(row.model, row.mode, row.shifts) for row in rows] == [
         (0, "circular", "81"), (0, "zero", "81 of 82"), (1, "circular", "81"), (1, "zero", "81 of 82"),
     ]  # fmt: skip
@@ -57,7 +58,9 @@ def test_the_gravest_come_first_and_equals_keep_their_order():
         Caveat("c", "invalidates", ""),
         Caveat("d", "limits", ""),
     ]
-    assert [caveat.name for caveat in sorted_caveats(caveats)] == ["c", "b", "d", "a"]
+    models = caveat_models([make_report("one", caveats=tuple(caveats))])
+    assert [caveat.name for caveat in models] == ["c", "b", "d", "a"]
+    assert set(models.values()) == {"one"}
 
 
 def protocol(share):
@@ -80,7 +83,13 @@ def test_models_stand_below_each_other_in_one_procedure():
         make_report("two", protocols=(protocol(0.5),)),
     ]
     (section,) = protocol_sections(reports)
-    assert section["rows"] == [(0, "mean", "90.0", "89.0–91.0"), (2, "mean", "50.0", "49.0–51.0")]
+    assert list(section["results"]) == [0, 2]
+    _, _, text = render_audit_page(reports).partition("As in the literature: horn2021")
+    rows = re.findall("<tr>(.*)</tr>", text.partition("</section>")[0])[1:]
+    assert [re.findall(">([^<>]+)</", row) for row in rows] == [
+        ["one", "mean", "90.0", "89.0–91.0"],
+        ["two", "mean", "50.0", "49.0–51.0"],
+    ]
     assert section["counts"] == "images: 1,854"
     (curve,) = section["curves"]
     assert curve["name"] == "all classes: accuracy (%)"
@@ -159,11 +168,10 @@ def content_of(*reports):
 def test_answers_stand_in_the_order_of_their_shifts():
     example = make_example(3)
     content = content_of(make_report(examples=(example,)))
-    (image,) = content["images"]
-    (answer,) = image["predictions"]
-    assert content["shifts"][answer["shifts"]] == [list(shift) for shift in SQUARE]
-    assert tuple(answer["classes"]) == example.predictions
-    assert tuple(answer["probabilities"]) == example.probabilities
+    (shown,) = content["examples"]
+    assert content["shifts"][shown["shifts"]] == [list(shift) for shift in SQUARE]
+    assert tuple(shown["predictions"]) == example.predictions
+    assert tuple(shown["probabilities"]) == example.probabilities
 
 
 def test_an_image_that_two_models_saw_is_there_once():
@@ -172,10 +180,9 @@ def test_an_image_that_two_models_saw_is_there_once():
         make_report("none", examples=()),
         make_report("two", examples=(make_example(1),)),
     )
-    assert [
-        [answer["model"] for answer in image["predictions"]] for image in content["images"]
-    ] == [[0], [0, 2]]
-    assert len(content["pixels"]) == 2
+    shown = [(example["model"], example["image"]) for example in content["examples"]]
+    assert shown == [(0, 0), (0, 1), (2, 1)]
+    assert content["pixels"] == [make_example(3).image, make_example(1).image]
     assert len(content["shifts"]) == 1
 
 
@@ -184,7 +191,7 @@ def test_an_image_of_other_pixels_is_another_image():
     content = content_of(
         make_report("one", examples=(make_example(3),)), make_report("two", examples=(other,))
     )
-    assert len(content["images"]) == 2
+    assert [example["image"] for example in content["examples"]] == [0, 1]
 
 
 def test_background_and_window_are_in_levels_and_pixels():
@@ -197,7 +204,7 @@ def test_background_and_window_are_in_levels_and_pixels():
         metrics=tuple(make_metrics(movement) for movement in movements),
         examples=tuple(make_example(0, movement.mode, channels=3) for movement in movements),
     )
-    zero, crop, canvas = content_of(report)["movements"]
+    zero, crop, canvas = (example["movement"] for example in content_of(report)["examples"])
     assert zero == {"mode": "zero", "background": [128, 0, 255], "seen": [11, 7]}
     assert crop["seen"] == [5, 5]
     assert canvas["background"] == [51, 51, 51]

@@ -54,15 +54,17 @@ def test_the_summary_has_verdict_numbers_and_caveats():
     assert text.startswith("**patch model.** The answer changes with position")
     assert "| circular | 60 | 97.0<br>95.0–98.5 |" in text
     assert "- patch model: Limited validity, **few images**." in text
-    assert "Below each number its 95 % interval." in text
+    assert "Below each number is its 95 % interval." in text
 
 
 def test_the_summary_of_several_models_begins_with_the_best():
     text = summary_markdown(reports_of("patches", "rotation", "table"), PAIRS)
     assert text.startswith(
-        "**Mode circular: no significant difference between rotation and table in the share"
+        "**Mode circular: no significant difference between rotation and table in accuracy"
     )
-    assert "\n- Every shift: no significant difference between rotation and table" in text
+    assert (
+        "\n- Accuracy at every shift: no significant difference between rotation and table" in text
+    )
     assert text.index("no significant difference") < text.index("| rotation<br>circular |")
 
 

@@ -31,11 +31,11 @@ def test_it_fits_a_terminal():
     assert max(map(len, audit_text(reports).splitlines())) <= WIDTH
 
 
-def test_verdict_caveats_and_layers_follow_in_this_order():
+def test_verdict_layers_and_caveats_follow_in_this_order():
     text = audit_text([make_report()])
     words = (
-        "52.0 % at the worst shift", "! Limited validity (few images)", "! Worth knowing (phases unseen)",
-        "> add_position breaks equivariance first", "x protocol zhang2019 failed",
+        "52.0 % at the worst shift", "> add_position is the first layer to break equivariance",
+        "x protocol zhang2019 failed", "! Limited validity (few images)", "! Worth knowing (phases unseen)",
     )  # fmt: skip
     places = [text.index(one) for one in words]
     assert places == sorted(places)
@@ -47,6 +47,14 @@ def test_several_models_are_named_in_their_rows_and_above_their_findings():
         "model", "mode", "-" * len(lines[2]), "patches", "circular", "rotation", "circular",
     ]  # fmt: skip
     assert lines.count("patches") == lines.count("rotation") == 1
+
+
+def test_a_caveat_that_several_models_share_is_written_once():
+    reports = [make_report("patches"), make_report("rotation"), make_report("table", caveats=())]
+    text = audit_text(reports)
+    assert text.count("! Limited validity (few images; patches and rotation): ") == 1
+    assert text.count("60 images give intervals") == 1
+    assert "(few images; all models)" in audit_text(reports[:2])
 
 
 def test_numbers_of_other_outputs_have_columns_of_their_own():

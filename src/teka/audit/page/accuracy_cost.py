@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from teka.audit.page.compared import write_ends
-from teka.audit.page.metric_formatting import write_difference
+from teka.audit.page.metric_formatting import write_difference, write_difference_interval
 from teka.audit.statistics.ranking import Pair
 from teka.reporting.formatting import listed, write_p_value
 
@@ -27,7 +26,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
             verb = "loses" if change.value < 0 else "gains"
             sentence = f"It {verb} accuracy on unshifted images"
         points = write_difference("accuracy", change.value)
-        ends = f"{write_ends('accuracy', change)}, {write_p_value(change.p_value)}"
+        ends = f"{write_difference_interval('accuracy', change)}, {write_p_value(change.p_value)}"
         sentence = f"{sentence}: {points} points ({ends})"
         modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
     if not modes_of:

@@ -1,5 +1,5 @@
 "use strict";
-// Moves the example images on a canvas as the model saw them, and reads the heat maps under the pointer.
+// Shows the example images as the model saw them at every shift, with its predictions.
 (() => {
   const RIGHT = "#dcebf7", WRONG = "#b32413", MISSING = "#e3e7ec", INK = "#1c2430";
   const CELL = 10;
@@ -13,8 +13,28 @@
     image.label === null ? (wrong ? `${name}, changed` : name) : `${name} ${wrong ? "✗" : "✓"}`;
   const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-  // For each cell that is seen along one axis, the cell it came from, or −1 where background enters.
-  const cameFrom = (mode, side, seen, shift) =>
+  // Examples of the same pixels and movement become one image with the predictions of each model.
+  const groupByImage = (content) => {
+    const images = new Map();
+    for (const example of content.examples) {
+      const group = JSON.stringify(example.movement);
+      const key = [group, example.index, example.image].join();
+      if (!images.has(key)) {
+        const bytes = Uint8Array.from(atob(content.pixels[example.image]), (character) => character.charCodeAt(0));
+        images.set(key, { ...example, group, bytes, predictions: [] });
+      }
+      images.get(key).predictions.push({
+        model: example.model,
+        shifts: content.shifts[example.shifts],
+        classes: example.predictions,
+        probabilities: example.probabilities,
+      });
+    }
+    return [...images.values()];
+  };
+
+  // For each pixel that is seen along one axis, the pixel it came from, or −1 where background enters.
+  const sourcePixels = (mode, side, seen, shift) =>
     Array.from({ length: seen }, (_, index) => {
       if (mode === "crop") return Math.floor((side - seen) / 2) - shift + index;
       const from = index - shift;
@@ -27,19 +47,19 @@
       return ((from % side) + side) % side;
     });
 
-  const moveWhole = (picture, movement, dy, dx) => {
-    const [height, width] = movement.seen;
-    const rows = cameFrom(movement.mode, picture.height, height, dy);
-    const columns = cameFrom(movement.mode, picture.width, width, dx);
-    const channels = picture.channels;
+  const moveByWholePixels = (image, dy, dx) => {
+    const [height, width] = image.movement.seen;
+    const rows = sourcePixels(image.movement.mode, image.height, height, dy);
+    const columns = sourcePixels(image.movement.mode, image.width, width, dx);
+    const channels = image.channels;
     const moved = new Float64Array(height * width * channels);
     let at = 0;
     for (const row of rows) {
       for (const column of columns) {
         for (let channel = 0; channel < channels; channel += 1) {
           moved[at] = row < 0 || column < 0
-            ? movement.background[channel]
-            : picture.bytes[(row * picture.width + column) * channels + channel];
+            ? image.movement.background[channel]
+            : image.bytes[(row * image.width + column) * channels + channel];
           at += 1;
         }
       }
@@ -48,27 +68,27 @@
   };
 
   // Fractions are interpolated along one axis after the other, as mode "bilinear" does.
-  const move = (picture, movement, dy, dx) => {
+  const move = (image, dy, dx) => {
     const [down, right] = [Math.floor(dy), Math.floor(dx)];
-    const total = new Float64Array(movement.seen[0] * movement.seen[1] * picture.channels);
+    const total = new Float64Array(image.movement.seen[0] * image.movement.seen[1] * image.channels);
     for (const [stepDown, weightDown] of [[down, 1 - (dy - down)], [down + 1, dy - down]]) {
       for (const [stepRight, weightRight] of [[right, 1 - (dx - right)], [right + 1, dx - right]]) {
         const weight = weightDown * weightRight;
         if (weight === 0) continue;
-        moveWhole(picture, movement, stepDown, stepRight).forEach((level, at) => { total[at] += weight * level; });
+        moveByWholePixels(image, stepDown, stepRight).forEach((level, at) => { total[at] += weight * level; });
       }
     }
     return total;
   };
 
-  const draw = (canvas, picture, movement, dy, dx) => {
-    const [height, width] = movement.seen;
+  const draw = (canvas, image, dy, dx) => {
+    const [height, width] = image.movement.seen;
     canvas.width = width;
     canvas.height = height;
-    const levels = move(picture, movement, dy, dx);
+    const levels = move(image, dy, dx);
     const context = canvas.getContext("2d", { willReadFrequently: true });
     const shown = context.createImageData(width, height);
-    const channels = picture.channels;
+    const channels = image.channels;
     for (let cell = 0; cell < height * width; cell += 1) {
       for (let channel = 0; channel < 3; channel += 1) {
         shown.data[4 * cell + channel] = Math.round(levels[cell * channels + (channels === 1 ? 0 : channel)]);
@@ -78,31 +98,28 @@
     context.putImageData(shown, 0, 0);
   };
 
-  const startViewer = (viewer, content) => {
+  const startViewer = (viewer, models, images) => {
     const part = (name) => viewer.querySelector(`[data-part="${name}"]`);
     const parts = Object.fromEntries(
       ["thumbnails", "canvas", "caption", "dx", "dy", "dx-value", "dy-value", "home", "next", "predictions", "status", "maps", "note"]
         .map((name) => [name, part(name)]));
-    for (const picture of content.pixels) {
-      picture.bytes = Uint8Array.from(atob(picture.levels), (character) => character.charCodeAt(0));
-    }
     const key = (dy, dx) => `${dy} ${dx}`;
     const ascending = (values) => [...new Set(values)].sort((one, other) => one - other);
     let image = null, dy = 0, dx = 0;
 
-    // A class by the name that a model's data gives it.
-    const named = (model, index) => content.models[model].classes?.[index] ?? String(index);
+    // The name of a class in the data of a model.
+    const named = (model, index) => models[model].classes?.[index] ?? String(index);
     const labelled = (one) => (one.label === null ? "" : `, class ${named(one.predictions[0].model, one.label)}`);
     const isWrong = (prediction, at) => prediction.classes[at] !== (image.label === null ? prediction.unshifted : image.label);
 
     const choose = (index) => {
-      image = content.images[index];
-      const evaluated = image.predictions.flatMap((prediction) => content.shifts[prediction.shifts]);
+      image = images[index];
+      const evaluated = image.predictions.flatMap((prediction) => prediction.shifts);
       image.places = new Map(evaluated.map((shift) => [key(...shift), shift]));
       image.downs = ascending(evaluated.map((shift) => shift[0]));
       image.rights = ascending(evaluated.map((shift) => shift[1]));
       for (const prediction of image.predictions) {
-        prediction.places = new Map(content.shifts[prediction.shifts].map((shift, at) => [key(...shift), at]));
+        prediction.places = new Map(prediction.shifts.map((shift, at) => [key(...shift), at]));
         prediction.unshifted = prediction.classes[prediction.places.get(key(0, 0))];
       }
       parts.dx.max = image.rights.length - 1;
@@ -110,8 +127,8 @@
       parts.dx.disabled = image.rights.length < 2;
       parts.dy.disabled = image.downs.length < 2;
       const whole = image.places.size === image.downs.length * image.rights.length;
-      parts.note.textContent = (whole ? "" : "Not every pair of steps was evaluated: moving one slider takes the other to the nearest pair that was. ")
-        + (content.movements[image.movement].mode === "fourier" ? "Steps by fractions were made by the Fourier transform; the picture shows them interpolated linearly." : "");
+      parts.note.textContent = (whole ? "" : "Not every pair of steps was evaluated. Moving one slider moves the other to the nearest evaluated pair. ")
+        + (image.movement.mode === "fourier" ? "The model saw fractional steps made by the Fourier transform; the picture shows linear interpolation." : "");
       parts.note.hidden = parts.note.textContent === "";
       viewer.querySelectorAll("[data-image]").forEach((button) => {
         button.setAttribute("aria-pressed", String(Number(button.dataset.image) === index));
@@ -123,7 +140,7 @@
     const makeRows = () => {
       parts.predictions.replaceChildren();
       parts.maps.replaceChildren();
-      content.models.forEach((model, at) => {
+      models.forEach((model, at) => {
         const prediction = image.predictions.find((one) => one.model === at);
         const row = parts.predictions.insertRow();
         const head = document.createElement("th");
@@ -183,12 +200,11 @@
     const show = (down, right) => {
       dy = down;
       dx = right;
-      const movement = content.movements[image.movement];
-      draw(parts.canvas, content.pixels[image.pixels], movement, dy, dx);
+      draw(parts.canvas, image, dy, dx);
       const words = shiftWords(dy, dx);
       const what = `image ${image.index}${labelled(image)}`;
-      parts.canvas.setAttribute("aria-label", `Test ${what}, mode ${movement.mode}, ${words}`);
-      parts.caption.textContent = `${what[0].toUpperCase()}${what.slice(1)} · mode ${movement.mode} · ${words}`;
+      parts.canvas.setAttribute("aria-label", `Test ${what}, mode ${image.movement.mode}, ${words}`);
+      parts.caption.textContent = `${what[0].toUpperCase()}${what.slice(1)} · mode ${image.movement.mode} · ${words}`;
       for (const [name, values, value] of [["dx", image.rights, dx], ["dy", image.downs, dy]]) {
         parts[name].value = values.indexOf(value);
         parts[name].setAttribute("aria-valuetext", `${step(value)} pixels`);
@@ -200,7 +216,7 @@
         const [given, probability] = prediction.cells;
         drawMap(prediction);
         if (at === undefined) {
-          given.textContent = "not evaluated here";
+          given.textContent = "not evaluated at this shift";
           given.className = probability.textContent = "";
           continue;
         }
@@ -211,12 +227,12 @@
         given.className = wrong ? "wrong" : "right";
         given.setAttribute("aria-label", `${name}, ${verdict}`);
         probability.textContent = percent(prediction.probabilities[at]);
-        said.push(`${content.models[prediction.model].name} predicts ${name} with ${percent(prediction.probabilities[at])}, ${verdict}`);
+        said.push(`${models[prediction.model].name} predicts ${name} with ${percent(prediction.probabilities[at])}, ${verdict}`);
       }
       parts.status.textContent = `${words}: ${said.join("; ")}`;
     };
 
-    // The evaluated pair that keeps the step just chosen and changes the other as little as it can.
+    // The evaluated pair that keeps the step just chosen and changes the other as little as possible.
     const nearest = (kept, value, other) =>
       [...image.places.values()].filter((shift) => shift[kept] === value)
         .reduce((best, shift) => (Math.abs(shift[1 - kept] - other) < Math.abs(best[1 - kept] - other) ? shift : best));
@@ -225,7 +241,7 @@
     parts.dy.addEventListener("input", () => show(...nearest(0, image.downs[Number(parts.dy.value)], dx)));
     parts.home.addEventListener("click", () => show(0, 0));
     parts.next.addEventListener("click", () => {
-      // From the nearest to the farthest, so that the smallest shift that does it comes first.
+      // From the nearest to the farthest, so that the smallest such shift comes first.
       const places = [...image.places.values()].sort((one, other) => Math.hypot(...one) - Math.hypot(...other));
       const start = places.findIndex((shift) => shift[0] === dy && shift[1] === dx);
       const order = [...places.slice(start + 1), ...places.slice(0, start + 1)];
@@ -236,37 +252,37 @@
       if (found) show(...found);
     });
 
-    content.movements.forEach((movement, at) => {
+    for (const name of new Set(images.map((one) => one.group))) {
+      const { mode } = JSON.parse(name);
       const group = document.createElement("div");
       group.setAttribute("role", "group");
-      group.setAttribute("aria-label", `Images moved in mode ${movement.mode}`);
+      group.setAttribute("aria-label", `Images moved in mode ${mode}`);
       const head = document.createElement("span");
-      head.textContent = movement.mode;
+      head.textContent = mode;
       group.append(head);
-      content.images.forEach((one, index) => {
-        if (one.movement !== at) return;
+      images.forEach((one, index) => {
+        if (one.group !== name) return;
         const button = document.createElement("button");
         button.type = "button";
         button.dataset.image = index;
-        button.setAttribute("aria-label", `Image ${one.index}${labelled(one)}, mode ${movement.mode}`);
+        button.setAttribute("aria-label", `Image ${one.index}${labelled(one)}, mode ${mode}`);
         const canvas = document.createElement("canvas");
-        draw(canvas, content.pixels[one.pixels], movement, 0, 0);
+        draw(canvas, one, 0, 0);
         button.append(canvas);
         button.addEventListener("click", () => choose(index));
         group.append(button);
       });
       parts.thumbnails.append(group);
-    });
+    }
     viewer.hidden = false;
     document.getElementById("without-script").hidden = true;
     choose(0);
   };
 
   // Moves an image along dx and back, then along dy, beside the prediction of each model.
-  const startStrip = (strip, content) => {
+  const startStrip = (strip, models, [image]) => {
     const part = (name) => strip.querySelector(`[data-strip="${name}"]`);
-    const [image] = content.images;
-    const evaluated = content.shifts[image.predictions[0].shifts];
+    const evaluated = image.predictions[0].shifts;
     const path = [1, 0].flatMap((axis) => {
       const there = evaluated.filter((shift) => shift[1 - axis] === 0 && shift[axis] >= 0).sort((one, other) => one[axis] - other[axis]);
       const back = evaluated.filter((shift) => shift[1 - axis] === 0 && shift[axis] < 0).sort((one, other) => other[axis] - one[axis]);
@@ -274,23 +290,23 @@
     });
     const predictions = image.predictions.map((prediction) => {
       const line = document.createElement("li");
-      if (content.models.length > 1) line.append(document.createElement("span"), " ");
-      if (content.models.length > 1) line.firstChild.textContent = content.models[prediction.model].name;
+      if (models.length > 1) line.append(document.createElement("span"), " ");
+      if (models.length > 1) line.firstChild.textContent = models[prediction.model].name;
       line.append(document.createElement("b"));
       part("predictions").append(line);
-      const places = new Map(content.shifts[prediction.shifts].map((shift, at) => [String(shift), at]));
+      const places = new Map(prediction.shifts.map((shift, at) => [String(shift), at]));
       return { ...prediction, line, places, unshifted: prediction.classes[places.get("0,0")] };
     });
     const show = (at) => {
       const [dy, dx] = path[at];
       const words = shiftWords(dy, dx);
-      draw(part("canvas"), content.pixels[image.pixels], content.movements[image.movement], dy, dx);
+      draw(part("canvas"), image, dy, dx);
       part("canvas").setAttribute("aria-label", `Test image ${image.index}, ${words}`);
       part("shift").textContent = words;
       for (const { model, classes, probabilities, line, places, unshifted } of predictions) {
         const place = places.get(String([dy, dx]));
         const right = place === undefined || classes[place] === (image.label === null ? unshifted : image.label);
-        const name = place === undefined ? "–" : content.models[model].classes?.[classes[place]] ?? String(classes[place]);
+        const name = place === undefined ? "–" : models[model].classes?.[classes[place]] ?? String(classes[place]);
         line.lastChild.textContent = place === undefined ? name : `${marked(name, image, !right)} ${percent(probabilities[place])}`;
         line.className = right ? "right" : "wrong";
       }
@@ -311,8 +327,9 @@
   const examples = document.getElementById("example-data");
   if (examples) {
     const content = JSON.parse(examples.textContent);
-    startViewer(document.getElementById("viewer"), content);
-    startStrip(document.getElementById("strip"), content);
+    const images = groupByImage(content);
+    startViewer(document.getElementById("viewer"), content.models, images);
+    startStrip(document.getElementById("strip"), content.models, images);
   }
   // Collapsed parts are printed too, except tables whose numbers are in a chart.
   window.addEventListener("beforeprint", () => {

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from teka.audit.layers.localize import LayerFinding, LayerFindings
-from teka.audit.page.metric_formatting import is_share, write_number
-from teka.audit.shifts import CheckedShift, CheckedShifts
+from teka.audit.page.metric_formatting import is_share, write_with_unit
+from teka.audit.shifts import CheckedShift
+from teka.audit.statistics.comparison import Comparison
 from teka.audit.statistics.estimate import Curve, has_interval
+from teka.audit.statistics.metrics import Metrics
 from teka.errors import printable
 from teka.reporting import plots
 from teka.reporting.formatting import write_step
@@ -22,7 +24,8 @@ _DECADES_FOR_LOGARITHM = 2.5
 # Colors from good to bad.
 _HEAT = ("#fff8ec", "#fddba6", "#fca55d", "#e8602c", "#b32413", "#5f0a07")
 _LOWEST_ERROR = 1e-9
-AXES = {"dx": ("horizontal shift dx (pixels)", 1), "dy": ("vertical shift dy (pixels)", 0)}
+# Labels of the steps of a shift (dy, dx) by their index, in the order of the charts.
+AXES = {1: "horizontal shift dx (pixels)", 0: "vertical shift dy (pixels)"}
 # Errors of layers: their label, field, color and marker.
 LAYER_ERRORS = {
     "interior_error": ("inside the image", "#D55E00", "o"),
@@ -33,97 +36,109 @@ LAYER_ERRORS = {
 
 def curve_figure(
     names: Sequence[str],
-    curves: Mapping[int, tuple[CheckedShifts, Curve | None]],
+    results: Mapping[int, Metrics | Comparison],
+    curve: str,
     label: str,
     *,
-    is_percent: bool,
     difference: bool = False,
 ) -> dict[str, Any]:
     """Draw a metric of several models along both axes.
 
     Args:
         names: Names of all models.
-        curves: Shifts and metric of the models by index.
+        results: Results of the models by index.
+        curve: Name of the metric in `CURVES`.
         label: Label of the metric.
-        is_percent: True if the metric is a share, drawn in percent.
         difference: True if the values are differences, which have both signs.
 
     Returns:
         Label and charts, or an empty dictionary if no shift is along one axis.
     """
     charts = []
-    for axis, (_, at) in AXES.items():
+    for axis, axis_label in AXES.items():
         lines = []
-        for model, (shifts, curve) in curves.items():
-            if curve is None or len(shifts[0]) != len(AXES):
-                continue
-            rows = [row for row, shift in enumerate(shifts) if not shift[1 - at]]
-            rows.sort(key=lambda row, shifts=shifts: shifts[row][at])
-            steps = [shifts[row][at] for row in rows]
-            if len(steps) > 1:
-                lines.append(CurveLine(names[model], model, steps, rows, curve))
+        for model, result in results.items():
+            along = sorted(
+                (shift[axis], row)
+                for row, shift in enumerate(result.shifts)
+                if len(shift) == len(AXES) and not shift[1 - axis]
+            )
+            if curve in result.curves and len(along) > 1:
+                steps, rows = zip(*along, strict=True)
+                factor = 100 if is_share(curve) else 1
+                lines.append(
+                    CurveLine(names[model], model, steps, rows, result.curves[curve], factor)
+                )
         if lines:
-            charts.append(_curve_chart(lines, axis, label, is_percent, difference))
+            figure, axes = plots.make_axes(
+                380, 240, legend_rows=len(lines) if len(lines) > 1 else 0
+            )
+            description = _draw_lines(axes, lines)
+            if difference:
+                axes.axhline(0, color="#8a8f98", linewidth=1)
+            else:
+                _scale_values(axes, lines, is_share(curve))
+            plots.label_axes(axes, axis_label, label)
+            charts.append(plots.to_svg(figure, f"{label} against {axis_label}: {description}."))
     return {"name": label, "charts": charts} if charts else {}
 
 
-class CurveLine(NamedTuple):
-    """The metric of one model along an axis: its steps, and their rows in the curve."""
+@dataclass(frozen=True)
+class CurveLine:
+    """Metric of one model at the shifts along one axis.
+
+    Args:
+        name: Name of the model.
+        model: Index of the model.
+        steps: Steps along the axis, in ascending order.
+        rows: Index of each step in the curve.
+        curve: Metric at every shift.
+        factor: Factor that converts the metric to the unit of the chart.
+    """
 
     name: str
     model: int
-    steps: list[int | float]
-    rows: list[int]
+    steps: tuple[int | float, ...]
+    rows: tuple[int, ...]
     curve: Curve
+    factor: int
+
+    def values(self, field: str = "values") -> np.ndarray:
+        """Return a field of the curve at the steps, in the unit of the chart."""
+        return self.factor * np.array(getattr(self.curve, field))[list(self.rows)]
 
 
-def _curve_chart(
-    lines: Sequence[CurveLine], axis: str, label: str, is_percent: bool, difference: bool
-) -> str:
-    """Draw a metric against the steps along one axis, with bands of at most `MOST_BANDS` models."""
-    figure, axes = plots.make_axes(380, 240, legend_rows=len(lines) if len(lines) > 1 else 0)
-    factor = 100 if is_percent else 1
-    descriptions, band_ends = [], []
-    for name, model, steps, rows, curve in lines:
-        color = plots.line_color(model)
-        ends = (curve.band_lower, curve.band_upper, curve.lower, curve.upper)
-        values, band_low, band_high, low, high = (
-            factor * np.array(row)[rows] for row in (curve.values, *ends)
-        )
-        if len(lines) <= MOST_BANDS and has_interval(curve.method):
-            axes.fill_between(steps, band_low, band_high, color=color, alpha=0.12, linewidth=0)
-            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
-            band_ends += [curve.band_lower[row] for row in rows]
-        size = max(2.0, min(5.0, 60 / len(steps)))
-        marker = plots.line_marker(model)
-        axes.plot(steps, values, color=color, marker=marker, markersize=size, label=name)
-        descriptions.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
+def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
+    """Draw lines with bands of at most `MOST_BANDS` models, and describe them in words."""
+    descriptions = []
+    for line in lines:
+        color, values = plots.line_color(line.model), line.values()
+        if len(lines) <= MOST_BANDS and has_interval(line.curve.method):
+            band = line.values("band_lower"), line.values("band_upper")
+            interval = line.values("lower"), line.values("upper")
+            axes.fill_between(line.steps, *band, color=color, alpha=0.12, linewidth=0)
+            axes.fill_between(line.steps, *interval, color=color, alpha=0.18, linewidth=0)
+        size = max(2.0, min(5.0, 60 / len(line.steps)))
+        marker = plots.line_marker(line.model)
+        axes.plot(line.steps, values, color=color, marker=marker, markersize=size, label=line.name)
+        descriptions.append(f"{line.name} from {values.min():.3g} to {values.max():.3g}")
     every_step = sorted({step for line in lines for step in line.steps})
     ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
     axes.set_xticks(ticks, [write_step(step) for step in ticks])
-    values = [line.curve.values[row] for line in lines for row in line.rows]
-    _scale_values(axes, [*values, *band_ends] if is_percent else values, is_percent, difference)
-    horizontal = AXES[axis][0]
-    plots.label_axes(axes, horizontal, label)
     if len(lines) > 1:
         plots.add_legend(axes)
-    return plots.to_svg(figure, f"{label} against {horizontal}: {'; '.join(descriptions)}.")
+    return "; ".join(descriptions)
 
 
-def _scale_values(
-    axes: Any, values: Sequence[float | int], is_percent: bool, difference: bool
-) -> None:
-    if difference:
-        axes.axhline(0, color="#8a8f98", linewidth=1)
-        return
+def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> None:
+    values = np.concatenate([line.values() for line in lines])
     if is_percent:
-        lowest = min(values)
-        bottom = 0 if lowest < 0.5 else min(90, 5 * math.floor(20 * lowest - 0.5))
-        axes.set_ylim(bottom, 101)
+        lowest = axes.dataLim.ymin
+        axes.set_ylim(0 if lowest < 50 else min(90, 5 * math.floor(lowest / 5 - 0.5)), 101)
         return
-    positive = [value for value in values if value > 0]
-    if positive and math.log10(max(positive) / min(positive)) > _DECADES_FOR_LOGARITHM:
-        axes.set_yscale("symlog", linthresh=min(positive))
+    positive = values[values > 0]
+    if len(positive) and math.log10(positive.max() / positive.min()) > _DECADES_FOR_LOGARITHM:
+        axes.set_yscale("symlog", linthresh=positive.min())
     axes.set_ylim(bottom=0)
 
 
@@ -185,11 +200,10 @@ def heat_map_chart(
             corner = columns.index(pair[1]), rows.index(pair[0])
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=width))
     bar = figure.colorbar(mesh, ax=axes, location="bottom", shrink=0.6, aspect=25)
-    unit = " %" if is_share(heat_map.metric) else ""
-    bar.set_ticks([0, 1], labels=[f"{write_number(heat_map.metric, end)}{unit}" for end in limits])
+    bar.set_ticks([0, 1], labels=[write_with_unit(heat_map.metric, end) for end in limits])
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors="#1c2430", labelsize=11, length=0)
-    plots.label_axes(axes, AXES["dx"][0], AXES["dy"][0])
+    plots.label_axes(axes, AXES[1], AXES[0])
     return plots.to_svg(figure, description)
 
 

@@ -2,11 +2,24 @@
 
 from collections.abc import Iterable
 
-from teka.audit.statistics.estimate import has_interval
+from teka.audit.statistics.comparison import Comparison
+from teka.audit.statistics.estimate import Estimate, has_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.reporting.formatting import write_share, write_size
+from teka.reporting.formatting import write_p_value, write_share, write_size
 
 MISSING = "–"
+# Titles of the metrics whose labels are too short to be understood outside a table.
+_TITLES = {
+    "accuracy": "accuracy, unshifted",
+    "minimum_accuracy": "accuracy at the worst shift",
+    "worst_shift_accuracy": "accuracy at every shift",
+    "retrieval": "retrieval of the same image",
+}
+
+
+def metric_title(name: str) -> str:
+    """Return the name of a metric in sentences and on cards."""
+    return _TITLES.get(name, NUMBERS[name].label)
 
 
 def is_share(name: str) -> bool:
@@ -20,6 +33,22 @@ def write_number(name: str, value: float) -> str:
     return write_share(value) if is_share(name) else write_size(value)
 
 
+def write_with_unit(name: str, value: float) -> str:
+    """Write the value of a metric with the sign for percent, if it is a share."""
+    return f"{write_number(name, value)}{' %' if is_share(name) else ''}"
+
+
+def write_interval(name: str, estimate: Estimate) -> str:
+    """Write the interval of a metric, or "–" if there is none."""
+    ends = (write_number(name, end) for end in (estimate.lower, estimate.upper))
+    return "–".join(ends) if has_interval(estimate.method) else MISSING
+
+
+def write_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
+    """Return the value of a metric and its interval as text."""
+    return write_number(name, estimate.value), write_interval(name, estimate)
+
+
 def write_difference(name: str, value: float) -> str:
     """Write the difference of two values of a metric with its sign, shares in percentage points."""
     written = f"{100 * abs(value):.1f}" if is_share(name) else write_size(abs(value))
@@ -27,13 +56,22 @@ def write_difference(name: str, value: float) -> str:
     return f"{sign}{written}"
 
 
-def write_interval(name: str, lower: float, upper: float, method: str) -> str:
-    """Write the ends of the interval of a metric, or "–" if its method gives no interval."""
-    return (
-        f"{write_number(name, lower)}–{write_number(name, upper)}"
-        if has_interval(method)
-        else MISSING
-    )
+def write_difference_interval(name: str, difference: Estimate) -> str:
+    """Write the interval of a difference, or "–" if there is none."""
+    ends = (write_difference(name, end) for end in (difference.lower, difference.upper))
+    return " to ".join(ends) if has_interval(difference.method) else MISSING
+
+
+def write_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
+    """Return the difference, its interval and the p-value of each compared metric."""
+    return {
+        name: (
+            write_difference(name, difference.value),
+            write_difference_interval(name, difference),
+            write_p_value(difference.p_value),
+        )
+        for name, difference in comparison.numbers.items()
+    }
 
 
 def missing_intervals(methods: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from teka.audit.movement import MODES, Movement
 from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart
-from teka.audit.page.metric_formatting import is_share, missing_intervals, write_number
+from teka.audit.page.metric_formatting import is_share, missing_intervals, write_with_unit
 from teka.audit.report import AuditReport
 from teka.audit.statistics.estimate import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
@@ -30,50 +30,40 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     for mode, by_model in modes.items():
         figures = {}
         for name, metric in CURVES.items():
-            curves = {
-                model: (metrics.shifts, metrics.curves.get(name))
-                for model, metrics in by_model.items()
-            }
-            figure = curve_figure(names, curves, metric.label, is_percent=is_share(name))
+            figure = curve_figure(names, by_model, name, metric.label)
             if figure:
                 figures[name] = figure
         first = [name for name in FIRST_CURVES if name in figures] or list(figures)[:1]
-        methods = {
-            curve.method for metrics in by_model.values() for curve in metrics.curves.values()
+        movements = [metrics.movement for metrics in by_model.values()]
+        section = {
+            "mode": mode,
+            "words": list(dict.fromkeys(map(describe_mode, movements))),
+            "curves": [figures[name] for name in first],
+            "more_curves": [figures[name] for name in figures if name not in first],
+            "bands": _describe_bands(list(by_model.values())),
+            "maps": _heat_maps(reports, by_model, mode),
         }
-        sections.append(
-            {
-                "mode": mode,
-                "words": list(
-                    dict.fromkeys(describe_mode(metrics.movement) for metrics in by_model.values())
-                ),
-                "curves": [figures[name] for name in first],
-                "more_curves": [figures[name] for name in figures if name not in first],
-                "bands": _describe_bands(by_model.values(), methods),
-                "maps": _heat_maps(reports, by_model, mode),
-            }
-        )
+        sections.append(section)
     return sections
 
 
-def _describe_bands(metrics: Iterable[Metrics], methods: set[str]) -> str:
-    metrics = list(metrics)
-    if len(metrics) > MOST_BANDS:
+def _describe_bands(results: Sequence[Metrics]) -> str:
+    if len(results) > MOST_BANDS:
         sentence = f"Intervals of more than {MOST_BANDS} models would hide each other."
     else:
         sentence = (
-            f"The dark band is the {confidences(metrics)} interval of each shift alone, the pale "
-            "band holds at all shifts together."
+            f"The dark band is the {confidences(results)} interval at each shift. The pale band "
+            "contains the curve at all shifts simultaneously, with the same confidence."
         )
+    methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
     # Reports of older versions describe the band after a semicolon.
-    names = sorted(
-        {
-            method.split(";")[0].replace("wilson", "Wilson")
-            for method in methods
-            if has_interval(method)
-        }
+    names = dict.fromkeys(
+        method.split(";")[0].replace("wilson", "Wilson")
+        for method in methods
+        if has_interval(method)
     )
-    return f"{sentence} Intervals: {listed(names) or 'none'}. {missing_intervals(methods)}".strip()
+    methods_used = listed(list(names)) or "none"
+    return f"{sentence} Method: {methods_used}. {missing_intervals(methods)}".strip()
 
 
 def confidences(metrics: Iterable[Metrics]) -> str:
@@ -108,7 +98,7 @@ def _heat_maps(
             maps[model] = HeatMap(metric, values)
     figures = []
     for model, heat_map in maps.items():
-        title = f"At every shift: {CURVES[heat_map.metric].label}"
+        title = f"At each shift: {CURVES[heat_map.metric].label}"
         words = _describe_map(heat_map)
         limits = _color_limits(
             [other for other in maps.values() if other.metric == heat_map.metric]
@@ -133,10 +123,10 @@ def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
 
 
 def _describe_map(heat_map: HeatMap) -> str:
-    unit = " %" if is_share(heat_map.metric) else ""
-    worst = heat_map.worst
-    value = next(iter(heat_map.values.values())) if worst is None else heat_map.values[worst]
-    written = f"{write_number(heat_map.metric, value)}{unit}"
+    metric, worst = heat_map.metric, heat_map.worst
     if worst is None:
-        return f"{written} at every shift."
-    return f"{'Lowest' if unit else 'Highest'}: {written} at {write_shift(worst)} (bold frame)."
+        value = next(iter(heat_map.values.values()))
+        return f"{write_with_unit(metric, value)} at every shift."
+    extreme = "Lowest" if is_share(metric) else "Highest"
+    value = write_with_unit(metric, heat_map.values[worst])
+    return f"{extreme}: {value} at {write_shift(worst)} (bold frame)."

@@ -27,7 +27,7 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
         headline, evidence = best_model(mode_pairs, reports)
         parts += [
             f"**{markdown_text(headline)}**",
-            "\n".join(f"- {markdown_text(words)}" for _, words in evidence),
+            "\n".join(f"- {markdown_text(words)}" for words in evidence),
         ]
     for report in reports:
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
@@ -60,7 +60,7 @@ def badge_svg(report: AuditReport) -> str:
         lowest, metrics = min(measured, key=lambda pair: pair[0].value)
         value = f"{write_share(lowest.value)} %"
         color = next(color for least, color in BADGE_COLORS if lowest.value >= least)
-        interval = write_interval("consistency", lowest.lower, lowest.upper, lowest.method)
+        interval = write_interval("consistency", lowest)
         reason = (
             f"{interval}, mode {metrics.movement.mode}, {len(metrics.shifts)} shifts, "
             f"{metrics.num_images:,} images"

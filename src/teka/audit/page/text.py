@@ -4,20 +4,31 @@ import textwrap
 from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import best_model, differing, reference_of, valid_pairs, write_ends
+from teka.audit.page.compared import (
+    best_model,
+    differing_shifts,
+    missing_difference_intervals,
+    reference_model,
+    valid_pairs,
+)
 from teka.audit.page.layers import explain_layers
-from teka.audit.page.metric_formatting import MISSING, is_share, missing_intervals, write_difference
-from teka.audit.page.pages import audit_columns, audit_rows, interval_note, sorted_caveats
+from teka.audit.page.metric_formatting import MISSING, is_share, metric_title, write_differences
+from teka.audit.page.pages import (
+    audit_columns,
+    audit_rows,
+    caveat_models,
+    interval_note,
+    used_images,
+)
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import COMPARED_NUMBERS, Comparison
+from teka.audit.statistics.comparison import Comparison
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair, pairs_by_mode
 from teka.errors import one_line, wrong_value
-from teka.reporting.formatting import write_p_value
 from teka.reporting.tables import LONGEST_TEXT, Table
 
 WIDTH = 100  # columns of a terminal that the text fits into
-INVALID = "Rows marked invalid are for diagnosis only"
+# Metrics for which a terminal has room.
 TEXT_NUMBERS = (
     "accuracy",
     "minimum_accuracy",
@@ -29,36 +40,37 @@ TEXT_NUMBERS = (
     "cosine_distance",
     "maximum_error",
 )
-"""Metrics for which a terminal has room."""
 COLUMN_NOTES = {
+    "accuracy": "Unshifted: accuracy without a shift.",
     "minimum_accuracy": "Worst shift: accuracy at the shift where it is lowest.",
     "worst_shift_accuracy": "Every shift: share of images that are correct at every shift.",
+    "consistency": "Consistency: share of shifts that do not change the prediction.",
+    "maximum_error": "Largest error: relative change of the output at the worst shift.",
 }
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """Return a table of metrics, then the verdict, caveats, layers and failures of each model."""
+    """Return a table of metrics, the verdict, layers and failures of each model, and caveats."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     texts = [results_text(reports)]
     for report in reports:
         title = _wrap(report.name) if len(reports) > 1 else []
         texts.append("\n".join([*title, *_findings(report)]))
-    return "\n\n".join(texts)
+    texts.append("\n".join(_caveats(reports)))
+    return "\n\n".join(filter(None, texts))
 
 
 def details_text(main_results: AuditReport, report: AuditReport) -> str:
     """Return the findings of the complete report that the main results do not contain yet."""
-    shown = set(_findings(main_results))
-    return "\n".join(finding for finding in _findings(report) if finding not in shown)
+    shown = [*_findings(main_results), *_caveats([main_results])]
+    findings = [*_findings(report), *_caveats([report])]
+    return "\n".join(finding for finding in findings if finding not in shown)
 
 
 def _findings(report: AuditReport) -> list[str]:
-    """Return verdict, caveats, layers and failures of a model, each as wrapped text."""
+    """Return verdict, layers and failures of a model, each as wrapped text."""
     findings = [_wrap(sentence) for sentence in report.verdict]
-    for caveat in sorted_caveats(report.caveats):
-        words = f"{SEVERITIES[caveat.severity]} ({caveat.name}): {caveat.message}"
-        findings.append(_wrap(words, "  ! "))
     for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
     for failure in report.failures:
@@ -72,32 +84,43 @@ def results_text(reports: Sequence[AuditReport]) -> str:
     return "\n".join([table.plain(WIDTH, narrowest=14), *_wrap(notes)])
 
 
+def _caveats(reports: Sequence[AuditReport]) -> list[str]:
+    """Return the caveats as wrapped text, each once and with the names of its models."""
+    texts = []
+    for caveat, names in caveat_models(reports).items():
+        models = f"; {names}" if len(reports) > 1 else ""
+        words = f"{SEVERITIES[caveat.severity]} ({caveat.name}{models}): {caveat.message}"
+        texts.append("\n".join(_wrap(words, "  ! ")))
+    return texts
+
+
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
     """Return a table of the main metrics for each model and mode, and notes on it."""
     columns = audit_columns(reports, TEXT_NUMBERS)
-    audited = audit_rows(reports, columns)
+    audited = audit_rows(reports)
     several = len(reports) > 1
     rows = []
     for row in audited:
         name = f"{reports[row.model].name}\n{row.mode}" if several else row.mode
-        cells = [MISSING if cell is None else "\n".join(cell) for cell in row.cells]
+        cells = ("\n".join(row.cells.get(column, (MISSING,))) for column in columns)
         rows.append((name, row.images, *cells))
     labels = [NUMBERS[name].label for name in columns]
     heads = ("model\nmode" if several else "mode", "images", *labels)
     notes = [
-        f"{INVALID}: {', '.join(report.invalid)} ({report.name})."
+        f"The results of {report.name} are invalid ({', '.join(report.invalid)}) and are shown "
+        "only for diagnosis."
         for report in reports
         if report.invalid
     ]
     if rows:
+        notes.append(interval_note(reports, columns))
+        notes += ["Shares are in %."] if any(map(is_share, columns)) else []
         counts = dict.fromkeys(row.shifts for row in audited)
         if len(counts) > 1:
             counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in audited)
-        notes += [interval_note(reports, columns), f"Shifts: {', '.join(counts)}."]
-    used = dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
-    notes += [f"Images: {'; '.join(used)}."] if used else []
-    if any(is_share(name) for name in columns):
-        notes.append("Shares in %.")
+        notes.append(f"Shifts: {', '.join(counts)}.")
+    if used := used_images(reports):
+        notes.append(f"Images: {'; '.join(used)}.")
     notes += [note for name, note in COLUMN_NOTES.items() if name in columns]
     return Table("", heads, tuple(rows)), " ".join(notes)
 
@@ -119,32 +142,32 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
     for mode_pairs in pairs_by_mode(pairs).values():
         headline, evidence = best_model(mode_pairs, reports)
         lines = _wrap(headline)
-        for _, sentence in evidence:
+        for sentence in evidence:
             lines += _wrap(sentence, "  ")
+        if len(mode_pairs) > 1:
+            note = "These p-values are adjusted by Holm's method for the number of pairs."
+            lines += _wrap(note, "  ")
         texts.append("\n".join(lines))
         valid = valid_pairs(mode_pairs, reports)
         for pair in valid:
-            if pair.first == reference_of(valid):
+            if pair.first == reference_model(valid):
                 names = reports[pair.first].name, reports[pair.second].name
                 texts.append(_differences(pair.comparison, *names))
-        numbers = [number for pair in valid for number in pair.comparison.numbers.values()]
-        texts.append(missing_intervals(number.method for number in numbers))
+        texts.append(missing_difference_intervals(valid))
     return "\n\n".join(filter(None, texts))
 
 
 def _differences(comparison: Comparison, first: str, second: str) -> str:
     rows = []
-    for name in COMPARED_NUMBERS:
-        if (number := comparison.numbers.get(name)) is not None:
-            value = f"{write_difference(name, number.value)}{' points' if is_share(name) else ''}"
-            ends, p_value = write_ends(name, number), write_p_value(number.p_value)
-            rows.append((NUMBERS[name].label, value, ends, p_value))
+    for name, cells in write_differences(comparison).items():
+        unit = " (points)" if is_share(name) else ""
+        rows.append((f"{metric_title(name)}{unit}", *cells))
     title = (
         f"{first} minus {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} "
         f"shifts, the same {comparison.num_images:,} images"
     )
-    heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "")
+    heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "p-value")
     lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
-    if count := differing(comparison):
-        lines.append(f"The accuracy differs significantly at {count} shifts (band over shifts).")
+    if count := differing_shifts(comparison):
+        lines.append(f"The accuracies differ significantly at {count} shifts.")
     return "\n".join(lines)
