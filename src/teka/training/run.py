@@ -13,7 +13,7 @@ from torch import nn
 from teka.codec import decode
 from teka.errors import unknown_name, wrong_value
 from teka.files import read_json, write_json
-from teka.models.model_config import MODELS, model_class, options_class
+from teka.models.model_config import MODELS, OLD_NAMES, options_class
 from teka.training.recipe import Recipe, read_recipe
 
 RUN_FILE = "run.json"
@@ -21,12 +21,13 @@ RESULT_FILE = "result.json"
 EVALUATION_FILE = "evaluation.json"
 # Sizes of a run's model that are not given, for all models that have these options.
 DEFAULT_SIZES = {"dim": 64, "depth": 2, "heads": 4, "patch_size": 1}
-# Options of the baselines with their defaults. Earlier versions saved them in runs of all models.
-BASELINE_DEFAULTS = {
+# Earlier versions saved the options of all models. These values were the defaults of the others.
+OLD_DEFAULTS = {
     "content": None,
     "downsampling": 2,
     "encoding": "quadratic",
     "resnet_stem": "7x7",
+    "stem": "patch",
     "tokens": "pixel",
 }
 
@@ -171,37 +172,42 @@ class Run:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> Run:
-        """Create a run from the dictionary that `to_dict` returned, possibly in an older version.
+        """Create a run from a flat dictionary of fields, such as the result of `to_dict`.
+
+        Missing fields take their default values. Dictionaries of earlier versions are accepted.
 
         Raises:
             ValueError: An unknown key, or a value of a wrong type or out of range.
         """
         remaining: dict[str, Any] = dict(fields)
+        for name in ("dropout", "mlp_ratio"):
+            if remaining.get(name, 0) is None:  # earlier versions saved None for the default value
+                del remaining[name]
 
-        def take(kind: type[Any]) -> dict[str, Any]:
+        def take_fields(kind: type[Any]) -> dict[str, Any]:
             names = [part.name for part in dataclasses.fields(kind) if part.name in remaining]
             return {name: remaining.pop(name) for name in names}
 
-        images = decode(DataOptions, take(DataOptions), "images")
-        recipe = decode(Recipe, take(Recipe), "recipe")
+        images = decode(DataOptions, take_fields(DataOptions), "images")
+        recipe = decode(Recipe, take_fields(Recipe), "recipe")
         seed = decode(int, remaining.pop("seed", cls.seed), "seed")
         model = decode(str, remaining.pop("model", ModelOptions.model), "model")
-        model_class(model)  # raises an error if there is no such model
-        options = _without_other_options(model, remaining)
-        known = [option.name for option in dataclasses.fields(options_class(model))]
-        for name in options:
-            if name not in known:
-                keys = [*vars(images), "model", *known, *vars(recipe), "seed"]
-                raise unknown_name(f"run key with model={model!r}", name, keys)
-        return cls(images, ModelOptions(model, options), recipe, seed)
+        for old_name, name in OLD_NAMES.get(model, {}).items():
+            if old_name in remaining:
+                remaining[name] = remaining.pop(old_name)
+        run = cls(images, ModelOptions(model, take_fields(options_class(model))), recipe, seed)
+        defaults = ModelOptions().options
+        for name, value in remaining.items():
+            if value not in (defaults.get(name, ...), OLD_DEFAULTS.get(name, ...)):
+                raise unknown_name(f"run key with model={model!r}", name, run.to_dict())
+        return run
 
     def differing_fields(self, other: Run) -> list[str]:
         """Return the names of the fields whose values differ in another run, except `data_dir`."""
         fields, other_fields = self.to_dict(), other.to_dict()
-        names = dict.fromkeys([*fields, *other_fields])
         return [
             name
-            for name in names
+            for name in fields | other_fields
             if name != "data_dir" and fields.get(name) != other_fields.get(name)
         ]
 
@@ -222,25 +228,3 @@ class Run:
         """Create the model. Draw its initial weights from the global generator of PyTorch."""
         make = MODELS[self.network.model]
         return make(image_size, in_channels, num_classes, **self.network.options)
-
-
-def _without_other_options(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop options of other models that have their default values.
-
-    Earlier versions of teka saved the options of all models, and None for two defaults.
-    """
-    names = {option.name for option in dataclasses.fields(options_class(model))}
-    defaults = {
-        option.name: option.default for option in dataclasses.fields(options_class("performer"))
-    }
-    defaults |= {**DEFAULT_SIZES, **BASELINE_DEFAULTS}
-    own = dict(options)
-    if model == "self_attention" and "encoding" in own:
-        own["position"] = own.pop("encoding")
-    for name, value in options.items():
-        is_old_default = value == defaults.get(name, value) or (name, value) == ("stem", "patch")
-        if name in own and name in defaults and name not in names and is_old_default:
-            del own[name]
-        elif name in ("dropout", "mlp_ratio") and value is None:
-            own.pop(name, None)
-    return own
