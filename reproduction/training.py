@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from teka.data import Dataset
 from teka.files import write_bytes
-from teka.training import Execution, Run
-from teka.training.batches import BatchSource
+from teka.training import Run
+from teka.training.batches import RunDataModule
 from teka.training.classifier import Classifier, learning_rate_factor, make_optimizer
 from teka.training.trainer import LIGHTNING_PRECISIONS
 
@@ -157,5 +157,5 @@ def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:
     )
     model.train().requires_grad_(True)
     classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=num_steps)
-    trainer.fit(classifier, datamodule=BatchSource(dataset, run, Execution()))
+    trainer.fit(classifier, datamodule=RunDataModule(dataset, run))
     model.eval()

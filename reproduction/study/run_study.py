@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import joblib
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import track
 
@@ -26,7 +27,6 @@ from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.training import Run
-from teka.training.processes import process_rank
 
 CONNECT_SECONDS = 10
 
@@ -150,15 +150,11 @@ def use_threads(num_threads: int) -> Iterator[None]:
 def _without_launcher() -> Iterator[None]:
     """Train alone within this context, even if torchrun or srun started the process."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    rank = process_rank(0)
-    try:
-        with patch.dict(os.environ):
-            for name in list(os.environ):
-                if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
-                    del os.environ[name]
-            yield
-    finally:
-        process_rank(rank)
+    with patch.dict(os.environ), patch.object(rank_zero_only, "rank", 0):
+        for name in list(os.environ):
+            if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
+                del os.environ[name]
+        yield
 
 
 def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Path) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities import rank_zero_only
 
 from teka.cli import main
 from teka.models import load
 from teka.training import Run, restore
-from teka.training.processes import process_rank
 
 OPTIONS = (
     "--image-size=8",
@@ -198,7 +198,7 @@ def test_a_service_that_is_not_installed_is_one_line_with_the_command_that_insta
 
 def started_by_torchrun(rank: int, port: int, options: list[str]) -> None:
     """Train as one of two processes of a machine, with what torchrun tells each."""
-    process_rank(rank)
+    setattr(rank_zero_only, "rank", rank)  # noqa: B010, Lightning does not declare it
     names = (
         "RANK",
         "LOCAL_RANK",

@@ -28,7 +28,7 @@ def test_the_order_is_decided_by_seed_and_epoch_alone():
     torch.manual_seed(1)
     assert labels(train_batches(split(37), batch_size=8, seed=3)) == order
     assert labels(train_batches(split(37), batch_size=8, seed=4)) != order
-    sampler = MicroBatchSampler(37, batch_size=8, seed=3)
+    sampler = MicroBatchSampler(num_images=37, batch_size=8, seed=3)
     assert [index for micro_batch in sampler for index in micro_batch.indices] == order
     sampler.set_epoch(1)
     assert [index for micro_batch in sampler for index in micro_batch.indices] != order
@@ -36,12 +36,14 @@ def test_the_order_is_decided_by_seed_and_epoch_alone():
 
 @pytest.mark.parametrize("num_images", [7, 8, 11, 37])
 def test_micro_batches_divide_each_step_and_their_weighted_mean_is_that_of_the_step(num_images):
-    whole = list(MicroBatchSampler(num_images, batch_size=7, seed=5))
+    whole = list(MicroBatchSampler(num_images=num_images, batch_size=7, seed=5))
     assert [part.weight for part in whole] == [1.0] * len(whole)
     for world_size, accumulate in itertools.product((1, 2), (1, 2, 3)):
         divided = {"accumulate": accumulate, "world_size": world_size}
         shares = [
-            list(MicroBatchSampler(num_images, batch_size=7, seed=5, rank=rank, **divided))
+            list(
+                MicroBatchSampler(num_images=num_images, batch_size=7, seed=5, rank=rank, **divided)
+            )
             for rank in range(world_size)
         ]
         assert {len(share) for share in shares} == {accumulate * len(whole)}, divided

@@ -231,25 +231,25 @@ def started(monkeypatch):
 )
 def test_there_are_as_many_processes_as_were_started(started, variables, expected):
     started(variables)
-    assert Processes.of(None, None) == expected
-    assert Processes.of(expected.devices, expected.num_nodes) == expected
+    assert Processes.detect(None, None) == expected
+    assert Processes.detect(expected.devices, expected.num_nodes) == expected
 
 
 def test_without_a_launcher_there_are_as_many_as_asked_for(started):
     started({})
-    assert Processes.of(4, None) == Processes(4, 1, "")
+    assert Processes.detect(4, None) == Processes(4, 1, "")
 
 
 def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
     started({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
-    processes = Processes.of(None, None)
+    processes = Processes.detect(None, None)
     assert processes == Processes(1, 1, "")
     assert [type(environment) for environment in processes.environments()] == [LightningEnvironment]
 
 
 def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
     started(SRUN)
-    (environment,) = Processes.of(None, None).environments()
+    (environment,) = Processes.detect(None, None).environments()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
 
@@ -269,4 +269,4 @@ def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
 def test_other_processes_than_were_started_are_an_error(started, variables, asked, message):
     started(variables)
     with pytest.raises(ValueError, match=message):
-        Processes.of(*asked)
+        Processes.detect(*asked)

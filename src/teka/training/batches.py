@@ -12,7 +12,6 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
 from teka.data import Dataset, Split
-from teka.training.execution import Execution
 from teka.training.run import Run
 
 MAX_NUM_WORKERS = 8
@@ -39,6 +38,7 @@ class TrainBatch(NamedTuple):
     weight: float
 
 
+@dataclass(eq=False, kw_only=True)
 class MicroBatchSampler(Sampler[MicroBatch]):
     """Sampler of micro-batches, in a random order that depends only on the seed and the epoch.
 
@@ -54,20 +54,13 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         world_size: Number of processes.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        *,
-        batch_size: int,
-        seed: int,
-        accumulate: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.num_micro_batches = accumulate * world_size
-        self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
-        self.accumulate, self.rank, self.world_size = accumulate, rank, world_size
-        self.epoch = 0
+    num_images: int
+    batch_size: int
+    seed: int
+    accumulate: int = 1
+    rank: int = 0
+    world_size: int = 1
+    epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch. Lightning calls this method."""
@@ -76,11 +69,12 @@ class MicroBatchSampler(Sampler[MicroBatch]):
     def __iter__(self) -> Iterator[MicroBatch]:
         generator = Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.num_images, generator=generator).tolist()
+        num_micro_batches = self.accumulate * self.world_size
         for start in range(0, self.num_images, self.batch_size):
             step = order[start : start + self.batch_size]
             for index in range(self.accumulate):
-                indices = step[index * self.world_size + self.rank :: self.num_micro_batches]
-                weight = len(indices) * self.num_micro_batches / len(step)
+                indices = step[index * self.world_size + self.rank :: num_micro_batches]
+                weight = len(indices) * num_micro_batches / len(step)
                 # All processes need the same number of micro-batches. An empty one contains the
                 # first image of the step with weight 0.
                 yield MicroBatch(indices or step[:1], weight)
@@ -105,11 +99,11 @@ def train_batches(split: Split, **options: int) -> DataLoader:
 
     Args:
         split: The training images.
-        options: Arguments of `MicroBatchSampler`.
+        options: Arguments of `MicroBatchSampler`, such as `batch_size` and `seed`.
     """
-    sampler = MicroBatchSampler(len(split), **options)
+    sampler = MicroBatchSampler(num_images=len(split), **options)
     dataset = _MicroBatchDataset(split)
-    return DataLoader(dataset, batch_size=None, sampler=sampler, **_workers(split))
+    return DataLoader(dataset, batch_size=None, sampler=sampler, **_worker_options(split))
 
 
 def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
@@ -119,33 +113,36 @@ def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1
     """
     indices = range(rank, len(split), world_size)
     sampler = BatchSampler(indices, batch_size, drop_last=False)
-    return DataLoader(split, batch_size=None, sampler=sampler, **_workers(split))
+    return DataLoader(split, batch_size=None, sampler=sampler, **_worker_options(split))
 
 
-def _workers(split: Split) -> dict[str, Any]:
+def _worker_options(split: Split) -> dict[str, Any]:
     """Return options of `DataLoader` that read picture files in worker processes."""
     if isinstance(split.images, Tensor):
         return {}
     return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}
 
 
-class BatchSource(LightningDataModule):
+class RunDataModule(LightningDataModule):
     """Lightning data module with the training and validation images of a run."""
 
-    def __init__(self, dataset: Dataset, run: Run, execution: Execution) -> None:
+    def __init__(self, dataset: Dataset, run: Run, *, accumulate: int = 1) -> None:
         super().__init__()
-        self.dataset, self.run, self.execution = dataset, run, execution
+        self.dataset, self.run, self.accumulate = dataset, run, accumulate
 
-    def _ranks(self) -> dict[str, int]:
-        if self.trainer is None:
-            return {}
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+    @property
+    def _options(self) -> dict[str, int]:
+        assert self.trainer is not None  # Lightning sets the trainer before it needs batches
+        return {
+            "batch_size": self.run.recipe.batch_size,
+            "rank": self.trainer.global_rank,
+            "world_size": self.trainer.world_size,
+        }
 
     def train_dataloader(self) -> DataLoader:
-        options = {"seed": self.run.seed, "accumulate": self.execution.accumulate, **self._ranks()}
-        return train_batches(self.dataset.train, batch_size=self.run.batch_size, **options)
+        options = {"seed": self.run.seed, "accumulate": self.accumulate, **self._options}
+        return train_batches(self.dataset.train, **options)
 
     def val_dataloader(self) -> DataLoader | list:
-        if not len(self.dataset.validation):
-            return []
-        return batches(self.dataset.validation, batch_size=self.run.batch_size, **self._ranks())
+        validation = self.dataset.validation
+        return batches(validation, **self._options) if len(validation) else []

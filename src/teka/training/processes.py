@@ -26,29 +26,31 @@ class Processes(NamedTuple):
     launcher: str
 
     @classmethod
-    def of(cls, devices: int | None, num_nodes: int | None) -> "Processes":
+    def detect(cls, devices: int | None, num_nodes: int | None) -> "Processes":
         """Detect the processes that torchrun or srun started. Otherwise, use the arguments.
 
         Raises:
             ValueError: An argument contradicts the number of started processes.
         """
         if TorchElasticEnvironment.detect():
-            total, each = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-            started = cls(each, total // each, "torchrun")
+            launcher, total = "torchrun", int(os.environ["WORLD_SIZE"])
+            each = int(os.environ["LOCAL_WORLD_SIZE"])
+            nodes = total // each
         elif "SLURM_STEP_ID" in os.environ and SLURMEnvironment.detect():
-            total, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", "1"))
-            started = cls(total // nodes, nodes, "srun")
+            launcher, total = "srun", int(os.environ["SLURM_NTASKS"])
+            nodes = int(os.environ.get("SLURM_NNODES", "1"))
+            each = total // nodes
         else:
             return cls(devices or 1, num_nodes or 1, "")
-        if started.devices * started.num_nodes != total:
-            expected = f"the same number on each machine, as {started.launcher} must start them"
+        if each * nodes != total:
+            expected = f"the same number on each machine, as {launcher} must start them"
             raise wrong_value("processes", total, expected)
+        started = {"devices": each, "num_nodes": nodes}
         for argument, value in (("devices", devices), ("num_nodes", num_nodes)):
-            number = getattr(started, argument)
-            if value not in (None, number):
-                expected = f"{number}, as {started.launcher} started them, or left out"
+            if value not in (None, started[argument]):
+                expected = f"{started[argument]}, as {launcher} started them, or left out"
                 raise wrong_value(argument, value, expected)
-        return started
+        return cls(each, nodes, launcher)
 
     def environments(self) -> list[ClusterEnvironment]:
         """Return plugins for Lightning in cases that Lightning itself detects incorrectly."""
@@ -61,17 +63,6 @@ class Processes(NamedTuple):
         return []
 
 
-def process_rank(new: int | None = None) -> int:
-    """Return the rank of this process. If `new` is given, change the rank to it.
-
-    A process that trains alone has rank 0.
-    """
-    rank = getattr(rank_zero_only, "rank", 0)
-    if new is not None:
-        setattr(rank_zero_only, "rank", new)  # noqa: B010, Lightning does not declare it
-    return rank
-
-
 def is_first_process() -> bool:
     """Return True in the process of rank 0, which writes files and prints."""
-    return process_rank() == 0
+    return getattr(rank_zero_only, "rank", 0) == 0

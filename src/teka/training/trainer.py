@@ -19,7 +19,7 @@ from teka.errors import first_line, is_out_of_memory, wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyElementsError, count_elements, memory_bytes
 from teka.provenance import provenance
-from teka.training.batches import BatchSource
+from teka.training.batches import RunDataModule
 from teka.training.checkpoint import (
     CHECKPOINTS,
     LAST,
@@ -118,7 +118,7 @@ def train(
     """
     check_loggers(loggers)
     execution = Execution() if execution is None else execution
-    processes = Processes.of(execution.devices, execution.num_nodes)
+    processes = Processes.detect(execution.devices, execution.num_nodes)
     precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(run.recipe.precision)]
     folder = make_directory("out", out)
     with _exclusive_access(folder):
@@ -170,7 +170,7 @@ def train(
                 raise wrong_value("accelerator", execution.accelerator, expected) from error
             if is_first_process():
                 run.save(folder)
-            batches = BatchSource(dataset, run, execution)
+            batches = RunDataModule(dataset, run, accumulate=execution.accumulate)
             _fit(trainer, classifier, batches, checkpoints)
         result = {
             **provenance(command),
@@ -218,7 +218,7 @@ def _make_model(
 
 
 def _fit(
-    trainer: Trainer, classifier: Classifier, batches: BatchSource, checkpoints: Checkpoints
+    trainer: Trainer, classifier: Classifier, batches: RunDataModule, checkpoints: Checkpoints
 ) -> None:
     """Fit the model. Raise errors that name the option of the run to change."""
     start = checkpoints.start
@@ -235,7 +235,7 @@ def _fit(
             raise MemoryError(
                 f"A step does not fit into memory in epoch {trainer.current_epoch}, step "
                 f"{trainer.global_step}: {first_line(error)}. Use a larger accumulate than "
-                f"{batches.execution.accumulate}, activation_checkpointing or a smaller "
+                f"{batches.accumulate}, activation_checkpointing or a smaller "
                 f"batch_size; {kept}."
             ) from error
         if start is None or checkpoints.has_started:
