@@ -6,6 +6,7 @@ Checkpoints are written atomically. Only tensors and plain containers are unpick
 import io
 import warnings
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ REQUIRED_KEYS = (
 )
 
 
+@dataclass(eq=False)
 class Checkpoints(Checkpoint):
     """Callback that saves a checkpoint after each epoch.
 
@@ -43,17 +45,16 @@ class Checkpoints(Checkpoint):
     with the highest validation accuracy, or after the last epoch if there are no validation images.
 
     Args:
-        folder: Folder of the run.
+        folder: Folder of the checkpoints.
         run: Configuration, which is saved in each checkpoint.
         start: Checkpoint to resume from, or None for a new run.
     """
 
-    def __init__(self, folder: Path, run: Run, start: Path | None) -> None:
-        self.folder = folder / CHECKPOINTS
-        self.run = run
-        self.start = start
-        self.has_started = False
-        self.best_accuracy: float | None = None
+    folder: Path
+    run: Run
+    start: Path | None
+    has_started: bool = False
+    best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop at once if early stopping had already ended the training before it was resumed."""
@@ -95,13 +96,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_bytes(path, content.getbuffer(), previous=previous)
 
 
-class BrokenCheckpointError(ValueError):
-    """A checkpoint is missing, incomplete or damaged."""
-
-    def __init__(self, path: Path, expected: str) -> None:
-        super().__init__(*wrong_value("checkpoint", str(path), expected).args)
-
-
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
     """Return the checkpoint to resume a run from, or None if the folder has none.
 
@@ -116,16 +110,14 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
     if not last.is_file() and not previous.is_file():
         return None
     path = last
-    try:
-        state = check_checkpoint(path, run)
-    except BrokenCheckpointError as error:
-        if not previous.is_file():
-            raise
-        path = previous
-        state = check_checkpoint(path, run)
-        warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
-    if not state:
-        expected = "a checkpoint with the best accuracy so far; this one is from an older version"
+    if previous.is_file():
+        try:
+            read_checkpoint(last)
+        except ValueError as error:
+            path = previous
+            warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
+    if not check_checkpoint(path, run):
+        expected = "a checkpoint with the best accuracy; this one is from an older version"
         raise wrong_value("checkpoint", str(path), expected)
     return path
 
@@ -158,10 +150,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint. Unpickle only tensors and plain containers.
 
     Raises:
-        BrokenCheckpointError: The file is missing, damaged or not a checkpoint of `teka train`.
+        ValueError: The file is missing, damaged or not a checkpoint of `teka train`.
     """
     if not path.is_file():
-        raise BrokenCheckpointError(path, "a file; train the run first")
+        raise wrong_value("checkpoint", str(path), "a file; train the run first")
     try:
         with zipfile.ZipFile(path) as archive:
             # PyTorch does not verify the checksums of its files.
@@ -171,9 +163,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the type of the error depends on what is damaged
         expected = f"an undamaged checkpoint of plain tensors ({first_line(error)})"
-        raise BrokenCheckpointError(path, expected) from error
+        raise wrong_value("checkpoint", str(path), expected) from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise BrokenCheckpointError(path, "a checkpoint of teka train, with a state_dict")
+        expected = "a checkpoint of teka train, with a state_dict"
+        raise wrong_value("checkpoint", str(path), expected)
     return content
 
 

@@ -1,7 +1,9 @@
 """Progress of a training run: speed and remaining time."""
 
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -14,6 +16,7 @@ FIRST_REPORT = 10
 SECONDS_BETWEEN_REPORTS = 20
 
 
+@dataclass(eq=False)
 class Progress(Callback):
     """Callback that prints the training speed and the remaining time.
 
@@ -27,28 +30,25 @@ class Progress(Callback):
         is_quiet: Print nothing.
     """
 
-    def __init__(self, num_images: int, batch_size: int, *, is_quiet: bool) -> None:
-        self.num_images = num_images
-        self.batch_size = batch_size
-        self.is_quiet = is_quiet
-        self.num_steps = 0
-        self.start_time = 0.0
-        self.report_time = 0.0
+    num_images: int
+    batch_size: int
+    is_quiet: bool
+    num_steps: int = 0
+    start_time: float = 0.0
+    report_time: float = 0.0
 
     @property
-    def seconds_per_step(self) -> float | None:
-        """Mean duration of a step in seconds, or None during the first two steps."""
-        num_measured = self.num_steps - WARMUP_STEPS
-        if num_measured < 1:
-            return None
-        return (time.perf_counter() - self.start_time) / num_measured
+    def images_per_step(self) -> float:
+        """Mean number of training images of a step. The last step of an epoch may be smaller."""
+        return self.num_images / math.ceil(self.num_images / self.batch_size)
 
     @property
     def images_per_second(self) -> float | None:
         """Number of training images per second in all processes, or None during the first steps."""
-        seconds = self.seconds_per_step
-        num_steps_per_epoch = -(-self.num_images // self.batch_size)
-        return None if seconds is None else self.num_images / (num_steps_per_epoch * seconds)
+        num_measured = self.num_steps - WARMUP_STEPS
+        if num_measured < 1:
+            return None
+        return num_measured * self.images_per_step / (time.perf_counter() - self.start_time)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_steps = 0
@@ -83,9 +83,9 @@ class Progress(Callback):
             self._print(trainer, f"{step}: {loss_text}{self._describe_speed(trainer)}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.images_per_second is not None:
-            speed = {"images_per_second": self.images_per_second}
-            pl_module.log_dict(speed, batch_size=1, sync_dist=trainer.world_size > 1)
+        if (speed := self.images_per_second) is not None:
+            options: Any = {"batch_size": 1, "sync_dist": trainer.world_size > 1}
+            pl_module.log("images_per_second", speed, **options)
         metrics: dict[str, Any] = trainer.callback_metrics
         parts = [f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}:"]
         for title, prefix in (("training", "train"), ("validation", "validation")):
@@ -95,11 +95,12 @@ class Progress(Callback):
         self._print(trainer, f"{' '.join(parts)} {self._describe_speed(trainer)}")
 
     def _describe_speed(self, trainer: Trainer) -> str:
-        if self.seconds_per_step is None or self.images_per_second is None:
+        speed = self.images_per_second
+        if speed is None:
             return "speed not measured yet"
-        remaining = int(trainer.estimated_stepping_batches) - trainer.global_step
-        seconds_left = self.seconds_per_step * remaining
-        return f"{self.images_per_second:,.0f} images/s, {format_time(seconds_left)} left"
+        steps_left = int(trainer.estimated_stepping_batches) - trainer.global_step
+        time_left = format_time(steps_left * self.images_per_step / speed)
+        return f"{speed:,.0f} images/s, {time_left} left"
 
     def _print(self, trainer: Trainer, text: str) -> None:
         if trainer.is_global_zero and not self.is_quiet:

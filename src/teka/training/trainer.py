@@ -132,7 +132,7 @@ def train(
         execution.prepare(model, num_steps)
         classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=num_steps)
         checkpoint = find_checkpoint(folder, run) if resume else None
-        checkpoints = Checkpoints(folder, run, checkpoint)
+        checkpoints = Checkpoints(folder / CHECKPOINTS, run, checkpoint)
         progress = Progress(len(dataset.train), run.recipe.batch_size, is_quiet=not progress_bar)
         timer = Timer()
         make_callbacks: Any = getattr(model, "training_callbacks", None)
