@@ -19,7 +19,7 @@ class WandbRun:
     """A stand-in for a run of Weights & Biases, which keeps what Lightning's logger gives it."""
 
     def __init__(self, options):
-        self.options, self.id = options, options["id"]
+        self.options, self.id = options, options["id"] or "made by the service"
         self.fields: dict[str, object] = {}
         self.config = SimpleNamespace(
             update=lambda fields, allow_val_change: self.fields.update(fields)

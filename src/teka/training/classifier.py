@@ -179,14 +179,14 @@ def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> 
     options: dict[str, Any] = {"lr": recipe.learning_rate, "fused": fused}
     if recipe.optimizer == "adam":
         return torch.optim.Adam(parameters, betas=recipe.betas, **options)
-    decayed: set[Tensor] = set()
+    decayed: set[Tensor] = set(parameters)
     if recipe.optimizer == "sgd":
-        decayed = set(parameters)
-    for module in model.modules():
-        if recipe.optimizer == "sgd" and isinstance(module, RelativeModule):
-            decayed -= set(module.parameters(recurse=False))
-        elif recipe.optimizer == "adamw" and isinstance(module, nn.Linear | nn.Conv2d):
-            decayed.add(module.weight)
+        for module in model.modules():
+            if isinstance(module, RelativeModule):
+                decayed -= set(module.parameters(recurse=False))
+    else:
+        kinds = (nn.Linear, nn.Conv2d)
+        decayed = {module.weight for module in model.modules() if isinstance(module, kinds)}
     groups = [
         {
             "params": [parameter for parameter in parameters if parameter in decayed],

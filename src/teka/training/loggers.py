@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,9 +91,8 @@ def _open_service(name: str, folder: Path) -> Logger:
     title = folder.resolve().name
     if name == "wandb":
         project = os.environ.get("WANDB_PROJECT", PROJECT)
-        identity = identity or uuid.uuid4().hex[:8]
         logger = WandbLogger(name=title, id=identity, project=project, save_dir=folder)
-        _ = logger.experiment
+        _ = logger.experiment  # start the run, which then has an identity
     else:
         # MLflow writes to files only if this is set.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -1,7 +1,6 @@
 """Finished training run: restore, evaluate and export it."""
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -104,12 +103,10 @@ def restore(
     dataset = load_data(run) if dataset is None else dataset
     if dataset.name != (name := result.get("data", run.images.data)):
         raise wrong_value("dataset", dataset.name, f"{name!r}, on which the run was trained")
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # The model gave its warnings when it was trained.
-        warnings.simplefilter("ignore")
-        model = run.make_model(**dataset.sizes)
+    options = run.network.options
+    model = ModelConfig(run.network.model, **dataset.sizes, options=options).make_model()
     load_weights(model, folder / CHECKPOINTS / BEST)
-    return TrainedRun(folder, run, model.eval(), dataset, result)
+    return TrainedRun(folder, run, model, dataset, result)
 
 
 @dataclass(frozen=True)
@@ -219,10 +216,13 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     facts: dict[str, Any] = {"run": encode(run.to_dict())}
     # The folder exists on this machine only.
     del facts["run"]["data_dir"]
-    facts["training"] = _take(trained.result, TRAINING_FACTS)
+    result = trained.result
+    facts["training"] = {name: result[name] for name in TRAINING_FACTS if name in result}
     if (trained.folder / EVALUATION_FILE).is_file():
         evaluation = read_json(trained.folder / EVALUATION_FILE)
-        facts["evaluation"] = _take(evaluation, EVALUATION_FACTS)
+        facts["evaluation"] = {
+            name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation
+        }
     name, data_dir = run.images.data, run.images.data_dir
     config = ModelConfig(
         run.network.model,
@@ -233,7 +233,3 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         facts=facts,
     )
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)
-
-
-def _take(mapping: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: mapping[name] for name in names if name in mapping}

@@ -1,8 +1,9 @@
 """Train a run from scratch or resume it."""
 
-import contextlib
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,10 @@ from teka.training.run import RESULT_FILE, RUN_FILE, Run
 LOCK_FILE = ".lock"
 LIGHTNING_PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 IGNORED_WARNINGS = (
-    # Images are in memory, where other processes would not read them faster.
-    ".*does not have many workers.*",
-    # A run may have no validation images.
-    "Total length of .* across ranks is zero.*",
-    # The folder exists if a run is resumed.
-    ".*exists and is not empty.*",
-    # Lightning uses an old interface of PyTorch.
-    ".*LeafSpec.*",
+    ".*does not have many workers"  # workers would not read images in memory faster
+    "|Total length of .* across ranks is zero"  # a run may have no validation images
+    "|.*exists and is not empty"  # the folder of a resumed run
+    "|.*LeafSpec"  # Lightning uses an old interface of PyTorch
 )
 
 
@@ -119,35 +116,36 @@ def train(
     check_loggers(loggers)
     execution = Execution() if execution is None else execution
     processes = Processes.detect(execution.devices, execution.num_nodes)
-    precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(run.recipe.precision)]
+    recipe = run.recipe
+    precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(recipe.precision)]
     folder = make_directory("out", out)
-    with _exclusive_access(folder):
+    with _lock(folder):
         if is_first_process():
             _check_folder(folder, run, resume=resume)
         if resume and (folder / RESULT_FILE).is_file():
             return read_result(folder)
         dataset = load_data(run) if dataset is None else dataset
         model = _make_model(run, dataset, execution, processes)
-        num_steps = run.recipe.epochs * -(-len(dataset.train) // run.recipe.batch_size)
+        num_steps = recipe.epochs * math.ceil(len(dataset.train) / recipe.batch_size)
         execution.prepare(model, num_steps)
         classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=num_steps)
         checkpoint = find_checkpoint(folder, run) if resume else None
         checkpoints = Checkpoints(folder / CHECKPOINTS, run, checkpoint)
-        progress = Progress(len(dataset.train), run.recipe.batch_size, is_quiet=not progress_bar)
+        progress = Progress(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
         timer = Timer()
-        make_callbacks: Any = getattr(model, "training_callbacks", None)
-        own_callbacks = [] if make_callbacks is None else make_callbacks(run, folder)
-        standard_callbacks = [timer, progress, LearningRateMonitor("epoch"), checkpoints]
-        if run.recipe.patience is not None:
-            patience = run.recipe.patience
-            stopping = EarlyStopping("validation_accuracy", mode="max", patience=patience)
-            standard_callbacks.append(stopping)
+        make_callbacks: Any = getattr(model, "training_callbacks", lambda run, folder: [])
+        all_callbacks = [*make_callbacks(run, folder), *callbacks, timer, progress]
+        all_callbacks += [LearningRateMonitor("epoch"), checkpoints]
+        if recipe.patience is not None:
+            stopping = EarlyStopping("validation_accuracy", mode="max", patience=recipe.patience)
+            all_callbacks.append(stopping)
         opened_loggers = open_loggers(loggers if is_first_process() else (), folder, run)
-        with _ignored_warnings(), opened_loggers as loggers_of_run:
+        with warnings.catch_warnings(), opened_loggers as loggers_of_run:
+            warnings.filterwarnings("ignore", message=IGNORED_WARNINGS)
             try:
                 trainer = Trainer(
                     default_root_dir=folder,
-                    max_epochs=run.recipe.epochs,
+                    max_epochs=recipe.epochs,
                     accelerator=execution.accelerator,
                     devices=processes.devices,
                     num_nodes=processes.num_nodes,
@@ -155,23 +153,22 @@ def train(
                     accumulate_grad_batches=execution.accumulate,
                     precision=precision,
                     use_distributed_sampler=False,
-                    callbacks=[*own_callbacks, *callbacks, *standard_callbacks],
+                    callbacks=all_callbacks,
                     enable_progress_bar=False,
                     logger=loggers_of_run,
-                    gradient_clip_val=run.recipe.gradient_clip or None,
+                    gradient_clip_val=recipe.gradient_clip or None,
                     log_every_n_steps=1,
                     num_sanity_val_steps=0,
                     enable_model_summary=False,
                 )
             except MisconfigurationException as error:
-                expected = (
-                    f"an accelerator of this machine with enough devices ({first_line(error)})"
-                )
+                problem = first_line(error)
+                expected = f"an accelerator of this machine with enough devices ({problem})"
                 raise wrong_value("accelerator", execution.accelerator, expected) from error
             if is_first_process():
                 run.save(folder)
-            batches = RunDataModule(dataset, run, accumulate=execution.accumulate)
-            _fit(trainer, classifier, batches, checkpoints)
+            images = RunDataModule(dataset, run, accumulate=execution.accumulate)
+            _fit(trainer, classifier, images, checkpoints)
         result = {
             **provenance(command),
             "data": dataset.name,
@@ -184,7 +181,7 @@ def train(
             "validation_accuracy": checkpoints.best_accuracy,
         }
         if is_first_process():
-            (folder / CHECKPOINTS / PREVIOUS).unlink(missing_ok=True)
+            (checkpoints.folder / PREVIOUS).unlink(missing_ok=True)
             write_json(folder / RESULT_FILE, result)
         return result
 
@@ -218,25 +215,21 @@ def _make_model(
 
 
 def _fit(
-    trainer: Trainer, classifier: Classifier, batches: RunDataModule, checkpoints: Checkpoints
+    trainer: Trainer, classifier: Classifier, images: RunDataModule, checkpoints: Checkpoints
 ) -> None:
     """Fit the model. Raise errors that name the option of the run to change."""
     start = checkpoints.start
     try:
-        trainer.fit(classifier, datamodule=batches, ckpt_path=start, weights_only=True)
+        trainer.fit(classifier, datamodule=images, ckpt_path=start, weights_only=True)
     except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if is_out_of_memory(error):
             last = checkpoints.folder / LAST
-            kept = (
-                f"{last} holds the last complete epoch"
-                if last.is_file()
-                else "no epoch is complete"
-            )
+            kept = f"{last} holds the last complete epoch"
             raise MemoryError(
                 f"A step does not fit into memory in epoch {trainer.current_epoch}, step "
                 f"{trainer.global_step}: {first_line(error)}. Use a larger accumulate than "
-                f"{batches.accumulate}, activation_checkpointing or a smaller "
-                f"batch_size; {kept}."
+                f"{images.accumulate}, activation_checkpointing or a smaller batch_size; "
+                f"{kept if last.is_file() else 'no epoch is complete'}."
             ) from error
         if start is None or checkpoints.has_started:
             raise
@@ -249,36 +242,20 @@ def _fit(
         raise
 
 
-@contextlib.contextmanager
-def _ignored_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        for message in IGNORED_WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
-        yield
-
-
-@contextlib.contextmanager
-def _exclusive_access(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run, so that no other training can use it at the same time.
+def _lock(folder: Path) -> AbstractContextManager[object]:
+    """Lock the folder of a run until the context ends, so that no other training uses it.
 
     In distributed training, the first process holds the lock for all processes.
     """
     if not is_first_process():
-        yield
-        return
-    lock = FileLock(folder / LOCK_FILE)
+        return nullcontext()
     try:
-        lock.acquire(blocking=False)
+        return FileLock(folder / LOCK_FILE).acquire(blocking=False)
     except Timeout as error:
         expected = "a folder in which no other training is running"
         raise wrong_value("out", str(folder), expected) from error
-    except NotImplementedError:
-        # The file system has no locks.
-        pass
-    try:
-        yield
-    finally:
-        lock.release()
+    except NotImplementedError:  # the file system has no locks
+        return nullcontext()
 
 
 def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
