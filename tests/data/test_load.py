@@ -137,6 +137,10 @@ def test_color_images_are_divided_and_resized(
 def test_a_wrong_size_is_an_error():
     for options, message in [
         ({"image_size": 7}, r"image_size must be .*each at least 8 pixels.*got 7"),
+        (
+            {"image_size": (8, 8, 8)},
+            r"image_size must be .*each at least 8 pixels.*got \(8, 8, 8\)",
+        ),
         ({"image_size": (16, 7)}, r"image_size must be .*each at least 8 pixels.*got \(16, 7\)"),
         ({"image_size": (16, 16, 16)}, r"image_size must be .*got \(16, 16, 16\)"),
         ({"validation_size": -1}, "validation_size must be at least 0.*got -1"),

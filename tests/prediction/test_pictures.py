@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from PIL import Image
 
 from teka.codec import decode, encode
 from teka.prediction import PictureSettings
-from teka.prediction.pictures import fit_ink, settings_for, stroke_width
+from teka.prediction.pictures import fit_ink, read_images, settings_for, stroke_width
 
 SETTINGS = PictureSettings("ink", (28, 28), (20, 20))
 
@@ -64,8 +65,9 @@ def test_the_ground_can_be_chosen():
     levels = np.pad(draw_seven(), 9)
     assert torch.equal(fit(levels, ground="dark"), fit(levels))
     assert torch.equal(fit(255 - levels, ground="light"), fit(levels))
+    picture = Image.fromarray(levels)
     with pytest.raises(ValueError, match=r"ground must be .*got 'lihgt'.*Did you mean 'light'"):
-        fit(levels, ground="lihgt")
+        read_images([picture], asdict(SETTINGS), image_size=(28, 28), in_channels=1, ground="lihgt")
 
 
 def test_the_scale_makes_little_difference():
@@ -95,20 +97,20 @@ def test_only_thin_strokes_are_thickened():
     thin[20:180, 98:102] = 255  # half a pixel of the canvas
     settings = PictureSettings("ink", (28, 28), (20, 20), 1.6)
     assert int((fit(thin) > 127).any(0).sum()) == 1
-    assert stroke_width(fit(thin, settings) > 127) > 1.3
+    assert stroke_width(fit(thin, settings).numpy() > 127) > 1.3
     thick = np.pad(draw_seven(), 9)
     assert torch.equal(fit(thick, settings), fit(thick))
 
 
 def test_stroke_width_measures_drawn_strokes():
-    upright = torch.zeros(60, 60, dtype=torch.bool)
+    upright = np.zeros((60, 60), dtype=bool)
     upright[5:55, 20:24] = True
-    across = torch.zeros(200, 200, dtype=torch.bool)
-    place = torch.arange(200)
-    across[20:180] = ((place[None] - place[20:180, None]).abs() / 2**0.5) <= 3
+    across = np.zeros((200, 200), dtype=bool)
+    position = np.arange(200)
+    across[20:180] = np.abs(position - position[20:180, None]) / 2**0.5 <= 3
     assert stroke_width(upright) == pytest.approx(4, rel=0.3)
     assert stroke_width(across) == pytest.approx(6, rel=0.3)
-    assert stroke_width(torch.zeros(5, 5, dtype=torch.bool)) == 0
+    assert stroke_width(np.zeros((5, 5), dtype=bool)) == 0
 
 
 def test_a_picture_without_ink_is_an_error():
@@ -117,11 +119,6 @@ def test_a_picture_without_ink_is_an_error():
             ValueError, match=r"ink must be a drawing that differs from the ground, got none"
         ):
             fit(levels.astype(np.uint8))
-
-
-def test_settings_of_whole_pictures_are_an_error():
-    with pytest.raises(ValueError, match=r"fit must be 'ink'.*got 'whole'"):
-        fit(draw_seven(), PictureSettings())
 
 
 def test_settings_of_data_sets_survive_json():

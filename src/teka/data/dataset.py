@@ -240,16 +240,14 @@ def make_dataset(
     declared = torch.arange(num_images, len(train))
     validation = train.take(torch.cat([order[rest:], declared]))
     train = train.take(order[: rest if train_size is None else train_size])
-
+    splits = (train, validation, test)
     channels, *size = train.images.shape[1:]
     if image_size is not None:
         size = check_image_size("image_size", image_size)
-    num_bytes = 4 * channels * math.prod(size) * (len(train) + len(validation) + len(test))
+    num_bytes = 4 * channels * math.prod(size) * sum(map(len, splits))
     if stream is None:
         stream = num_bytes > memory_bytes() // STREAMING_FRACTION
     if not (stream and isinstance(train.images, PictureFiles)):
         check_memory("image_size", image_size, num_bytes, "images")
-        train = train.to_intensities(image_size)
-        validation = validation.to_intensities(image_size)
-        test = test.to_intensities(image_size)
+        train, validation, test = (split.to_intensities(image_size) for split in splits)
     return Dataset(name, train, validation, test, raw.num_classes)

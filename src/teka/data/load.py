@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from teka.checks import check_flags, check_image_size, check_instance, check_name, check_path
+from teka.checks import check_flags, check_image_size, check_name, check_path
 from teka.data.custom_images import (
     find_pictures,
     has_pictures,
@@ -83,7 +83,7 @@ def load(
         smallest = DIGIT_SIZE if name == "digits" else 1
         image_size = check_image_size("image_size", image_size, smallest=smallest)
     if name == "digits":
-        raw = read_digits(16 if image_size is None else image_size)
+        raw = read_digits((16, 16) if image_size is None else image_size)
         image_size = None
         validation_size = 137 if validation_size is None else validation_size
     elif name in PUBLISHED_DATASETS:
@@ -147,17 +147,15 @@ def from_arrays(
     Raises:
         ValueError: An array has another shape, dtype or range, or sizes do not match.
     """
-    check_instance("name", name, str)
     arrays = {
         "images": images,
         "labels": labels,
         "test_images": test_images,
         "test_labels": test_labels,
     }
-    raw = read_arrays(arrays, axes)
     return make_dataset(
         name,
-        raw,
+        read_arrays(arrays, axes),
         image_size=image_size,
         validation_size=validation_size,
         train_size=train_size,

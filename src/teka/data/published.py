@@ -31,9 +31,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from teka.checks import check_image_size
 from teka.codec import decode
-from teka.data.dataset import ImageSize, RawDataset, Split
+from teka.data.dataset import RawDataset, Split
 from teka.errors import first_line, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
 from teka.memory import check_memory
@@ -114,7 +113,7 @@ class PublishedDataset:
         folders = [] if data_dir is None else self.folders(expand_user(data_dir))
         if self.system_folder is not None:
             folders.append(self.system_folder)
-        folder = next(filter(self.has_all, folders), None)
+        folder = next(filter(self.has_all_files, folders), None)
         if folder is None:
             target = shlex.quote(str(data_dir or "data"))
             description = f"not all of them in {' or '.join(map(str, folders)) or 'any data_dir'}"
@@ -129,7 +128,7 @@ class PublishedDataset:
         """Return the folders that may contain the files. Downloads use the first folder."""
         return [data_dir / self.folder, data_dir / self.name, data_dir]
 
-    def has_all(self, folder: Path) -> bool:
+    def has_all_files(self, folder: Path) -> bool:
         """Return True if a folder has all files, even if they are damaged."""
         return all(find_file(folder, file) for file in self.files)
 
@@ -138,7 +137,7 @@ class PublishedDataset:
 
         The files are put in a folder within `data_dir`.
         """
-        folders = filter(self.has_all, self.folders(data_dir))
+        folders = filter(self.has_all_files, self.folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
         missing = [file for file in self.files if not self._is_complete(folder, file)]
         if self.archive_hash is None:
@@ -259,22 +258,17 @@ def fetch_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None
         raise ConnectionError(message) from error
 
 
-def _read_table() -> dict[str, PublishedDataset]:
-    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    datasets = [decode(PublishedDataset, row) for row in table]
-    return {dataset.name: dataset for dataset in datasets}
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+PUBLISHED_DATASETS = {row["name"]: decode(PublishedDataset, row) for row in _TABLE}
 
 
-PUBLISHED_DATASETS = _read_table()
-
-
-def read_digits(canvas_size: ImageSize = 16) -> RawDataset:
+def read_digits(canvas_size: tuple[int, int] = (16, 16)) -> RawDataset:
     """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, centered on a larger canvas.
 
     The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the others
     for test. If the margin is odd, its smaller half is above and to the left.
     """
-    height, width = check_image_size("canvas_size", canvas_size, smallest=DIGIT_SIZE)
+    height, width = canvas_size
     datasets = require("sklearn.datasets", "digits need", "teka[train]")
     pixels, classes = datasets.load_digits(return_X_y=True)
     check_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
@@ -284,5 +278,5 @@ def read_digits(canvas_size: ImageSize = 16) -> RawDataset:
     margins = (left, width - DIGIT_SIZE - left, top, height - DIGIT_SIZE - top)
     images = Split(torch.nn.functional.pad(digits, margins), torch.from_numpy(classes).long())
     order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(len(pixels)))
-    train, test = order[:NUM_TRAIN_DIGITS], order[NUM_TRAIN_DIGITS:]
+    train, test = order.tensor_split([NUM_TRAIN_DIGITS])
     return RawDataset(images.take(train), images.take(test), len(DIGIT_NAMES))

@@ -14,7 +14,7 @@ from torch import Tensor
 from teka.checks import check_image_size, check_name, check_number
 from teka.codec import decode
 from teka.data import resize_bilinear
-from teka.data.pictures import GROUNDS, read_picture, to_intensities
+from teka.data.pictures import read_picture, to_intensities
 from teka.errors import wrong_argument, wrong_value
 
 if TYPE_CHECKING:
@@ -148,11 +148,9 @@ def fit_ink(
     """
     from PIL import Image, ImageFilter
 
-    check_name("ground", ground, GROUNDS)
-    if settings.fit != "ink":
-        raise wrong_value("settings.fit", settings.fit, "'ink'")
-    height, width = check_image_size("canvas", settings.canvas)
-    box = check_image_size("box", settings.box)
+    assert settings.canvas is not None
+    assert settings.box is not None
+    height, width = settings.canvas
     ink = _find_ink(levels.numpy().astype(np.float64), ground)
     if not ink.any():
         expected = "a drawing that differs from the ground"
@@ -161,7 +159,7 @@ def fit_ink(
     rows, columns = np.nonzero(ink > EDGE_LEVEL)
     first = np.array([rows.min(), columns.min()])
     size = np.array([rows.max(), columns.max()]) + 1 - first
-    scale = min(box / size)
+    scale = min(settings.box / size)
     center = [
         np.average(np.arange(side) + 0.5, weights=ink.sum(axis=1 - axis))
         for axis, side in enumerate(ink.shape)
@@ -172,7 +170,7 @@ def fit_ink(
     start = first - corner / scale
     fine_size = (height * OVERSAMPLING, width * OVERSAMPLING)
     fine = _resample(ink, start, scale * OVERSAMPLING, fine_size)
-    missing = settings.stroke - stroke_width(torch.from_numpy(fine > 127)) / OVERSAMPLING
+    missing = settings.stroke - stroke_width(fine > 127) / OVERSAMPLING
     if missing > 0:
         radius = max(1, round(missing * OVERSAMPLING / 2))
         thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
@@ -183,13 +181,13 @@ def fit_ink(
     return torch.from_numpy(np.rint(brightened).astype(np.uint8))
 
 
-def stroke_width(ink: Bool[Tensor, "height width"]) -> float:
+def stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
     """Return the mean width of strokes in pixels, or 0 without ink.
 
     The width is twice the area divided by the length of the outline. The length of the outline is
     the number of its pixel edges times π/4.
     """
-    padded = np.pad(ink.numpy(), 1)
+    padded = np.pad(ink, 1)
     edges = (padded[1:] != padded[:-1]).sum() + (padded[:, 1:] != padded[:, :-1]).sum()
     return 2 * float(padded.sum()) / (edges * math.pi / 4) if edges else 0.0
 
