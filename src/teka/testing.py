@@ -22,12 +22,12 @@ from torch import Tensor
 
 from teka.audit.audit import audit
 from teka.audit.caveats import SEVERITIES
-from teka.audit.images import Background, Size, check_images, roll_and_blank
+from teka.audit.images import Background, ImageSet, Size, check_images, roll_and_blank
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings, Steps
-from teka.audit.shifts import Shift, square_shifts
+from teka.audit.shifts import Shift, WholeShifts, square_shifts
 from teka.audit.statistics.metrics import Metrics
 from teka.checks import (
     check_callable,
@@ -56,6 +56,7 @@ __all__ = [
 
 OUTPUTS = ("auto", "dense", "invariant")
 METRICS = ("consistency", "worst_shift_accuracy")
+TOLERANCE = "a finite number of at least 0"
 Tokens = Float[Tensor, "batch tokens dim"]
 Permutations = Iterable[Sequence[int]]
 
@@ -109,7 +110,7 @@ class EquivarianceError(RelativeErrors):
         border: Width of the border of cells that were not compared.
     """
 
-    shifts: tuple[tuple[int, ...], ...]
+    shifts: WholeShifts
     mode: str
     border: int = 0
 
@@ -135,14 +136,14 @@ def equivariance_error(
     canvas_size: Size | None = None,
     background: Background = 0.0,
 ) -> EquivarianceError:
-    """Measure how far a function is from being equivariant or invariant to shifts.
+    """Measure the relative error of the equivariance or invariance of a function to shifts.
 
     - Equivariance, for outputs of shape (B, C', *S): ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖.
     - Invariance, for all other outputs, such as logits (B, K): ‖f(T_s x) − f(x)‖ / ‖f(x)‖.
 
     T_s moves the content at index i to i + s. The norm is over the whole batch, in float64. Dense
-    outputs are compared only at cells whose content did not cross an edge (except in mode
-    "circular") and that are at least `border` cells from every edge, before and after the shift.
+    outputs are compared at the cells that are at least `border` cells from every edge before and
+    after the shift. Except in mode "circular", their content must not cross an edge.
 
     >>> import torch, teka
     >>> layer = torch.nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular").eval()
@@ -172,7 +173,7 @@ def equivariance_error(
     check_images(inputs, "inputs", least=1)
     movement = Movement(mode, background, canvas_size)
     scene = movement.place(inputs)
-    steps = movement.check(scene, shifts)
+    steps: Any = movement.check(scene, shifts)
     for step in steps:
         if float in map(type, step):
             raise wrong_value("shifts", step, "whole numbers, to compare cell by cell")
@@ -205,11 +206,7 @@ def assert_equivariant(
     shifts: Iterable[Shift],
     *,
     tolerance: float = 1e-5,
-    mode: str = "circular",
-    output: str = "auto",
-    border: int = 0,
-    canvas_size: Size | None = None,
-    background: Background = 0.0,
+    **options: Any,
 ) -> EquivarianceError:
     """Assert that a function is equivariant or invariant to shifts, up to a tolerance.
 
@@ -218,15 +215,11 @@ def assert_equivariant(
     >>> _ = teka.testing.assert_equivariant(layer, torch.rand(1, 1, 6, 6), shifts=[(0, 3)])
 
     Args:
-        function: See `equivariance_error`, also for the other arguments.
+        function: See `equivariance_error`.
         inputs: Inputs (B, C, *S).
         shifts: Shifts in cells.
         tolerance: Largest relative error that passes.
-        mode: What happens at the edges.
-        output: "dense", "invariant" or "auto".
-        border: Cells at each edge that are not compared.
-        canvas_size: Size of the canvas in mode "canvas".
-        background: Value of the cells that enter over an edge.
+        **options: Options of `equivariance_error`, such as `mode` and `border`.
 
     Returns:
         The errors.
@@ -236,18 +229,9 @@ def assert_equivariant(
         ValueError: See `equivariance_error`.
     """
     __tracebackhide__ = True
-    _check_tolerance(tolerance)
-    errors = equivariance_error(
-        function,
-        inputs,
-        shifts,
-        mode=mode,
-        output=output,
-        border=border,
-        canvas_size=canvas_size,
-        background=background,
-    )
-    worst = f"shift {errors.worst_shift} (mode {mode!r}, output {errors.output!r})"
+    check_number("tolerance", tolerance, TOLERANCE, low=0)
+    errors = equivariance_error(function, inputs, shifts, **options)
+    worst = f"shift {errors.worst_shift} (mode {errors.mode!r}, output {errors.output!r})"
     _assert_within(tolerance, errors, "translation equivariant", worst)
     return errors
 
@@ -255,7 +239,7 @@ def assert_equivariant(
 def permutation_error(
     function: Model, tokens: Tokens, permutations: Permutations, *, output: str = "auto"
 ) -> RelativeErrors:
-    """Measure how far a function is from being equivariant or invariant to permutations of tokens.
+    """Measure the relative error of the equivariance or invariance of a function to permutations.
 
     - Equivariance, for outputs of shape (B, L, D'): ‖f(T_π x) − T_π f(x)‖ / ‖T_π f(x)‖.
     - Invariance, for all other outputs, such as (B, D'): ‖f(T_π x) − f(x)‖ / ‖f(x)‖.
@@ -283,32 +267,30 @@ def permutation_error(
         ValueError: A module in training mode, an order that is not a permutation, empty tokens, or
             an output that is not a finite real tensor (B, …) or that is zero.
     """
-    check_dense("tokens", tokens)
-    check_tensor("tokens", tokens, "samples", "tokens", "dim")
+    check_dense("tokens", tokens, "samples", "tokens", "dim")
     num_tokens = tokens.shape[1]
     expected_order = f"every whole number from 0 to {num_tokens - 1} once in each"
-    orders = [
-        check_sequence(
-            "permutations",
-            order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order,
-            expected_order,
-        )
-        for order in check_sequence("permutations", permutations, "a list of permutations")
-    ]
+    orders = []
+    for order in check_sequence("permutations", permutations, "a list of permutations"):
+        indices = order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order
+        indices = check_sequence("permutations", indices, expected_order)
+        if not all(map(is_integer, indices)) or sorted(indices) != list(range(num_tokens)):
+            raise wrong_value("permutations", indices, expected_order)
+        orders.append(indices)
     if not orders:
         raise wrong_value("permutations", orders, "at least one permutation")
-    for order in orders:
-        if not all(map(is_integer, order)) or sorted(order) != list(range(num_tokens)):
-            raise wrong_value("permutations", order, expected_order)
-
-    def permute(batch: Tensor, order: Sequence[int]) -> Tensor:
-        return batch[:, order]
-
-    def compare(response: Tensor, reference: Tensor, order: Sequence[int]) -> float:
-        return relative_difference(response, permute(reference, order))
-
-    expected = f"({len(tokens)}, {num_tokens}, dim) if dense"
-    return _measure_errors(function, tokens, output, (1,), expected, orders, permute, compare)
+    return _measure_errors(
+        function,
+        tokens,
+        output,
+        axes=(1,),
+        expected=f"({len(tokens)}, {num_tokens}, dim) if dense",
+        steps=orders,
+        move=lambda batch, order: batch[:, order],
+        compare=lambda response, reference, order: relative_difference(
+            response, reference[:, order]
+        ),
+    )
 
 
 def assert_permutation_equivariant(
@@ -346,7 +328,7 @@ def assert_permutation_equivariant(
         ValueError: See `permutation_error`.
     """
     __tracebackhide__ = True
-    _check_tolerance(tolerance)
+    check_number("tolerance", tolerance, TOLERANCE, low=0)
     errors = permutation_error(function, tokens, permutations, output=output)
     property_name = "equivariant" if errors.output == "dense" else "invariant"
     worst = f"permutation {errors.errors.index(errors.maximum)} of {len(errors.errors)}"
@@ -355,23 +337,23 @@ def assert_permutation_equivariant(
 
 
 def assert_consistent(
-    model: Callable[[Tensor], object],
-    images: Float[Tensor, "images channels height width"],
+    model: Model,
+    images: ImageSet,
     labels: Int[Tensor, " images"] | None = None,
     *,
     shifts: int | Sequence[Steps] = 4,
     mode: str = "circular",
     minimum: float = 1.0,
     metric: str = "consistency",
-    background: float | int | tuple[float | int, ...] = 0.0,
+    background: Background = 0.0,
     batch_size: int = 256,
     seed: int = 0,
 ) -> Metrics:
     """Assert that a classifier keeps its predictions when its images are shifted.
 
-    The assertion makes the checks of `teka audit`. It fails for a classifier that predicts one
-    class for everything, that is no better than chance, that is not deterministic, or whose output
-    depends on the batch.
+    The assertion includes the validity checks of `teka audit`. It fails for a classifier that
+    predicts one class for everything, that is no better than chance, that is not deterministic, or
+    whose output depends on the batch.
 
     >>> import teka
     >>> images = teka.data.load("digits").test.images[:40]
@@ -387,9 +369,9 @@ def assert_consistent(
         shifts: Largest shift in pixels along each axis, or a list of shifts.
         mode: What happens at the edges, a mode of `teka.audit.translate`.
         minimum: Smallest value of the metric that passes, from 0 to 1.
-        metric: "consistency" (share of pairs of image and shift whose prediction equals that of the
-            unshifted image), or with labels "worst_shift_accuracy" (share of images that are
-            classified correctly at every shift).
+        metric: "consistency" (share of shifted images with the same prediction as the unshifted
+            image), or with labels "worst_shift_accuracy" (share of images that are classified
+            correctly at every shift).
         background: Value of the pixels that enter over an edge: one, or one for each channel.
         batch_size: Number of images in one call.
         seed: Seed of the bootstrap of the intervals.
@@ -474,12 +456,15 @@ def minimal_counter_example(responses: Responses) -> str:
     return "no shift changes a prediction"
 
 
-def _check_tolerance(tolerance: float | int) -> None:
-    check_number("tolerance", tolerance, "a finite number of at least 0", low=0)
-
-
 def _assert_within(tolerance: float, errors: RelativeErrors, name: str, worst: str) -> None:
-    """Raise an AssertionError if the largest error, at the place `worst`, is above a tolerance."""
+    """Raise an AssertionError if the largest error is above a tolerance.
+
+    Args:
+        tolerance: The tolerance.
+        errors: The errors.
+        name: Name of the property, such as "translation equivariant", for the message.
+        worst: Description of the shift or permutation with the largest error, for the message.
+    """
     __tracebackhide__ = True
     if errors.noise_floor > tolerance:
         raise AssertionError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from teka.audit.caveats import Caveat, training_mode
 from teka.audit.measure.outputs import check_labels
-from teka.audit.model_call import evaluation_mode, tensor_hash, weights_hash
+from teka.audit.model_call import Model, evaluation_mode, tensor_hash, weights_hash
 from teka.audit.report import AuditReport, PackedResponses
 from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
@@ -30,7 +30,7 @@ from teka.provenance import provenance
 
 
 def audit(
-    model: Callable[[Tensor], object],
+    model: Model,
     images: Tensor,
     labels: Tensor | None = None,
     settings: AuditSettings | None = None,

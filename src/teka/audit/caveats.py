@@ -13,6 +13,7 @@ from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model
 from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import Movement
+from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of
 from teka.precision import relative_difference
@@ -337,7 +338,7 @@ def single_values(responses: Responses) -> Iterator[Caveat]:
         yield Caveat("one value read as two classes", "note", message)
 
 
-def phases_unseen(shifts: Sequence[Sequence[int | float]], stride: Sizes) -> Iterator[Caveat]:
+def phases_unseen(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
     """Report that all shifts are multiples of the model's stride, which hides aliasing."""
     between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
     if max(stride) > 1 and any(map(any, shifts)) and not between:

@@ -21,6 +21,7 @@ Margins = Int[Tensor, "batch axes sides"]
 ImageSet = Shaped[Tensor, "images channels *sizes"]
 Background = float | int | Sequence[float | int]
 Size = int | Sequence[int]
+Steps = Sequence[int | float]  # one step for each axis
 BACKGROUND = "a finite number, or one for each channel"
 
 
@@ -183,7 +184,7 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
     return moved
 
 
-def fourier_shift(images: RealImages, shift: Sequence[int | float]) -> RealImages:
+def fourier_shift(images: RealImages, shift: Steps) -> RealImages:
     """Shift images by any distance with the Fourier transform and circular edges.
 
     By the shift theorem, X_k becomes X_k exp(−2πi k s / S) along every axis of size S, for the
@@ -214,7 +215,7 @@ def fourier_shift(images: RealImages, shift: Sequence[int | float]) -> RealImage
     return moved
 
 
-def bilinear_shift(images: RealImages, shift: Sequence[int | float]) -> RealImages:
+def bilinear_shift(images: RealImages, shift: Steps) -> RealImages:
     """Shift images by any distance with linear interpolation and circular edges.
 
     (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} with a = s − ⌊s⌋, along each axis. Fractional

@@ -12,6 +12,7 @@ from teka.audit.images import (
     Margins,
     Moved,
     Size,
+    Steps,
     background_value,
     bilinear_shift,
     blank_margins,
@@ -24,7 +25,13 @@ from teka.audit.images import (
     roll_and_blank,
     window_size,
 )
-from teka.audit.shifts import CheckedShift, SubpixelShift, SubpixelShifts, check_shifts
+from teka.audit.shifts import (
+    CheckedShift,
+    CheckedShifts,
+    SubpixelShift,
+    SubpixelShifts,
+    check_shifts,
+)
 from teka.checks import check_name, check_sequence
 from teka.errors import wrong_value
 
@@ -155,7 +162,7 @@ class Movement:
 
     def check(
         self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
-    ) -> tuple[tuple, ...]:
+    ) -> CheckedShifts:
         """Check that shifts are possible, and return them without duplicates.
 
         Args:
@@ -182,7 +189,7 @@ class Movement:
             check_window_shifts(sizes, self.seen_size(sizes), steps, argument)
         return steps
 
-    def move(self, placed: Images, shift: Sequence[int | float]) -> Moved:
+    def move(self, placed: Images, shift: Steps) -> Moved:
         """Return a shifted copy of the images, as the input of the model.
 
         Args:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.caveats import Caveat
+from teka.audit.images import ImageSet
 from teka.audit.layers.localize import LayerFindings
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import call_model
+from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability
 from teka.audit.movement import Movement
 from teka.audit.protocols import ProtocolResult
 from teka.audit.settings import AuditSettings
+from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.metrics import Metrics
 from teka.checks import check_path
 from teka.codec import decode, encode
@@ -77,7 +79,7 @@ class Example:
     height: int
     width: int
     channels: int
-    shifts: tuple[tuple[int | float, ...], ...]
+    shifts: CheckedShifts
     predictions: tuple[int, ...]
     probabilities: tuple[float, ...]
 
@@ -87,7 +89,7 @@ class PackedResponses:
     """Responses of a model as text: a compressed .npz file in base64."""
 
     movement: Movement
-    shifts: tuple[tuple[int | float, ...], ...]
+    shifts: CheckedShifts
     output: str
     tables: str
 
@@ -297,8 +299,8 @@ def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
 
 
 def make_examples(
-    function: Callable[[Tensor], object],
-    images: Float[Tensor, "images channels height width"],
+    function: Model,
+    images: ImageSet,
     responses: Responses,
     indices: Iterable[int],
     settings: AuditSettings,

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.audit.images import check_background
+from teka.audit.images import Background, Size, check_background
 from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
-from teka.audit.shifts import complete_steps, read_steps, square_shifts
+from teka.audit.shifts import CheckedShifts, complete_steps, read_steps, square_shifts
 from teka.audit.statistics.estimate import BootstrapSettings
 from teka.checks import check_device, check_name, check_names, check_number, check_sizes
 from teka.codec import encode
@@ -72,11 +72,11 @@ class AuditSettings:
     modes: Sequence[str] = ("circular",)
     protocol: str | None = None
     parts: Sequence[str] = PARTS
-    background: float | int | tuple[float | int, ...] = 0.0
-    canvas_size: int | tuple[int, ...] | None = None
-    crop_size: int | tuple[int, ...] | None = None
+    background: Background = 0.0
+    canvas_size: Size | None = None
+    crop_size: Size | None = None
     output: str = "auto"
-    stride: int | tuple[int, ...] | None = None
+    stride: Size | None = None
     layers: Sequence[str] | None = None
     seed: int = 0
     device: torch.device | str | None = None
@@ -110,7 +110,7 @@ class AuditSettings:
         """Arguments of `summarize` for the intervals."""
         return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
-    def shifts_for(self, sizes: Sequence[int]) -> tuple[tuple[int | float, ...], ...]:
+    def shifts_for(self, sizes: Sequence[int]) -> CheckedShifts:
         """Return the shifts for images of a size, with the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))

@@ -24,10 +24,11 @@ Shift = SupportsIndex | Sequence[SupportsIndex]
 SubpixelShift = SupportsFloat | SupportsIndex | Sequence[SupportsFloat | SupportsIndex]
 CheckedShift = tuple[int | float, ...]  # one step for each axis, as returned by `check_shifts`
 CheckedShifts = tuple[CheckedShift, ...]
+WholeShifts = tuple[tuple[int, ...], ...]
 SubpixelShifts = Iterable[SubpixelShift]
 
 
-def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
+def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
     """Return all shifts −m … m along each axis separately, with the zero shift once.
 
     For images, shifts along dy come first. There are 2 m n + 1 shifts for n axes.
@@ -46,7 +47,7 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...
     return tuple(dict.fromkeys(shifts))
 
 
-def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], ...]:
+def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
     """Return all combinations of shifts −m … m along every axis, in row-major order.
 
     There are (2 m + 1)^n shifts for n axes.
@@ -72,7 +73,7 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> tuple[tuple[int, ...], .
 
 def shift_set(
     name: str, max_shift: int | float | None, step: int | float = 1
-) -> tuple[tuple[int | float, ...], ...] | None:
+) -> CheckedShifts | None:
     """Return a set of shifts (dy, dx) of images.
 
     >>> from teka.audit.shifts import shift_set
@@ -118,9 +119,7 @@ def _steps(max_shift: int, num_axes: int) -> range:
     return range(-max_shift, max_shift + 1)
 
 
-def random_permutations(
-    num_tokens: int, number: int = 8, *, seed: int = 0
-) -> tuple[tuple[int, ...], ...]:
+def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> WholeShifts:
     """Draw random permutations, uniformly from all except the identity.
 
     >>> from teka.audit import random_permutations

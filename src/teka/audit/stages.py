@@ -16,7 +16,7 @@ from teka.audit.layers.localize import LayerFindings, locate_layers
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.noise import NoiseFloor, noise_floor
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import ModelError
+from teka.audit.model_call import Model, ModelError
 from teka.audit.movement import Movement
 from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import NOISE, VALIDITY, Example, Failure, make_examples, worst_images
@@ -53,7 +53,7 @@ class AuditContext:
         failures: Stages that failed.
     """
 
-    model: Callable[[Tensor], object]
+    model: Model
     images: Tensor
     labels: Tensor | None
     settings: AuditSettings

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from teka.audit.adapters.labels import match_labels
@@ -18,6 +18,8 @@ from teka.audit.adapters.load_options import Size
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.caveats import Caveat, other_scale, resized
+from teka.audit.images import ImageSet
+from teka.audit.model_call import Model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.settings import AuditSettings
 from teka.checks import check_image_size, check_sizes
@@ -81,7 +83,7 @@ class AuditImages:
         description: Number of images, and the part of the data set from which they were drawn.
     """
 
-    images: Float[Tensor, "images channels height width"]
+    images: ImageSet
     labels: Int[Tensor, " images"] | None
     num_classes: int
     class_names: tuple[str, ...] | None
@@ -258,8 +260,8 @@ class AuditInputs:
     """
 
     subject: LoadedModel
-    function: Callable[[Tensor], object]
-    images: Float[Tensor, "images channels height width"]
+    function: Model
+    images: ImageSet
     labels: Int[Tensor, " images"] | None
     settings: AuditSettings
     known: dict[str, Any]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from teka.audit.adapters.load_options import LoadOptions
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.model_call import output_kind_of, weights_hash
+from teka.audit.model_call import Model, output_kind_of, weights_hash
 from teka.audit.model_output import (
     OutputSource,
     fields_of,
@@ -61,7 +61,7 @@ class LoadedModel:
 
     name: str
     kind: str
-    function: Callable[[Tensor], object]
+    function: Model
     module: nn.Module | None = None
     class_names: tuple[str, ...] | None = None
     num_classes: int | None = None
@@ -83,7 +83,7 @@ class LoadedModel:
         """Number of input channels, or None if unknown."""
         return self.transform.in_channels
 
-    def with_placement(self) -> Callable[[Tensor], object]:
+    def with_placement(self) -> Model:
         """Return a function of images of any size, which resizes them with `transform.place`."""
         return wrap_function(self.function, before=self.transform.place)
 
@@ -150,8 +150,8 @@ def _call_wrapped(
 
 
 def wrap_function(
-    function: Callable[[Tensor], object], before: Before | None = None, after: After | None = None
-) -> Callable[[Tensor], object]:
+    function: Model, before: Before | None = None, after: After | None = None
+) -> Model:
     """Return a function with preprocessing of its input and postprocessing of its output.
 
     The result is a module if the function is a module, so that its layers can be examined.

@@ -64,23 +64,15 @@ class Lead:
 
 
 def compare_every_two(
-    responses: Sequence[Responses],
-    *,
-    noise: Sequence[float] | None = None,
-    confidence: float = 0.95,
-    num_resamples: int = 1000,
-    seed: int = 0,
+    responses: Sequence[Responses], *, noise: Sequence[float] | None = None, **options: Any
 ) -> tuple[Pair, ...]:
     """Compare every pair of models with `compare_responses`.
 
     Args:
         responses: Outputs of each model on the same images and shifts.
         noise: Relative difference of each model's outputs for equal images. By default 0.
-        confidence: Confidence level of the intervals.
-        num_resamples: Number of bootstrap resamples.
-        seed: Seed of the resamples and sign flips.
+        **options: Options of `compare_responses`, such as `confidence` and `seed`.
     """
-    options: Any = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
     noise = noise or [0.0] * len(responses)
     pairs = []
     for first, second in itertools.combinations(range(len(responses)), 2):
