@@ -109,8 +109,8 @@ def shift_set(
     if name in ("dy", "dx"):
         shifts = [shift for shift in shifts if shift[1 if name == "dy" else 0] == 0]
     # Remove the rounding error of products.
-    scaled = [[round(index * step, 9) for index in shift] for shift in shifts]
-    return tuple(tuple(int(x) if x == int(x) else x for x in shift) for shift in scaled)
+    scaled = [[round(float(index * step), 9) for index in shift] for shift in shifts]
+    return tuple(complete_steps(scaled, num_axes=2))
 
 
 def _steps(max_shift: int, num_axes: int) -> range:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teka.audit import axis_shifts, square_shifts, translate
-from teka.audit.measure import measurement
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.measurement import Measurement, split_batches
 from teka.audit.model_call import ModelError
@@ -96,19 +95,6 @@ def test_impossible_shifts_and_images_are_refused(unchecked_annotations):
     ]:
         with raises_for((shifts, movement), ValueError, match=message):
             measure_responses(lambda batch: batch.flatten(1), images, shifts, movement)
-
-
-def test_maps_that_do_not_fit_into_the_cache_have_the_same_errors(monkeypatch):
-    expected = measure_responses(
-        lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7
-    )
-    monkeypatch.setattr(measurement, "CACHED_BYTES", 0)
-    models.assert_same(
-        measure_responses(
-            lambda images: images.cumsum(3), models.IMAGES, SQUARE, ZERO, batch_size=7
-        ),
-        expected,
-    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

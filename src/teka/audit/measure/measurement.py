@@ -26,8 +26,6 @@ from teka.errors import wrong_value
 from teka.memory import check_memory
 
 CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
-# Size of maps that are compared at once on a CPU, so that intermediate results stay in the cache.
-CACHED_BYTES = 2**20
 Device = torch.device | str | None
 ENTRY_BYTES = 8 * 8  # upper bound of the memory for one image at one shift
 Batch = tuple[tuple[int, ...], slice]  # indices of shifts, and the images that get each of them
@@ -102,6 +100,7 @@ class Measurement:
         """
         shifts, images = batch
         output = self._call(batch)
+        evaluated = self._tables["evaluated"]
         for shift, part in zip(shifts, output.unflatten(0, (len(shifts), -1)), strict=True):
             not_finite = outputs.not_finite(part)
             if not_finite.any():
@@ -111,7 +110,14 @@ class Measurement:
                 )
             if shift == self._zero:
                 self._references[images] = part.cpu()
-            self._compare(part, shift, torch.arange(images.start, images.stop))
+            for name, values in self._errors(part, shift, images).items():
+                if name not in self._tables:
+                    empty = 0.0 if values.is_floating_point() else -1
+                    dtype = torch.float64 if values.is_floating_point() else torch.int64
+                    self._tables[name] = torch.full(evaluated.shape, empty, dtype=dtype)
+                table = self._tables[name]
+                table[shift, images] = values.to(table)
+            evaluated[shift, images] = True
 
     def is_evaluated(self, batch: Batch) -> bool:
         """Return True if a batch was evaluated."""
@@ -201,29 +207,16 @@ class Measurement:
         self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
         self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
-    def _compare(self, output: Tensor, shift: int, images: Tensor) -> None:
+    def _errors(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
         """Compare the outputs for images at one shift with the expected ones."""
-        evaluated = self._tables["evaluated"]
-        num_rows = max(1, CACHED_BYTES // output[0].nbytes) if output.is_cpu else len(output)
-        for part, rows in zip(output.split(num_rows), images.split(num_rows), strict=True):
-            for name, values in self._errors(part, shift, rows).items():
-                if name not in self._tables:
-                    empty = 0.0 if values.is_floating_point() else -1
-                    dtype = torch.float64 if values.is_floating_point() else torch.int64
-                    self._tables[name] = torch.full(evaluated.shape, empty, dtype=dtype)
-                table = self._tables[name]
-                table[shift, rows] = values.to(table)
-        evaluated[shift, images] = True
-
-    def _errors(self, output: Tensor, shift: int, images: Tensor) -> outputs.Tables:
-        """Return the errors of the outputs for images at one shift."""
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
             return outputs.box_errors(output, reference, self.shifts[shift], self._seen_size)
         if self._stride is None:
             errors = outputs.vector_errors(output, reference, self._output)
             if self._output == "features" and output.ndim == 2:
-                errors |= outputs.feature_distances(output.cpu(), self._references, images)
+                own = torch.arange(images.start, images.stop)
+                errors |= outputs.feature_distances(output.cpu(), self._references, own)
             return errors
         compared = outputs.align_maps(
             output, reference, self.shifts[shift], self._stride, self._movement

@@ -129,7 +129,7 @@ def compare_responses(
     numbers: dict[str, Difference] = {}
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
-        if not all(metric.is_defined(responses) for responses in pair):
+        if not all(map(metric.is_defined, pair)):
             continue
         if metric.is_share:
             values, others = (metric.of_images(responses) for responses in pair)

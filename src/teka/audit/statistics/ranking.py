@@ -98,11 +98,11 @@ def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
     """
     leads = []
     for number in COMPARED_NUMBERS:
-        differences: dict[tuple[int, int], Difference] = {}
-        for pair in pairs:
-            difference = pair.comparison.numbers.get(number)
-            if difference is not None:
-                differences[pair.first, pair.second] = difference
+        differences = {
+            (pair.first, pair.second): pair.comparison.numbers[number]
+            for pair in pairs
+            if number in pair.comparison.numbers
+        }
         models = sorted({model for indices in differences for model in indices})
         if not differences or len(differences) < math.comb(len(models), 2):
             continue
