@@ -148,6 +148,8 @@ def _check_type(content: Any, kind: Any, where: str, expected: str) -> Any:
 
 
 def _describe(kind: Any) -> str:
+    if get_origin(kind) in (tuple, list, Sequence):
+        return "a list"
     descriptions = {
         float: "a number",
         int: "a whole number",

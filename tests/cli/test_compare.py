@@ -162,7 +162,7 @@ def test_models_of_one_name_are_called_as_they_were_given(here):
 
 def test_bad_input_is_one_line(here, fails):
     assert "two or more" in fails("compare", "models.py:right", *OPTIONS)
-    assert "each once" in fails("compare", "models.py:right", "models.py:right", *OPTIONS)
+    assert "different models" in fails("compare", "models.py:right", "models.py:right", *OPTIONS)
     assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
     for other, said in (
         ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),

@@ -82,7 +82,7 @@ def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fa
     printed = json.loads(capsys.readouterr().out)
     assert main(["predict", *paths, "--model", "digits", "--json"]) == 0
     assert printed == json.loads(capsys.readouterr().out)
-    assert "teka predict digits PICTURE" in fails("predict", "digits")
+    assert "teka predict digits picture.png" in fails("predict", "digits")
     assert "model must be one of digits" in fails("predict", "google/vit", *paths)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")

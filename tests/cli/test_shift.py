@@ -83,7 +83,7 @@ def test_runs_of_one_model_are_named_by_their_folders(trained_folder, tmp_path):
 
 def test_runs_on_different_data_are_an_error(trained_folder, trained, tmp_path, fails):
     error = fails("shift", trained_folder, trained.folder, "--out", tmp_path)
-    assert "runs must be runs on one data set with one image size" in error
+    assert "runs must be runs with the same data set and image size" in error
 
 
 def test_images_that_would_lose_something_are_an_error(trained_folder, tmp_path, fails):
@@ -94,7 +94,7 @@ def test_images_that_would_lose_something_are_an_error(trained_folder, tmp_path,
 
 def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):
     assert "mode" in fails("shift", trained_folder, "--mode", "losless")
-    assert "each folder once" in fails("shift", trained_folder, trained_folder)
+    assert "different folders" in fails("shift", trained_folder, trained_folder)
     assert "run.json" in fails("shift", tmp_path)
 
 

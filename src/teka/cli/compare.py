@@ -31,7 +31,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
         models: Two or more models. See `teka audit --help` for the kinds of models.
     """
     if len(models) < 2 or len(set(models)) < len(models):
-        raise wrong_value("models", models, "two or more models, each once")
+        raise wrong_value("models", models, "two or more different models")
     results = options.results
     # The stages besides the shifts are only shown on the page.
     settings = options.make_settings(PARTS if results.html is not None else ())

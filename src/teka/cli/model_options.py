@@ -35,7 +35,7 @@ def model_options_class() -> type[Any]:
     return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
 
 
-def given_options(options: object) -> Mapping[str, Any]:
+def chosen_options(options: object) -> Mapping[str, Any]:
     """Return the options that are set, as a dictionary."""
     return {name: value for name, value in vars(options).items() if value is not None}
 

@@ -10,7 +10,7 @@ from teka.checks import check_sizes
 from teka.cli.progress import show_progress
 from teka.data.load import check_downloadable
 from teka.data.pictures import SUFFIXES
-from teka.errors import wrong_value
+from teka.errors import wrong_argument
 from teka.files import expand_user
 from teka.prediction.predict import DEFAULT_MODEL
 from teka.reporting.tables import WIDEST, Table
@@ -104,6 +104,6 @@ def _split_model(words: list[str], model: str) -> tuple[list[str], str]:
     if model != DEFAULT_MODEL or is_picture:
         return words, model
     if len(words) == 1:
-        expected = f"a file after the model: teka predict {first} PICTURE"
-        raise wrong_value("the picture", None, expected)
+        hint = f"For example: teka predict {first} picture.png."
+        raise wrong_argument("the pictures", "none", "given after the model", hint)
     return words[1:], first

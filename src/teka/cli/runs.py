@@ -9,7 +9,7 @@ from cyclopts.config import Dict
 
 from teka import training
 from teka.cli.app import CommandLine
-from teka.cli.model_options import given_options, model_options_class
+from teka.cli.model_options import chosen_options, model_options_class
 from teka.cli.progress import show_progress
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
@@ -92,11 +92,14 @@ def train(
     """
     from teka.training.processes import is_first_process  # needs Lightning
 
-    fields = {**vars(images), **given_options(network), **vars(training_recipe), "seed": seed}
+    fields = {**vars(images), **chosen_options(network), **vars(training_recipe), "seed": seed}
     run = Run.from_dict(fields)
     if resume is not None:
         if out is not None or run != Run():
-            raise wrong_value("resume", resume, "given without other options of the run")
+            expected = (
+                "given without --out and options of the run, because the run keeps its options"
+            )
+            raise wrong_value("resume", resume, expected)
         run = Run.load(Path(resume))
     folder = Path(resume or out or _default_folder(run))
     if is_first_process():

@@ -79,7 +79,7 @@ def shift(
         out: Folder for the report.
     """
     if len({resolve_path("runs", run) for run in runs}) < len(runs):
-        raise wrong_value("runs", runs, "each folder once")
+        raise wrong_value("runs", runs, "different folders")
     settings = AuditSettings(
         shifts=axis_shifts(max_shift), modes=(mode,), parts=(), batch_size=batch_size
     )
@@ -93,7 +93,7 @@ def _audit_runs(
     """Audit runs on all their test images, print the main metrics, and write a report."""
     datasets = sorted({(run.dataset.name, run.dataset.image_size) for run in runs})
     if len(datasets) > 1:
-        raise wrong_value("runs", datasets, "runs on one data set with one image size")
+        raise wrong_value("runs", datasets, "runs with the same data set and image size")
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{run.name}, seed {run.run.seed}" for run in runs]
@@ -151,7 +151,7 @@ def demo(
         epochs: Number of passes over the training images.
     """
     if len(set(seeds)) < len(seeds):
-        raise wrong_value("seeds", seeds, "one seed or more, each once")
+        raise wrong_value("seeds", seeds, "different seeds")
     folder = make_directory("out", out)
     runs = [run.replace(seed=seed, epochs=epochs) for run in DEMO_RUNS for seed in seeds]
     print(f"training {len(runs)} models in {folder}")

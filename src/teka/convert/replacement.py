@@ -218,10 +218,10 @@ def replace_attention(
     for name, layer in layers.items():
         placement = layer.placement if grid is None else {"grid": grid}
         arguments = {"num_prefix_tokens": num_prefix_tokens, **placement, **options}
-        made = AttentionHeads(layer.dim_head, layer.num_heads, **arguments)
+        new_heads = AttentionHeads(layer.dim_head, layer.num_heads, **arguments)
         parameter = next(iter([*modules[name].parameters(), *model.parameters()]))
         dtype = parameter.dtype if parameter.is_floating_point() else None
-        heads[name] = made.to(parameter.device, dtype).train(modules[name].training)
+        heads[name] = new_heads.to(parameter.device, dtype).train(modules[name].training)
     num_kept = sum(parameter.numel() for parameter in model.parameters())
     replaced = {name: type(modules[name]).__name__ for name in layers}
     for name, layer in layers.items():
@@ -231,7 +231,7 @@ def replace_attention(
             module.use_nested_tensor = False  # only torch's own attention supports it
 
     kernels = name_kernels(*next(iter(heads.values())).current_kernels()) if heads else ""
-    num_new = sum(parameter.numel() for made in heads.values() for parameter in made.parameters())
+    num_new = sum(weights.numel() for layer in heads.values() for weights in layer.parameters())
     if not layers:
         reasons = "; ".join(dict.fromkeys(left.values()))
         warnings.warn(f"no layer was replaced: {reasons}", stacklevel=2)

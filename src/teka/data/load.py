@@ -94,7 +94,7 @@ def load(
         if path is None:
             paths = " or ".join(map(str, _candidates(name, data_dir)))
             hint = f"There is no folder, CSV file or .npz file at {paths}."
-            raise unknown_name("name", name, NAMES, hint)
+            raise unknown_name("the name of the data set", name, NAMES, hint)
         raw = (
             read_picture_set(path, image_size=image_size) if has_pictures(path) else read_npz(path)
         )

@@ -297,8 +297,10 @@ def make_heads(
     # Tensors that are made in inference mode could not be used for training later.
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = AttentionHeads(dim_head, heads, kernel=kernel, relative=relative, num_axes=num_axes)
-    return made.to(device, dtype).requires_grad_(False)
+        shared = AttentionHeads(
+            dim_head, heads, kernel=kernel, relative=relative, num_axes=num_axes
+        )
+    return shared.to(device, dtype).requires_grad_(False)
 
 
 def refuse_to_save(*_: object, **__: object) -> None:
