@@ -1,1 +1,1 @@
-"""Tables, charts and HTML pages for reports."""
+"""Tables and charts for reports."""

@@ -55,14 +55,13 @@ class Table:
         ]
         sizes[0] = min(sizes[0], max(narrowest, width - sum(size + GAP for size in sizes[1:])))
         blocks: list[list[int]] = [[0]]
-        for at in range(1, len(columns)):
-            if (
-                len(blocks[-1]) > 1
-                and sum(sizes[one] + GAP for one in (*blocks[-1], at)) - GAP > width
-            ):
-                blocks.append([0])
-            blocks[-1].append(at)
-        texts = [self._block(chosen, sizes) for chosen in blocks]
+        for column in range(1, len(columns)):
+            block = [*blocks[-1], column]
+            if len(block) > 2 and sum(sizes[index] + GAP for index in block) - GAP > width:
+                blocks.append([0, column])
+            else:
+                blocks[-1] = block
+        texts = [self._block(block, sizes) for block in blocks]
         title = ["\n".join(textwrap.wrap(self.title, width))] if self.title else []
         return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
 
@@ -76,21 +75,18 @@ class Table:
         grid = Grid(
             box=rule, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style=None
         )
-        for at in columns:
-            justify = "right" if at and self.heads[at] not in self.words else "left"
+        for column in columns:
+            head, width = self.heads[column], sizes[column]
+            justify = "right" if column and head not in self.words else "left"
+            no_wrap = column > 0
             grid.add_column(
-                Text(self.heads[at]),
-                justify=justify,
-                width=sizes[at],
-                no_wrap=at > 0,
-                overflow="fold",
+                Text(head), justify=justify, width=width, no_wrap=no_wrap, overflow="fold"
             )
         for row in self.rows:
-            grid.add_row(*(Text(row[at]) for at in columns))
+            grid.add_row(*(Text(row[column]) for column in columns))
         text = io.StringIO()
-        Console(
-            file=text, width=sum(sizes) + GAP * len(sizes), color_system=None, legacy_windows=False
-        ).print(grid)
+        width = sum(sizes) + GAP * len(sizes)
+        Console(file=text, width=width, color_system=None, legacy_windows=False).print(grid)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def markdown(self) -> str:

@@ -115,7 +115,7 @@ def test_layer_chart_contains_every_error_and_names_the_breaks(figures):
     ]
     np.testing.assert_allclose(inside, np.array(expected, dtype=float))
     assert {text.get_text() for text in axes.texts} == {"embed", "add_position"}
-    assert "add_position breaks first." in chart
+    assert "Equivariance breaks first in add_position and embed." in chart
 
 
 def test_layer_chart_of_an_exact_model(figures):
@@ -124,7 +124,7 @@ def test_layer_chart_of_an_exact_model(figures):
         layers.findings[0], interior_error=0.0, border_error=0.0, aliasing_error=None, noise=0.0
     )
     chart = layer_chart(dataclasses.replace(layers, findings=(exact,), breaks={}))
-    assert "No layer breaks" in chart
+    assert "Equivariance breaks first in no layer." in chart
     assert not any(
         math.isnan(value) for line in figures[0].axes[0].lines for value in line.get_ydata()
     )

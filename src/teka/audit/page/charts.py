@@ -15,7 +15,7 @@ from teka.audit.statistics.estimate import Curve, has_interval
 from teka.audit.statistics.metrics import Metrics
 from teka.errors import printable
 from teka.reporting import plots
-from teka.reporting.formatting import write_step
+from teka.reporting.formatting import listed, write_step
 
 # Bands of more lines would hide each other.
 MOST_BANDS = 3
@@ -184,11 +184,8 @@ def heat_map_chart(
     colors = LinearSegmentedColormap.from_list("heat", _HEAT)
     best, worst = limits
     spread = worst - best or 1.0
-    cells = [
-        [(heat_map.values.get((down, right), math.nan) - best) / spread for right in columns]
-        for down in rows
-    ]
-    mesh = axes.pcolormesh(cells, cmap=colors, vmin=0, vmax=1)
+    cells = [[heat_map.values.get((down, right), math.nan) for right in columns] for down in rows]
+    mesh = axes.pcolormesh((np.array(cells) - best) / spread, cmap=colors, vmin=0, vmax=1)
     axes.set(aspect="equal")
     axes.invert_yaxis()
     axes.grid(visible=False)
@@ -212,29 +209,28 @@ def layer_chart(layers: LayerFindings) -> str:
     findings = layers.findings
     figure, axes = plots.make_axes(860, 280, legend_rows=1)
     indices = range(1, len(findings) + 1)
-    noise = [max(layer.noise, _LOWEST_ERROR) for layer in findings]
+    noise = np.maximum([layer.noise for layer in findings], _LOWEST_ERROR)
     axes.fill_between(
         indices, _LOWEST_ERROR, noise, color="#8a8f98", alpha=0.3, linewidth=0, label="noise"
     )
     axes.axhline(layers.threshold, color="#8a8f98", linestyle="--", linewidth=1, label="limit")
     for field, (label, color, marker) in LAYER_ERRORS.items():
-        errors = [_layer_error(layer, field) for layer in findings]
-        if any(error is not None for error in errors):
-            values = [math.nan if error is None else max(error, _LOWEST_ERROR) for error in errors]
+        errors = np.array([_layer_error(layer, field) for layer in findings], dtype=float)
+        if not np.isnan(errors).all():
+            errors = np.maximum(errors, _LOWEST_ERROR)
             axes.plot(
-                indices, values, color=color, marker=marker, markersize=4, linewidth=1, label=label
+                indices, errors, color=color, marker=marker, markersize=4, linewidth=1, label=label
             )
-    names = [layer.name for layer in findings]
-    for layer in {broken.name: broken for broken in layers.breaks.values()}.values():
-        if layer.name in names:
-            place = names.index(layer.name) + 1
-            axes.axvline(place, color="#b32413", linestyle=":", linewidth=1)
-            side = "right" if place > len(findings) / 2 else "left"
+    broken = {layer.name for layer in layers.breaks.values()}
+    for index, layer in zip(indices, findings, strict=True):
+        if layer.name in broken:
+            axes.axvline(index, color="#b32413", linestyle=":", linewidth=1)
+            side, offset = ("right", -4) if index > len(findings) / 2 else ("left", 4)
             axes.annotate(
                 printable(layer.name),
-                (place, 1),
+                (index, 1),
                 xycoords=("data", "axes fraction"),
-                xytext=(4 if side == "left" else -4, -12),
+                xytext=(offset, -12),
                 textcoords="offset points",
                 ha=side,
                 color="#b32413",
@@ -245,13 +241,11 @@ def layer_chart(layers: LayerFindings) -> str:
     axes.set_xlim(0.5, len(findings) + 0.5)
     plots.label_axes(axes, "layers in the order of execution", "relative error")
     plots.add_legend(axes, num_columns=5)
-    if layers.first_break is not None:
-        sentence = f"{layers.first_break} breaks first."
-    elif layers.undecided:
-        sentence = f"Whether {layers.undecided[0].name} breaks cannot be decided."
-    else:
-        sentence = "No layer breaks inside the image."
-    return plots.to_svg(figure, f"Relative errors of {len(findings)} layers. {sentence}")
+    names = listed(sorted(broken)) or "no layer"
+    description = (
+        f"Relative errors of {len(findings)} layers. Equivariance breaks first in {names}."
+    )
+    return plots.to_svg(figure, description)
 
 
 def _layer_error(layer: LayerFinding, field: str) -> float | None:

@@ -1,10 +1,10 @@
 """The HTML page of an audit."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
@@ -23,11 +23,13 @@ from teka.audit.report import AuditReport, Example
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.statistics.ranking import Pair
 from teka.checks import check_instance, check_path, check_sequence
-from teka.errors import wrong_value
+from teka.errors import printable_lines, require, wrong_value
 from teka.files import check_output_file, write_bytes
 from teka.reporting.formatting import listed, write_size
-from teka.reporting.html import render_page
 from teka.reporting.plots import line_color
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # Metrics on the cards of the first screen, which has room for three.
 FIRST_NUMBERS = (
@@ -260,11 +262,8 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
     """Return the HTML page about one or more audits."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
-    folder = files("teka.audit.page")
     columns = audit_columns(reports)
     content = {
-        "audit_style": (folder / "audit.css").read_text(encoding="utf-8"),
-        "script": (folder / "audit.js").read_text(encoding="utf-8"),
         "version": reports[0].provenance.get("teka", ""),
         "images": listed(used_images(reports)) or "images",
         "reports": reports,
@@ -294,4 +293,28 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         write_size,
     )
     content |= {function.__name__: function for function in functions}
-    return render_page("teka.audit.page", "audit.html.j2", content)
+    return _page_template().render(content)
+
+
+@functools.cache
+def _page_template() -> "Template":
+    # Compiling takes most of the time of a page, and a process often writes many pages.
+    require("jinja2", "reports need", "teka[report]")
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("teka.audit.page", ""),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["visible"] = _visible
+    return environment.get_template("audit.html.j2")
+
+
+def _visible(value: object) -> object:
+    """Escape the control characters of plain text."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return printable_lines(value) if is_text else value
