@@ -295,7 +295,7 @@ def test_a_layer_with_nan_for_shifted_images_is_skipped():
     moved = images()
     moved[..., 4, 6] = 1.0
     found = locate_layers(network(nn.ReLU(), Failing()), moved, [(0, 1), (0, -1)], CIRCULAR)
-    assert found.skipped["1"] == "it holds NaN or infinity for moved images"
+    assert found.skipped["1"] == "it holds NaN or infinity for shifted images"
     assert [one.name for one in found.findings] == ["0"]
 
 

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from teka.audit.layers.trace import COPIES, ModelTrace, TraceEvent, copy_with_noise, trace_calls
+from teka.audit.layers.trace import (
+    COPIES,
+    ModelTrace,
+    TraceEvent,
+    copy_with_noisy_edges,
+    trace_calls,
+)
 from teka.audit.model_call import ModelError
 
 IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
@@ -21,7 +27,7 @@ def convolution(size, **options):
 
 
 def test_the_copies_differ_in_the_outermost_pixels_only():
-    still, again, rows, columns = copy_with_noise(IMAGES).unflatten(0, (COPIES, len(IMAGES)))
+    still, again, rows, columns = copy_with_noisy_edges(IMAGES).unflatten(0, (COPIES, len(IMAGES)))
     assert torch.equal(still, IMAGES)
     assert torch.equal(again, IMAGES)
     assert torch.equal(rows[:, :, 1:-1], IMAGES[:, :, 1:-1])
@@ -32,7 +38,7 @@ def test_the_copies_differ_in_the_outermost_pixels_only():
 
 def test_the_number_of_overwritten_pixels_can_be_set():
     for width in [2, 3]:
-        still, _, rows, _ = copy_with_noise(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
+        still, _, rows, _ = copy_with_noisy_edges(IMAGES, width).unflatten(0, (COPIES, len(IMAGES)))
         changed = (still != rows).any(dim=3).all(dim=(0, 1))
         assert changed.tolist() == [True] * width + [False] * (11 - 2 * width) + [True] * width, (
             width

@@ -1,5 +1,6 @@
-"""Fixes of layers that break equivariance, which need no training, and the layers they apply to."""
+"""Fixes for layers that break equivariance, and the layers to which each fix applies."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,15 @@ SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 @dataclass(frozen=True)
 class Fix:
-    """Change of some layers of a model that needs no training, applied by `teka.convert.fix`.
+    """Change of layers that `teka.convert.fix` applies to a model without training it.
 
     Args:
         name: Name of the fix.
-        kind: Kind of break that it repairs, of `teka.audit.layers.localize.BREAKS`.
-        does: What it does, in a sentence.
-        source: Publication.
-        wraps: Whether it is recommended for circular shifts (True), others (False) or both (None).
+        kind: Kind of break that the fix removes, of `teka.audit.layers.localize.BREAKS`.
+        does: What the fix does, in a sentence.
+        source: Publication of the fix.
+        wraps: True if the fix is recommended only for circular shifts, False if only for other
+            shifts, and None if for both.
     """
 
     name: str
@@ -39,7 +41,7 @@ FIXES = {
         Fix(
             "circular",
             "edge",
-            "padding continues with the other side of the map instead of zeros",
+            "padding repeats the opposite side of the map instead of zeros",
             "Chaman & Dokmanić 2021",
             True,
         ),
@@ -62,7 +64,7 @@ FIXES = {
             "positions",
             "interior",
             "a learned position embedding is replaced by its mean over the positions",
-            "the ablation of Dosovitskiy et al. 2021, Appendix D.4, which trains without any",
+            "Dosovitskiy et al. 2021, Appendix D.4, who train without position embeddings",
             None,
         ),
     )
@@ -72,7 +74,7 @@ FIXES = {
 def find_fixes(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Return the layers that each fix applies to, with why the fix is impossible or "".
+    """Return the layers that each fix concerns, and why it cannot be applied to them or "".
 
     Args:
         model: The model.
@@ -98,7 +100,7 @@ def find_fixes(
 
 
 def _find_map_sizes(trace: ModelTrace) -> dict[str, list[tuple[Shape, Shape]]]:
-    """Return the sizes of the map that each module receives and returns, at each of its calls."""
+    """Return the sizes of the maps that each module receives and returns, for each of its calls."""
     sizes: dict[str, list[tuple[Shape, Shape]]] = {}
     for event in trace.events:
         if event.source is None or event.tensor is None:
@@ -110,12 +112,13 @@ def _find_map_sizes(trace: ModelTrace) -> dict[str, list[tuple[Shape, Shape]]]:
 
 
 def _why_not_circular(module: Any, sizes: Sequence[tuple[Shape, Shape]]) -> str:
-    """Return why the padding of a layer cannot be circular, or ""."""
+    """Return why the padding of a layer cannot become circular, or ""."""
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
         return _why_not_sampled(module, sizes)
     if isinstance(module, nn.Conv2d):
-        is_same = module.padding == "same"
-        rows, columns = [span // 2 for span in _spans(module)] if is_same else pair(module.padding)
+        rows, columns = pair(module.padding)
+        if module.padding == "same":
+            rows, columns = (size // 2 for size in _window_sizes(module))
     else:
         left, right, top, bottom = module.padding
         rows, columns = max(top, bottom), max(left, right)
@@ -130,28 +133,28 @@ def _why_not_sampled(
 ) -> str:
     """Return why a layer cannot be evaluated at every cell and then sampled, or ""."""
     if getattr(module, "return_indices", False):
-        return "its indices are asked for"
+        return "it also returns indices"
     if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
-        return "it leaves its padding out of the mean"
+        return "its mean leaves out the padding"
     steps = pair(module.stride)
     for before, after in sizes:
-        if any(
-            step * cells != side for side, step, cells in zip(before, steps, after, strict=True)
-        ):
-            made, given, stride = (" × ".join(map(str, each)) for each in (after, before, steps))
-            return f"it makes {made} cells of {given} by steps of {stride}"
-        if any(span - 1 > side for span, side in zip(_spans(module), before, strict=True)):
+        if before != tuple(map(operator.mul, after, steps)):
+            return (
+                f"its output size {after} times its stride {steps} is not its input size {before}"
+            )
+        if any(map(operator.gt, _window_sizes(module), (side + 1 for side in before))):
             return "its window is larger than its map"
     return ""
 
 
-def _spans(module: nn.Module) -> list[int]:
-    """Return the number of cells that a window spans along both axes, with dilation."""
+def _window_sizes(module: nn.Module) -> list[int]:
+    """Return the height and width of the window of a layer in cells, with dilation."""
     sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
 def _find_positions(model: nn.Module, trace: ModelTrace, absolute: Sequence[str]) -> dict[str, str]:
+    """Return the position embeddings, and why they cannot be replaced by their mean or ""."""
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     reasons = {}
     for holder in absolute:

@@ -1,4 +1,4 @@
-"""Equivariance errors of one tensor of a model, from sums of squares."""
+"""Relative equivariance errors of one tensor of a model, computed from sums of squares."""
 
 import math
 from collections.abc import Sequence
@@ -30,9 +30,11 @@ def is_multiple(shift: CheckedShift, stride: Sequence[Fraction]) -> bool:
 
 
 class LayerErrors:
-    """Errors of one tensor over all shifts, for `LayerFinding`.
+    """Errors of one tensor, as in `LayerFinding`.
 
-    Errors are None or NaN if no cell can be compared.
+    The attributes `interior`, `border` and `all_cells` are the errors of these cells at the worst
+    shift by a multiple of the stride, and `aliasing` is the error at the worst other shift.
+    `per_shift` has the error at each shift. Errors are None or NaN if no cell can be compared.
 
     Args:
         sums: Sums of squares at each shift.
@@ -41,40 +43,46 @@ class LayerErrors:
     """
 
     def __init__(self, sums: Sums, shifts: CheckedShifts, stride: Sequence[Fraction]) -> None:
-        every, interior, border = relative_errors(sums)
+        all_cells, interior, border = relative_errors(sums)
         on_grid = torch.tensor([is_multiple(shift, stride) for shift in shifts])
         self.has_interior = not interior.isnan().all()
-        # The interior decides, or all cells from inside if there is no interior.
-        self.counted = interior if (sums[:, 1] > 0).any() else every
-        self.interior, self.every = _largest(interior[on_grid]), _largest(every[on_grid])
+        # The interior decides, or all cells if there is no interior.
+        self.per_shift = interior if self.has_interior else all_cells
+        self.interior = _largest(interior[on_grid])
         # Without an interior there is no border either.
-        self.border = _largest(border[on_grid]) if (sums[:, 1] > 0).any() else None
-        self.aliasing = _largest(self.counted[~on_grid])
-        self._every = torch.where(on_grid, every, torch.nan)
+        self.border = _largest(border[on_grid]) if self.has_interior else None
+        self.all_cells = _largest(all_cells[on_grid])
+        self.aliasing = _largest(self.per_shift[~on_grid])
+        self._on_grid = torch.where(on_grid, all_cells, torch.nan)
 
-    def added_to(self, before: "LayerErrors") -> float | None:
-        """Return the increase of the error over another tensor, at multiples of both strides."""
-        both = ~(self._every.isnan() | before._every.isnan())
-        return float(self._every[both].max() - before._every[both].max()) if both.any() else None
+    def increase_over(self, source: "LayerErrors") -> float | None:
+        """Return the increase over the error of another tensor, at multiples of both strides."""
+        errors = torch.stack([self._on_grid, source._on_grid])
+        errors = errors[:, ~errors.isnan().any(dim=0)]
+        if errors.numel() == 0:
+            return None
+        largest, largest_of_source = errors.amax(dim=1).tolist()
+        return largest - largest_of_source
 
 
 def relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
-    """Return relative errors of all cells from inside, the interior and the border.
+    """Return the relative errors of all compared cells, of the interior and of the border.
 
-    An error is NaN if there are no cells.
+    An error is NaN if there are no such cells.
     """
     interior, interior_cells, border, border_cells, size = sums.unbind(dim=-1)
     cells = interior_cells + border_cells
     norm = torch.where(size > 0, size / cells, torch.nan)
-    every = ((interior + border) / cells / norm).sqrt()
-    return every, (interior / interior_cells / norm).sqrt(), (border / border_cells / norm).sqrt()
+    means = (interior + border) / cells, interior / interior_cells, border / border_cells
+    all_cells, interior, border = ((mean / norm).sqrt() for mean in means)
+    return all_cells, interior, border
 
 
 def sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
     """Return the sums of the move with the smallest error for each image."""
-    every, interior, _ = relative_errors(sums)
-    order = (interior if (sums[..., 1] > 0).any() else every).nan_to_num(1e300)
-    best = order.masked_fill(every.isnan(), math.inf).argmin(dim=0, keepdim=True)
+    all_cells, interior, _ = relative_errors(sums)
+    order = (all_cells if interior.isnan().all() else interior).nan_to_num(1e300)
+    best = order.masked_fill(all_cells.isnan(), math.inf).argmin(dim=0, keepdim=True)
     return sums.take_along_dim(best[..., None], dim=0)[0]
 
 

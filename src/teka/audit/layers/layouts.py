@@ -80,7 +80,7 @@ class Layout:
 
 
 class LayoutRecognizer:
-    """Recognition of layouts by shapes and strides, in the order in which a model makes tensors.
+    """Recognizer of layouts by shapes and strides, for the tensors in the order of a forward pass.
 
     Args:
         seen_size: Height and width of the model's input.
@@ -137,21 +137,22 @@ class LayoutRecognizer:
         return layout
 
     def _make(self, name: str, grid: Shape, prefix_tokens: int = 0) -> Layout:
-        return Layout(name, grid, self._strides.get(grid) or self._ratio(grid), prefix_tokens)
+        return Layout(name, grid, self._strides.get(grid) or self._cell_size(grid), prefix_tokens)
 
     def _vector(self) -> Layout:
         coarsest = (max(stride) for stride in zip(*self._strides.values(), strict=True))
         return Layout("vector", (), tuple(coarsest))
 
-    def _ratio(self, grid: Shape) -> Stride:
+    def _cell_size(self, grid: Shape) -> Stride:
+        """Return the pixels per cell of a grid that fills the image."""
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
     def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, first, second, third = shape
         is_after_tokens = self._latest.name == "tokens"
-        if second == third == 1 and (is_for_images(module) or not is_after_tokens):
+        if second == third == 1 and (takes_maps(module) or not is_after_tokens):
             return self._vector()
-        if is_for_images(module):
+        if takes_maps(module):
             grid = (second, third)
             return Layout("map", grid, self._stride_of_map(module, grid, source))
         if is_after_tokens and first == self._latest.num_tokens:  # tokens of several heads
@@ -167,7 +168,7 @@ class LayoutRecognizer:
 
     def _has_square_cells(self, grid: Shape) -> bool:
         """Return True if a grid has square cells, and its sizes and those of the image divide."""
-        rows, columns = self._ratio(grid)
+        rows, columns = self._cell_size(grid)
         return rows == columns and 1 in (rows.numerator, rows.denominator)
 
     def _square_grids(self) -> list[Shape]:
@@ -218,11 +219,11 @@ class LayoutRecognizer:
         is_padded = all(
             isinstance(size, int) and 0 <= new - old <= size for new, old, size in sides
         )
-        return self._latest.stride if is_padded else self._ratio(grid)
+        return self._latest.stride if is_padded else self._cell_size(grid)
 
 
-def is_for_images(module: nn.Module) -> bool:
-    """Return True if the class of a module, such as one named …2d, takes maps (B, C, h, w)."""
+def takes_maps(module: nn.Module) -> bool:
+    """Return True if a module takes maps (B, C, h, w), such as those of a class named …2d."""
     return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
         module, "2d"
     )
@@ -234,7 +235,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
     Only convolutions and pooling layers declare a stride.
     """
     stride = getattr(module, "stride", None)
-    if not is_for_images(module) or stride is None or not hasattr(module, "kernel_size"):
+    if not takes_maps(module) or stride is None or not hasattr(module, "kernel_size"):
         return None
     steps, inverse = pair(stride), isinstance(module, nn.ConvTranspose2d)
     if not all(isinstance(step, int) and step > 0 for step in steps):
@@ -245,7 +246,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
 def pads_edge(module: nn.Module) -> bool:
     """Return True if a convolution or pooling layer pads its input, except for circular padding."""
     padding = getattr(module, "padding", 0)
-    if not is_for_images(module) or getattr(module, "padding_mode", "zeros") == "circular":
+    if not takes_maps(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
     return padding == "same" or (padding != "valid" and any(pair(padding)))
 
@@ -260,7 +261,7 @@ def _is_named(module: nn.Module, ending: str) -> bool:
 
 
 def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[str, ...]:
-    """Return names of parameters, buffers and modules that hold absolute positions.
+    """Return the names of parameters, buffers and modules that contain absolute positions.
 
     They are recognized by their names, shapes or classes.
 

@@ -1,4 +1,4 @@
-"""Localization of the layer that breaks equivariance, by comparing shifted and unshifted images."""
+"""Localization of the layers that break equivariance, by comparing shifted and unshifted images."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -26,9 +26,10 @@ from teka.checks import (
 )
 from teka.errors import wrong_value
 
-# Equivariance is lost inside the image, at its edge, or between the cells of a grid.
+# A layer breaks equivariance inside the image, at its edge, or at shifts that are not a multiple of
+# its stride.
 BREAKS = ("interior", "edge", "aliasing")
-# A module is not a jump of its own if one of its parts has at least this share of its increase.
+# A module is not listed as a jump if one of its parts explains at least this share of its increase.
 EXPLAINED_SHARE = 0.5
 NUM_IMAGES = 32  # maximum number of images
 # Threshold, and its minimum in roundings of the coarsest dtype of the layers.
@@ -37,7 +38,7 @@ THRESHOLD_ROUNDINGS = 4
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Return True if a module is a part of another one, by their names for display."""
+    """Return True if a module is a part of another one, judging by their names for display."""
     return name.startswith(f"{module}.") or (module == "(model)" != name)
 
 
@@ -46,11 +47,12 @@ class LayerBreak:
     """First layer in the order of execution whose error of one kind is above its limit.
 
     Args:
-        kind: Kind of break, of `BREAKS`. If the edge affects all cells, it is the likelier kind.
+        kind: Kind of break, of `BREAKS`. If the edge affects all cells, inside and at the edge
+            cannot be distinguished, and this is the likelier kind.
         name: Name of the innermost module in which equivariance breaks.
         module: Class of this module.
         error: Relative error at the worst shift.
-        limit: Largest error of an equivariant layer.
+        limit: Largest error that the layer may have if it is equivariant.
         between: The modules before and after the break, if it is in the code of the module itself.
         cause: What breaks equivariance, such as "stride 2 without a low-pass filter", or "".
     """
@@ -119,7 +121,7 @@ class LayerFindings:
         findings: Errors of the layers, in the order in which they finished.
         threshold: Largest error of an equivariant layer.
         absolute_embeddings: Names of parameters, buffers and modules with absolute positions.
-        skipped: Modules that could not be compared, with the reason.
+        skipped: Why modules could not be compared, by their names.
         breaks: First layer of each kind of break, by the names in `BREAKS`. An audit leaves them
             out if no shift changes the output of the model, because then the layers compensate
             for each other.
@@ -127,7 +129,7 @@ class LayerFindings:
         movement: How the images were shifted.
         num_images: Number of images.
         seen_size: Spatial size of the model's input.
-        fixes: For each fix, the layers it applies to, with why it is impossible or "".
+        fixes: For each fix, the layers it concerns, and why it cannot be applied to them or "".
     """
 
     findings: tuple[LayerFinding, ...]
@@ -177,7 +179,7 @@ class LayerFindings:
         return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
     def fixable(self, fix: str) -> tuple[str, ...]:
-        """Return the names of the layers to which a fix can be applied."""
+        """Return the names of the layers to which a fix, by its name, can be applied."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
@@ -279,7 +281,7 @@ def locate_layers(
         findings=_list_findings(trace, always),
         threshold=threshold,
         absolute_embeddings=absolute,
-        skipped=_skipped(trace),
+        skipped=_explain_skipped(trace),
         breaks=breaks,
         shifts=steps,
         movement=movement,
@@ -324,9 +326,9 @@ def _first_breaks(
             # first such break and the module pads.
             if "edge" not in breaks or _reads_flattened(event):
                 if event.is_output and pads_edge(event.module):
-                    edge = errors.every
+                    edge = errors.all_cells
                 else:
-                    interior = errors.every
+                    interior = errors.all_cells
             aliasing = None if breaks else aliasing
         for kind, error in (("interior", interior), ("edge", edge), ("aliasing", aliasing)):
             # After a break inside the image, errors at the edge are a consequence.
@@ -389,17 +391,17 @@ def _list_findings(trace: ModelTrace, always: set[str]) -> tuple[LayerFinding, .
             border_error=errors.border,
             aliasing_error=errors.aliasing,
             noise=tensor.noise,
-            added=before and errors.added_to(before),
-            error=errors.every,
+            added=before and errors.increase_over(before),
+            error=errors.all_cells,
             border=tensor.border,
-            errors=tuple(None if math.isnan(x) else x for x in errors.counted.tolist()),
+            errors=tuple(None if math.isnan(x) else x for x in errors.per_shift.tolist()),
         )
         findings.append(finding)
     return tuple(findings)
 
 
-def _skipped(trace: ModelTrace) -> dict[str, str]:
-    """Return the modules that could not be compared, with the reason."""
+def _explain_skipped(trace: ModelTrace) -> dict[str, str]:
+    """Return why modules could not be compared, by their names."""
     reasons = {}
     for event in trace.events:
         reason = event.reason if event.tensor is None else event.tensor.failure

@@ -96,7 +96,7 @@ def compare_shifts(
     masks = functools.partial(cells_to_compare, seen_size=trace.seen_size, wraps=movement.wraps)
     chosen = slice(0)
 
-    def see(event: TraceEvent, value: Tensor | None) -> None:
+    def on_event(event: TraceEvent, value: Tensor | None) -> None:
         """Add the sums of a tensor at its first occurrence."""
         tensor = traced.get(event.key)
         if tensor is None or tensor.failure:
@@ -111,7 +111,7 @@ def compare_shifts(
         blocks = maps.unflatten(0, (num_blocks, -1))
         sums[tensor][chosen] += _sum_squares(blocks, tensor, shifts[chosen], masks)
         if not sums[tensor].isfinite().all():
-            tensor.failure = "it holds NaN or infinity for moved images"
+            tensor.failure = "it holds NaN or infinity for shifted images"
 
     for part in images.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
         num_shifts = max(1, batch_size // len(part) - 1)
@@ -119,7 +119,7 @@ def compare_shifts(
             chosen = slice(first, first + num_shifts)
             batch = torch.cat([movement.move(part, shift) for shift in ((0, 0), *shifts[chosen])])
             description = f"shifts {', '.join(map(str, shifts[chosen]))}"
-            trace_calls(model, trace.modules, see, batch, description)
+            trace_calls(model, trace.modules, on_event, batch, description)
     for tensor in trace.tensors:
         if not tensor.failure:
             tensor.errors = LayerErrors(sums[tensor], shifts, tensor.layout.stride)

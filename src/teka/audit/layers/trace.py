@@ -18,15 +18,15 @@ from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
 from teka.audit.model_call import Model, ModelError, model_code_context
 from teka.errors import EXTERNAL_ERRORS, error_message
 
-# Copies of the images: twice unchanged, with top and bottom overwritten, with left and right
-# overwritten.
+# Number of copies of the images: two unchanged copies, a copy with noise at the top and bottom
+# edges, and a copy with noise at the left and right edges.
 COPIES = 4
-# Largest fraction of the image's shorter side that is overwritten to find the effect of the edge.
+# Largest share of the image's shorter side that is overwritten to find the effect of the edge.
 WIDEST_EDGE = 0.25
-# A cell depends on the edge if it changes by more than this number of roundings of the largest
-# value of its layer, or by more than FELT_AT_MOST of it, which half precision may reach.
-FELT_ROUNDINGS = 64
-FELT_AT_MOST = 1e-2
+# The edge affects a cell if the cell changes by more than this number of roundings of the largest
+# value of its layer, or by more than this share of the largest value, which matters for bfloat16.
+AFFECTED_ROUNDINGS = 64
+AFFECTED_SHARE = 1e-2
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ class TraceEvent:
         return name if self.call == 1 else f"{name} (call {self.call})"
 
 
-See = Callable[[TraceEvent, Tensor | None], None]
+OnEvent = Callable[[TraceEvent, Tensor | None], None]
 
 
 def _eager() -> AbstractContextManager[object]:
@@ -112,14 +112,18 @@ def _eager() -> AbstractContextManager[object]:
 
 
 def trace_calls(
-    model: Model, modules: Mapping[str, nn.Module], see: See, batch: Tensor, description: str
+    model: Model,
+    modules: Mapping[str, nn.Module],
+    on_event: OnEvent,
+    batch: Tensor,
+    description: str,
 ) -> None:
-    """Run a model, and pass every input and output of its modules to a function.
+    """Run a model, and call a function for every input and output of its modules.
 
     Args:
         model: Function that runs the model.
         modules: Modules by name. They have hooks during this call.
-        see: Function of the event and its tensor, or None if there is no tensor.
+        on_event: Function that gets the event and its tensor, or None if there is no tensor.
         batch: Batch of images.
         description: Description of the batch for error messages.
 
@@ -134,13 +138,13 @@ def trace_calls(
         tensor = _choose_tensor((arguments, options), len(batch))
         outer = running[-1] if running else None
         running.append(TraceEvent(name, module, num_calls[name], _shape(tensor), outer))
-        see(running[-1], tensor)
+        on_event(running[-1], tensor)
 
     def after(name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
         started = running.pop()
         tensor = _choose_tensor(output, len(batch))
         event = TraceEvent(name, module, started.call, _shape(tensor), started.outer, started)
-        see(event, tensor)
+        on_event(event, tensor)
 
     with ExitStack() as hooks:
         for name, module in modules.items():
@@ -206,8 +210,8 @@ class ModelTrace:
         self._recognizer = LayoutRecognizer(self.seen_size)
         # The version and the result of `_measure` for each tensor that still exists.
         self._known = WeakTensorKeyDictionary()
-        batch = copy_with_noise(images, edge_width)
-        trace_calls(model, modules, self._see, batch, "the images unshifted")
+        batch = copy_with_noisy_edges(images, edge_width)
+        trace_calls(model, modules, self._on_event, batch, "the images unshifted")
 
     @property
     def depends_on_all_sides(self) -> bool:
@@ -224,7 +228,7 @@ class ModelTrace:
         grids = [(layout.grid, layout.prefix_tokens) for layout in layouts if layout.grid]
         return tuple(dict.fromkeys(grid for grid in grids if max(grid[0]) > 1))
 
-    def _see(self, event: TraceEvent, value: Tensor | None) -> None:
+    def _on_event(self, event: TraceEvent, value: Tensor | None) -> None:
         self.events.append(event)
         if value is None:
             event.reason = "no tensor"
@@ -281,7 +285,7 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
             return trace
 
 
-def copy_with_noise(
+def copy_with_noisy_edges(
     images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
     """Return four copies of images, two of which have noise at the edge.
@@ -307,12 +311,13 @@ def copy_with_noise(
 def _border(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return how many cells at each side depend on the edge, before and after along both axes."""
-    felt_above = max(epsilon, min(FELT_ROUNDINGS * epsilon, FELT_AT_MOST)) * copies[0].abs().max()
-    felt = ((copies[2:] - copies[0]).abs() > felt_above).flatten(1, 2).any(dim=1)
+    """Return how many cells at each side the edge affects, before and after along both axes."""
+    limit = max(epsilon, min(AFFECTED_ROUNDINGS * epsilon, AFFECTED_SHARE))
+    changes = (copies[2:] - copies[0]).abs() > limit * copies[0].abs().max()
+    is_affected = changes.flatten(1, 2).any(dim=1)
     depths = []
-    for axis, length in enumerate(felt.shape[1:]):
-        cells = felt[axis].any(dim=1 - axis).nonzero().flatten().tolist()
+    for axis, length in enumerate(is_affected.shape[1:]):
+        cells = is_affected[axis].any(dim=1 - axis).nonzero().flatten().tolist()
         # On a torus, the first side also affects the last cells. Use the nearer side.
         before = max((cell + 1 for cell in cells if cell < length / 2), default=0)
         after = max((length - cell for cell in cells if cell >= length / 2), default=0)
