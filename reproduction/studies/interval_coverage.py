@@ -10,6 +10,7 @@ population.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -109,13 +110,20 @@ def population(name: str, draw: int = 0, gain: float = 0.0) -> tuple[Responses, 
     return responses, numbers | curves
 
 
+def take_images(responses: Responses, indices: Tensor) -> Responses:
+    """Return the responses for some of the images."""
+    tables = {name: table[:, indices] for name, table in responses.tables().items()}
+    assert responses.labels is not None
+    return replace(responses, labels=responses.labels[indices], **tables)
+
+
 def audit(name: str, num_images: int, seed: int) -> Iterator[tuple[str, str, bool]]:
     """Yield for each interval of an audit its kind, its metric, and True if it covers."""
     responses, truth = population(name)
     better, better_truth = population(name, 1, 0.2)
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(NUM_POPULATION, (num_images,), generator=generator)
-    seen = responses.take_images(images)
+    seen = take_images(responses, images)
     metrics = summarize(seen, seed=seed)
     for metric, number in metrics.numbers.items():
         if has_interval(number.method):
@@ -126,7 +134,7 @@ def audit(name: str, num_images: int, seed: int) -> Iterator[tuple[str, str, boo
             ends = curve.lower[ONE_SHIFT], curve.upper[ONE_SHIFT]
             yield "at one shift", metric, covers(*ends, true[ONE_SHIFT])
             yield "band over shifts", metric, covers(curve.band_lower, curve.band_upper, true)
-    comparison = compare_responses(seen, better.take_images(images), num_flips=99, seed=seed)
+    comparison = compare_responses(seen, take_images(better, images), num_flips=99, seed=seed)
     for metric, difference in comparison.numbers.items():
         if has_interval(difference.method):
             true = truth[metric] - better_truth[metric]

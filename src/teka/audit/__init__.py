@@ -1,4 +1,4 @@
-"""Measure how any function of images, volumes or signals behaves when its input moves."""
+"""Audit of vision models under shifts of their images."""
 
 from teka.audit.audit import audit
 from teka.audit.images import paste_on_canvas

@@ -1,4 +1,4 @@
-"""The audit of a model."""
+"""Audit of a model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -46,11 +46,12 @@ def audit(
     on_result: Callable[[AuditReport], object] | None = None,
     command: str = "teka.audit.audit",
 ) -> AuditReport:
-    """Measure how a model reacts when its images are shifted.
+    """Measure how the outputs of a model change when its images are shifted.
 
     The report contains accuracy and consistency at each shift, the layers that break equivariance,
-    and reasons why the results could mislead. A module is measured in evaluation mode, and restored
-    afterwards. A stage that fails is recorded and does not stop the others.
+    and reasons why the results could be misleading. A module is measured in evaluation mode, and
+    its mode is restored afterwards. If a stage fails, its error is recorded and the others still
+    run.
 
     >>> import torch, teka
     >>> model = torch.nn.Sequential(

@@ -17,11 +17,11 @@ from teka.errors import wrong_argument
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Comparison of every two models.
+    """Reports of several models, and comparisons of all pairs of these models.
 
     Args:
         reports: Report of each model. All reports show the same example images.
-        pairs: Comparisons of every two models in every mode.
+        pairs: Comparisons of all pairs of models in every mode.
     """
 
     reports: list[AuditReport]
@@ -47,7 +47,7 @@ class ModelComparison:
 
 
 def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport]) -> ModelComparison:
-    """Compare every two models, image by image.
+    """Compare all pairs of models, image by image.
 
     Args:
         cases: Models with the same images, see `check_comparable`.
@@ -94,7 +94,7 @@ def _share_examples(
 ) -> list[AuditReport]:
     """Return the reports with the same example images for every model.
 
-    These are the images on which predictions of the models differ at most shifts.
+    The examples are the images for which the models disagree at the largest number of shifts.
     """
     examples: list[list[Example]] = [[] for _ in cases]
     for responses in responses_by_mode:

@@ -1,4 +1,4 @@
-"""Evaluation protocols of published papers, reproduced exactly."""
+"""Exact reproductions of the evaluation protocols of published papers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ class ProtocolResult:
     Args:
         name: Name of the protocol.
         procedure: Description of the protocol.
-        source: The paper, and the code where the paper is not specific.
-        counts: Numbers of images, passes and the like.
+        source: The paper, and the code if the paper leaves details open.
+        counts: Numbers of images, passes and other counts.
         numbers: The numbers that the paper reports.
         metrics: Metrics over a set of shifts, by the name of the set of images.
     """
@@ -61,8 +61,8 @@ def horn2021(
 ) -> ProtocolResult:
     """Evaluate the protocol of Horn et al. (2021): accuracy at 17 lossless horizontal shifts.
 
-    Images of class 1 with enough background are used: 854 ones of MNIST or 791 trousers of
-    Fashion-MNIST. The result is the mean and the lowest accuracy over the shifts.
+    Use the images of class 1 with enough background: 854 ones of MNIST or 791 trousers of
+    Fashion-MNIST. Return the mean and the lowest accuracy over the shifts.
 
     Args:
         function: Classifier.
@@ -107,9 +107,9 @@ def horn2021(
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return ProtocolResult(
         "horn2021",
-        "Images of 32 × 32 of class 1 with at least 8 blank columns on both sides, the outermost "
-        "not counted, are rolled by −8 … 8 columns; accuracy at each shift. In addition, all "
-        "classes with the same margins.",
+        "Images of 32 × 32 pixels of class 1 are rolled by −8 … 8 columns, and the accuracy is "
+        "measured at each shift. The images have at least 8 blank columns on both sides, not "
+        "counting the outermost. The same is done with images of all classes.",
         "Horn et al. 2021, Translational Equivariance in Kernelizable Attention, Figure 1",
         counts,
         numbers,
@@ -125,9 +125,9 @@ def zhang2019(
 ) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
-    It is the probability P[argmax f(crop_a x) = argmax f(crop_b x)] for crops of 224 × 224 pixels.
-    The offsets are those that the authors' code draws with the same seed and batch size. The
-    interval is over images.
+    Consistency is the probability P[argmax f(crop_a x) = argmax f(crop_b x)] for crops of
+    224 × 224 pixels. The offsets are equal to those of the authors' code with the same seed and
+    batch size. The interval accounts for the sample of images.
 
     Args:
         function: Classifier.
@@ -147,9 +147,9 @@ def zhang2019(
     )
     return ProtocolResult(
         "zhang2019",
-        "Images of 256 × 256; two crops of 224 × 224, their offsets drawn from 0 … 31 along each "
-        "axis, one pair for all images of a batch; share of images with equal predictions, over 5 "
-        "passes.",
+        "Two crops of 224 × 224 pixels are cut out of each image of 256 × 256 pixels. The offsets "
+        "are drawn from 0 … 31 along each axis, one pair for all images of a batch. The result is "
+        "the share of images with equal predictions, over 5 passes.",
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
@@ -166,10 +166,10 @@ def chaman2021(
 ) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
-    It is the probability P[argmax f(T_s x) = argmax f(T_s' x)] for circular and for zero-padded
-    shifts. The shifts are those that the authors' code draws with the same seed and batch size.
-    There are two differences: zeros are padded after normalization here, and averages are over
-    images, whereas the authors' CIFAR-10 code averages over batches.
+    Consistency is the probability P[argmax f(T_s x) = argmax f(T_s' x)] for circular and for
+    zero-padded shifts. The shifts are equal to those of the authors' code with the same seed and
+    batch size. There are two differences to this code: zeros are padded after normalization, and
+    averages are over images instead of batches (CIFAR-10).
 
     Args:
         function: Classifier.
@@ -205,9 +205,9 @@ def chaman2021(
         numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
     return ProtocolResult(
         "chaman2021",
-        "Two shifts drawn from −m … m − 1 along each axis, one pair for all images of a batch; "
-        "m = 3 for images up to 32 pixels, 32 for larger ones; share of images with equal "
-        "predictions, for circular shifts and for shifts with zero padding.",
+        "Two shifts are drawn from −m … m − 1 along each axis, one pair for all images of a batch, "
+        "with m = 3 for images up to 32 pixels and m = 32 for larger ones. The result is the share "
+        "of images with equal predictions, for circular shifts and for shifts with zero padding.",
         "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; "
         "validate and evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
         {"images": len(images), "largest shift": largest, "batch size": settings.batch_size},
@@ -230,7 +230,7 @@ def pair_agreement(
     passes: int,
     settings: AuditSettings,
 ) -> Bool[Tensor, "passes images"]:
-    """Return whether the predictions at two random positions agree, for every pass and image.
+    """Return True for each pass and image whose predictions at two random positions are equal.
 
     Args:
         function: Classifier.

@@ -1,4 +1,4 @@
-"""The report of an audit: all results, written to a file and read back."""
+"""Report of an audit, which contains all results and can be saved as a file."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ NOISE = "noise floor"
 
 @dataclass(frozen=True)
 class Failure:
-    """A stage of an audit that failed.
+    """Error of a stage of an audit.
 
     Args:
         part: Name of the stage.
@@ -51,13 +51,13 @@ class Failure:
 
     @property
     def decides(self) -> bool:
-        """Return True if the stage is needed to compare a metric with a threshold."""
+        """True if metrics cannot be compared with a threshold without this stage."""
         return self.part.startswith("mode ") or self.part in (VALIDITY, NOISE)
 
 
 @dataclass(frozen=True)
 class Example:
-    """The predictions of a classifier for one image at every shift.
+    """Example image with the predictions of a classifier at every shift.
 
     Args:
         mode: Mode of the shifts.
@@ -86,7 +86,14 @@ class Example:
 
 @dataclass(frozen=True)
 class PackedResponses:
-    """Responses of a model as text: a compressed .npz file in base64."""
+    """Responses of a model in one mode, packed for a report.
+
+    Args:
+        movement: How the images were shifted.
+        shifts: The shifts.
+        output: Kind of the output.
+        tables: Tables of the responses, as a compressed .npz file in base64.
+    """
 
     movement: Movement
     shifts: CheckedShifts
@@ -95,7 +102,7 @@ class PackedResponses:
 
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
-        """Pack the responses of a model for a report."""
+        """Return packed responses."""
         tables = responses.tables()
         if responses.labels is not None:
             tables["labels"] = responses.labels
@@ -106,7 +113,7 @@ class PackedResponses:
         return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
-        """Return the responses for `teka.audit.compare_responses`.
+        """Return the responses, for example for `teka.audit.compare_responses`.
 
         Raises:
             ValueError: The text is damaged.
@@ -124,9 +131,7 @@ class PackedResponses:
 
 @dataclass(frozen=True, repr=False)
 class AuditReport:
-    """The results of an audit.
-
-    `print(report)` shows the verdict and the caveats.
+    """Results of an audit. `print(report)` shows the verdict and the caveats.
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
@@ -194,14 +199,14 @@ class AuditReport:
         return bool(self.metrics) and all(metrics.is_exact for metrics in self.metrics)
 
     def number(self, metric: str) -> float:
-        """Return the lowest value of a metric over the modes.
+        """Return the lowest value of a metric over all modes, for example for a threshold.
 
         Args:
             metric: A name of `teka.audit.statistics.metrics.NUMBERS`.
 
         Raises:
-            ValueError: The report is invalid, or the metric was not measured in every mode.
-                `metrics` contains the values of the measured modes.
+            ValueError: The report is invalid, or the metric was not measured in every mode. The
+                values of the measured modes are in `metrics`.
         """
         if self.invalid:
             raise ValueError(
@@ -246,7 +251,7 @@ class AuditReport:
             raise ValueError(f"the content is not the report of an audit: {error}") from error
 
     def write(self, path: str | Path) -> Path:
-        """Write the report as JSON, atomically. `teka.audit.write_page` writes a page.
+        """Write the report as JSON, atomically. `teka.audit.write_page` writes an HTML page.
 
         Raises:
             ValueError: A path that cannot be written.
@@ -272,7 +277,7 @@ class AuditReport:
 def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
     """Return the indices of the images whose predictions change at the most shifts.
 
-    Images that are classified correctly unshifted come first.
+    Images that are classified correctly without a shift come first.
     """
     if responses.agreement is None:
         return ()
@@ -284,9 +289,10 @@ def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
 
 
 def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
-    """Encode an image as bytes (H, W, C) in base64.
+    """Encode an image for an `Example`: its bytes (H, W, C) in base64.
 
-    The channels are averaged unless there are 1 or 3. Values outside [0, 1] are rescaled.
+    If there are not 1 or 3 channels, their average is encoded. An image with values outside of
+    [0, 1] is rescaled.
     """
     if image.shape[0] not in (1, 3):
         image = image.mean(dim=0, keepdim=True)

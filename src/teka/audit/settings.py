@@ -111,7 +111,7 @@ class AuditSettings:
         return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
     def shifts_for(self, sizes: Sequence[int]) -> CheckedShifts:
-        """Return the shifts for images of a size, with the zero shift."""
+        """Return the shifts for images of a size, including the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         return tuple(complete_steps([0.0, *read_steps("shifts", self.shifts)], len(sizes)))
@@ -122,7 +122,7 @@ class AuditSettings:
         return {**content, "device": None if self.device is None else str(self.device)}
 
     def reach(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the longest step along each axis, rounded up to whole pixels."""
+        """Return the largest shift along each axis, rounded up to whole pixels."""
         shifts = self.shifts_for(sizes)
         wrong = [step for step in shifts if len(step) != len(sizes)]
         if wrong:

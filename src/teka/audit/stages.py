@@ -1,4 +1,4 @@
-"""The stages of an audit. A stage that fails is recorded and does not stop the others."""
+"""Stages of an audit. If a stage fails, its error is recorded and the others still run."""
 
 import math
 import traceback
@@ -77,9 +77,9 @@ class AuditContext:
     def attempt(
         self, name: str, stage: Callable[[], None], *, ignore_budget: bool = False
     ) -> BaseException | None:
-        """Run a stage and record its failure.
+        """Run a stage, and record its error if it fails.
 
-        After the first mode, stages are skipped when the time budget is spent.
+        The stage is skipped if a mode was measured and the time budget is spent.
 
         Args:
             name: Name of the stage in the report.
@@ -109,7 +109,7 @@ class AuditContext:
         return self.settings.movement(mode, self.sizes)
 
     def unshifted_images(self) -> Tensor:
-        """Return a few images without a shift, as the model sees them in the first mode."""
+        """Return a few unshifted images, as the input of the model in the first mode."""
         movement = self.movement(self.settings.modes[0])
         return movement.move(movement.place(self.few_images), (0, 0))
 
@@ -121,7 +121,7 @@ def run_main_stages(context: AuditContext) -> None:
         ValueError: No mode could be measured. The message is that of the first mode.
     """
     settings = context.settings
-    # Measure the noise of two equal calls, because it decides whether the results are valid.
+    # The noise of two equal calls determines if the results are valid.
     context.attempt(NOISE, partial(_measure_noise, context, precision=False))
     errors = [
         context.attempt(f"mode {mode}", partial(_measure_mode, context, mode))
@@ -139,8 +139,8 @@ def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
 
     Args:
         context: The audit, after `run_main_stages`.
-        is_interruptible: Record a `KeyboardInterrupt` as a failure of the remaining stages instead
-            of raising it.
+        is_interruptible: Whether a `KeyboardInterrupt` is recorded as a failure of the remaining
+            stages instead of being raised.
     """
     settings = context.settings
     stages = {}
@@ -176,7 +176,7 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
     """Measure every image at every shift."""
     settings = context.settings
     # The remaining modes get an equal share of the remaining time.
-    num_remaining = len(settings.modes) - list(settings.modes).index(mode)
+    num_remaining = len(settings.modes) - settings.modes.index(mode)
     error = None
     try:
         responses = measure_responses(
@@ -212,7 +212,7 @@ def _examine_layers(context: AuditContext) -> None:
     if not isinstance(model, torch.nn.Module):
         expected = "a torch.nn.Module, to look into its layers"
         raise wrong_value("model", type(model).__name__, expected)
-    # A layer that breaks equivariance does so along one axis, and every shift costs a comparison.
+    # To save time, use only shifts along one axis, which reveal the same layers.
     along_axes = [shift for shift in context.shifts if shift.count(0) == 1]
     mode = context.settings.modes[0]
     context.layers = locate_layers(
@@ -222,14 +222,14 @@ def _examine_layers(context: AuditContext) -> None:
         context.movement(mode),
         layers=context.settings.layers,
     )
-    # If no shift changes the output, the layers compensate for each other, as after `teka fix`.
+    # If the output is exact, the layers compensate for each other, as after `teka fix`.
     if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
         context.layers = replace(context.layers, breaks={})
     context.caveats += caveats.phases_unseen(context.shifts, _coarsest_stride(context))
 
 
 def _coarsest_stride(context: AuditContext) -> tuple[int, ...]:
-    """Return the coarsest stride of the layers that the shifts reach, along each axis."""
+    """Return the largest stride of a layer along each axis, if a shift is at least as long."""
     assert context.layers is not None
     strides = [
         layer.stride for layer in context.layers.findings if layer.grid and min(layer.grid) > 1
@@ -242,7 +242,7 @@ def _coarsest_stride(context: AuditContext) -> tuple[int, ...]:
 
 
 def _run_protocol(context: AuditContext) -> None:
-    # The images of a protocol may leave the kind of the output open.
+    # The kind of the output may be ambiguous for the few images of a protocol.
     settings = replace(context.settings, output=context.responses[0].output)
     assert settings.protocol is not None
     run = PROTOCOLS[settings.protocol]

@@ -1,4 +1,4 @@
-"""The verdict of an audit: its results in sentences."""
+"""Verdict of an audit: the results in sentences."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
-    """Describe the mode in which shifts have the largest effect, or all modes if they are exact."""
+    """Describe the mode in which shifts have the largest effect, or all modes if all are exact."""
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
@@ -61,7 +61,7 @@ def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
 
 
 def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
-    """Return a key by which modes are sorted: the loss of overlap, of consistency, the error."""
+    """Return a sort key for modes: the loss of overlap, the loss of consistency, the error."""
     values = {name: number.value for name, number in metrics.numbers.items()}
     return (
         1 - values.get("overlap", 1.0),
@@ -71,7 +71,7 @@ def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
 
 
 def _describe_effect(metrics: Metrics) -> tuple[str, str]:
-    """Describe what moving the image does, and the precision of this number, or ""."""
+    """Describe the effect of moving the image, and the precision of its number in parentheses."""
     numbers = metrics.numbers
     if metrics.is_exact:
         effect = "moves the output along exactly, up to rounding"
@@ -90,7 +90,7 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
             effect = f"changes the prediction in {write_share(changed.value)} % of cases"
             return effect, f"{_confidence(changed)}; "
         never = ", and never the prediction"
-    # An output that is 0 has no size to compare with.
+    # An output of zero has no relative error.
     size = ""
     if "maximum_error" in numbers:
         size = f" by up to {write_size(numbers['maximum_error'].value)} of its size"
@@ -98,7 +98,7 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
 
 
 def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
-    """Return the number of images and the modes of a headline."""
+    """Return the number of images and the modes, in words."""
     num_images = min(metrics.num_images for metrics in moved)
     images = f"{num_images} image{'' if num_images == 1 else 's'}"
     if any(caveat.name == "too few images" for caveat in report.caveats):
@@ -151,7 +151,7 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
 
 
 def _describe_details(metrics: Metrics) -> list[str]:
-    """Describe results in a mode beyond the effect of shifts, if the images were moved."""
+    """Describe the overlap, the retrieval and the accuracy in a mode, if they were measured."""
     numbers = metrics.numbers
     if len(metrics.shifts) < 2:
         return []

@@ -171,11 +171,6 @@ class Responses:
         tables = {name: table[complete] for name, table in self.tables().items()}
         return replace(self, shifts=shifts, **tables)
 
-    def take_images(self, chosen: Bool[Tensor, " images"]) -> "Responses":
-        """Return the responses for the chosen images."""
-        tables = {name: table[:, chosen] for name, table in self.tables().items()}
-        return replace(self, labels=None if self.labels is None else self.labels[chosen], **tables)
-
     def tables(self) -> dict[str, Tensor]:
         """Return the tables of shape (S, N) by their names."""
         return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
