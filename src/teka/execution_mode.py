@@ -11,9 +11,9 @@ from teka._compat import are_transforms_active, is_fake_mode_active
 
 
 class ExecutionMode(Enum):
-    """How PyTorch executes the present call.
+    """Way in which PyTorch executes the current call.
 
-    Only in `EAGER` mode may code branch on the elements of a tensor.
+    Code may branch on the elements of a tensor only in `EAGER` mode.
     """
 
     EAGER = "eager"

@@ -12,26 +12,28 @@ MAX_NUM_TENSORS = 30_000  # in a model
 MAX_IMAGE_PIXELS = 50_000_000
 
 
-def check_memory(argument: str, value: object, num_bytes: int, what: str) -> None:
-    """Check that the machine has enough memory before it is allocated.
+def check_memory(argument: str, value: object, num_bytes: int, contents: str) -> None:
+    """Check that the machine has enough memory before the memory is allocated.
 
     Args:
         argument: Name of the argument that decides how much memory is needed.
         value: Value of the argument.
         num_bytes: Number of bytes needed.
-        what: What the memory is for, in the plural.
+        contents: Name of the objects that need the memory, in the plural, such as "arrays".
 
     Raises:
         ValueError: The machine has less memory.
     """
     memory = memory_bytes()
     if num_bytes > memory:
-        needed = f"{what} need {num_bytes / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB"
+        needed = (
+            f"{contents} need {num_bytes / 1e9:,.0f} GB, this machine has {memory / 1e9:,.0f} GB"
+        )
         raise wrong_value(argument, value, f"small enough for the memory ({needed})")
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine in bytes, or 2^63 if the system does not tell."""
+    """Return the memory of this machine in bytes, or 2^63 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

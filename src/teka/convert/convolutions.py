@@ -2,7 +2,6 @@
 
 import copy
 import math
-from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -145,9 +144,8 @@ def off_center_weight(precision: float, num_axes: int) -> float:
 
     Source: docs/attention_as_convolution.md; limit: Cordonnier et al. 2020, Lemma 2.
     """
-    if not (isinstance(precision, Real) and precision == math.inf):
-        expected = "a positive number, or math.inf"
-        check_number("precision", precision, expected, low=0.0, exclude=(0.0,))
+    expected = "a positive number, or math.inf"
+    check_number("precision", precision, expected, low=0.0, high=math.inf, exclude=(0.0,))
     check_sizes({"num_axes": num_axes})
     ratio = math.exp(-precision)
     if ratio == 1:
