@@ -26,16 +26,16 @@ SPLIT_FOLDERS = {
     "testing": "test",
 }
 AXES = ("NHW", "NHWC", "NCHW")
-# Names of arrays in an .npz file, with the argument of `teka.data.from_arrays` that they stand for.
-# The names are those of teka, MedMNIST, Keras and scikit-learn.
+# Names of arrays in an .npz file for each argument of `teka.data.from_arrays`. The names are those
+# of teka, MedMNIST, Keras and scikit-learn.
 ARRAY_NAMES = {
-    **dict.fromkeys(("images", "train_images", "x_train", "X_train", "x", "X", "data"), "images"),
-    **dict.fromkeys(("labels", "train_labels", "y_train", "y", "target"), "labels"),
-    **dict.fromkeys(("test_images", "x_test", "X_test"), "test_images"),
-    **dict.fromkeys(("test_labels", "y_test"), "test_labels"),
-    **dict.fromkeys(("validation_images", "val_images", "x_val"), "validation_images"),
-    **dict.fromkeys(("validation_labels", "val_labels", "y_val"), "validation_labels"),
-    "axes": "axes",
+    "images": ("images", "train_images", "x_train", "X_train", "x", "X", "data"),
+    "labels": ("labels", "train_labels", "y_train", "y", "target"),
+    "test_images": ("test_images", "x_test", "X_test"),
+    "test_labels": ("test_labels", "y_test"),
+    "validation_images": ("validation_images", "val_images", "x_val"),
+    "validation_labels": ("validation_labels", "val_labels", "y_val"),
+    "axes": ("axes",),
 }
 
 
@@ -220,16 +220,17 @@ def read_npz(path: Path) -> RawDataset:
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it is not a zip archive")
         arrays: dict[str, np.ndarray] = {}
+        arguments = {name: argument for argument, names in ARRAY_NAMES.items() for name in names}
         with loaded as file:
             check_unpacked_size(file.zip, path)
             for name in file.files:
-                check_name("a name of an array", name, ARRAY_NAMES)
-                own_name = ARRAY_NAMES[name]
-                if own_name in arrays:
-                    raise ValueError(f"it has {own_name} twice, also as {name}")
+                check_name("a name of an array", name, arguments)
+                argument = arguments[name]
+                if argument in arrays:
+                    raise ValueError(f"it has {argument} twice, also as {name}")
                 array = file[name]
-                is_column = own_name.endswith("labels") and array.shape[1:] == (1,)
-                arrays[own_name] = array[:, 0] if is_column else array
+                is_column = argument.endswith("labels") and array.shape[1:] == (1,)
+                arrays[argument] = array[:, 0] if is_column else array
         axes = arrays.pop("axes", None)
         if not {"images", "labels"} <= arrays.keys():
             raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
-from teka.errors import first_line, wrong_value
+from teka.errors import error_message, first_line, wrong_value
 from teka.files import write_bytes
 from teka.training.run import Run
 
@@ -183,13 +183,10 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Load the weights of a checkpoint into a model of the same architecture.
 
     Raises:
-        ValueError: A weight is missing, unknown or of another shape. The model is then unchanged.
+        ValueError: A weight is missing, unknown or of another shape. The message names the weight.
     """
-    saved, current = read_weights(path), model.state_dict()
-    for name in sorted(current.keys() | saved.keys()):
-        shapes = [tuple(state[name].shape) if name in state else None for state in (saved, current)]
-        if shapes[0] != shapes[1]:
-            difference = f"{name} has shape {shapes[0]} there and {shapes[1]} here"
-            expected = f"a checkpoint of this architecture; {difference}"
-            raise wrong_value("checkpoint", str(path), expected)
-    model.load_state_dict(saved)
+    try:
+        model.load_state_dict(read_weights(path))
+    except RuntimeError as error:
+        expected = f"a checkpoint of this architecture ({error_message(error)})"
+        raise wrong_value("checkpoint", str(path), expected) from error

@@ -114,8 +114,6 @@ def _checkpointed_forward(block: TransformerBlock, *arguments: Any, **named: Any
     """Compute a transformer block without storing its activations."""
     # Take the method of the class, so that a copy of the block uses its own weights.
     forward = partial(type(block).forward, block)
-    if not torch.is_grad_enabled():
-        return forward(*arguments, **named)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)
 
 
