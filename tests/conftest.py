@@ -96,7 +96,9 @@ def tiny():
     from teka.training import Run
 
     sizes = {"dim": 8, "depth": 2, "heads": 2, "epochs": 2, "batch_size": 32}
-    return Run.of(image_size=8, train_size=96, validation_size=40, kernel="positive", **sizes)
+    return Run.from_fields(
+        image_size=8, train_size=96, validation_size=40, kernel="positive", **sizes
+    )
 
 
 @pytest.fixture(scope="session")

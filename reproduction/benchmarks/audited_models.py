@@ -112,7 +112,11 @@ def main(*, out: Path = Path("runs/audited"), epochs: int = 20) -> None:
     dataset = load("digits", image_size=SIDE, validation_size=0)
 
     def train(classifier: Classifier, learning_rate: float) -> None:
-        fit(classifier, dataset, Run.of(epochs=epochs, learning_rate=learning_rate, **RECIPE))
+        fit(
+            classifier,
+            dataset,
+            Run.from_fields(epochs=epochs, learning_rate=learning_rate, **RECIPE),
+        )
         share = accuracy(classifier, dataset.test)
         print(f"{type(classifier.model).__name__}: accuracy {share:.1%}", flush=True)
 

@@ -53,7 +53,7 @@ def measure(model: nn.Module, test: Split) -> dict[str, float]:
 def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     """Train and measure the four networks of a seed."""
     folder = RUNS / f"seed-{seed}"
-    run = Run.of(**BASE, seed=seed, data_dir=data_dir)
+    run = Run.from_fields(**BASE, seed=seed, data_dir=data_dir)
     train(run, folder, resume=True, progress_bar=False)
     trained = restore(folder, data_dir=data_dir)
     # The test images may be sorted by class.

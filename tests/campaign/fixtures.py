@@ -10,7 +10,7 @@ from PIL import Image
 from reproduction.__main__ import run as main
 from teka.training import Run, train
 
-TINY = Run.of(
+TINY = Run.from_fields(
     image_size=8,
     train_size=48,
     validation_size=16,

@@ -4,7 +4,9 @@ import pytest
 from teka.data import load
 from teka.training import Run, train
 
-TINY = Run.of(train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32)
+TINY = Run.from_fields(
+    train_size=64, validation_size=32, dim=8, depth=2, heads=2, epochs=1, batch_size=32
+)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def test_the_packaged_models_take_pictures_and_have_names():
 
 
 def test_a_run_gives_its_best_model(tmp_path):
-    run = Run.of(
+    run = Run.from_fields(
         image_size=11,
         train_size=48,
         validation_size=16,

@@ -27,7 +27,7 @@ class OffByOneClassifier(Classifier):
 
 @pytest.mark.parametrize(("kind", "is_correct"), [(Classifier, True), (OffByOneClassifier, False)])
 def test_projections_are_redrawn_on_schedule(kind: type[Classifier], is_correct: bool):
-    run = Run.of(dim=8, depth=1, heads=2, redraw_every=3)
+    run = Run.from_fields(dim=8, depth=1, heads=2, redraw_every=3)
     features = RandomFeatures("positive", 5)
     classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
     trainer: Any = SimpleNamespace(global_rank=0, accumulate_grad_batches=1, world_size=1)

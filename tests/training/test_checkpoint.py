@@ -10,7 +10,7 @@ from teka.training.checkpoint import REQUIRED_KEYS, find_checkpoint, load_weight
 
 
 def model(**options):
-    run = Run.of(dim=8, depth=2, heads=2, **options)
+    run = Run.from_fields(dim=8, depth=2, heads=2, **options)
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 

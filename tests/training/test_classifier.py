@@ -19,7 +19,7 @@ def model_of(run):
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 
-RUN = Run.of(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
+RUN = Run.from_fields(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
 
 
 def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():
@@ -55,7 +55,7 @@ def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions
 
 @pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
 def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
-    run = Run.of(
+    run = Run.from_fields(
         model="self_attention",
         position=encoding,
         dim=8,
@@ -83,7 +83,7 @@ def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
 
 
 def test_a_step_of_sgd_adds_the_decay_to_the_gradient_and_keeps_a_momentum():
-    run = Run.of(optimizer="sgd", momentum=0.5, weight_decay=0.25, learning_rate=0.1)
+    run = Run.from_fields(optimizer="sgd", momentum=0.5, weight_decay=0.25, learning_rate=0.1)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 2.0)
     optimizer = make_optimizer(model, run)
@@ -110,7 +110,7 @@ def test_a_fused_step_is_the_plain_one(optimizer):
     fields: dict[str, Any] = {"adam": {"weight_decay": 0.0}, "adamw": {}, "sgd": {"momentum": 0.5}}[
         optimizer
     ]
-    run = Run.of(optimizer=optimizer, learning_rate=0.1, **fields)
+    run = Run.from_fields(optimizer=optimizer, learning_rate=0.1, **fields)
     models = [torch.nn.Linear(5, 3, dtype=torch.float64) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     tokens = torch.randn(7, 5, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_training_images_are_changed_as_the_run_says():
         ),
         ({"random_shift": 1, "random_flip": True}, (RandomShift(1), HorizontalFlip())),
     ):
-        assert make_augmentations(Run.of(**fields)) == list(made), fields
+        assert make_augmentations(Run.from_fields(**fields)) == list(made), fields
 
 
 def images_seen(step, rank, batch_idx):
@@ -155,7 +155,7 @@ def images_seen(step, rank, batch_idx):
             seen.append(images)
             return torch.zeros(len(images), 3)
 
-    classifier = Classifier(Seeing(), Run.of(random_shift=3), num_classes=3, num_steps=10)
+    classifier = Classifier(Seeing(), Run.from_fields(random_shift=3), num_classes=3, num_steps=10)
     # Of two processes that take a step in three parts each.
     trainer: Any = SimpleNamespace(
         global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2

@@ -34,7 +34,9 @@ def dataset_like(name: str) -> Dataset:
 # Gray and color images in turn.
 @pytest.mark.parametrize(("model", "data"), [*zip(OPTIONS, itertools.cycle(SIZES), strict=False)])
 def test_one_step_changes_the_weights_of_every_model(model, data, tmp_path):
-    run = Run.of(data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model])
+    run = Run.from_fields(
+        data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model]
+    )
     dataset = dataset_like(data)
     torch.manual_seed(0)
     before = run.make_model(
@@ -51,7 +53,7 @@ def test_one_step_changes_the_weights_of_every_model(model, data, tmp_path):
 
 
 def test_vgg16_has_logits_and_a_gradient_of_every_parameter():
-    run = Run.of(data="cifar10", model="vgg16")
+    run = Run.from_fields(data="cifar10", model="vgg16")
     with torch.device("meta"):  # 134 million parameters have shapes alone
         model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
         logits = model(torch.zeros(2, 3, 32, 32))

@@ -15,8 +15,8 @@ from teka.training.run import DataOptions, ModelOptions
 def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
     for run in (
         Run(),
-        Run.of(position="clipped", betas=(0.8, 0.9), patience=3, data_dir="somewhere"),
-        Run.of(model="self_attention", dim=8, depth=2, heads=(3, 1)),
+        Run.from_fields(position="clipped", betas=(0.8, 0.9), patience=3, data_dir="somewhere"),
+        Run.from_fields(model="self_attention", dim=8, depth=2, heads=(3, 1)),
     ):
         run.save(tmp_path)
         assert Run.load(tmp_path) == run
@@ -26,7 +26,7 @@ def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
 
 
 def test_the_fields_of_the_parts_are_read_as_the_runs():
-    run = Run.of(data="mnist", position="clipped", epochs=3)
+    run = Run.from_fields(data="mnist", position="clipped", epochs=3)
     assert run == Run(
         DataOptions("mnist"), ModelOptions("performer", {"position": "clipped"}), Recipe(epochs=3)
     )
@@ -37,7 +37,7 @@ def test_the_fields_of_the_parts_are_read_as_the_runs():
         3,
         0,
     )
-    assert run.replace(seed=7, depth=5) == Run.of(
+    assert run.replace(seed=7, depth=5) == Run.from_fields(
         data="mnist", position="clipped", epochs=3, seed=7, depth=5
     )
     assert copy.deepcopy(run) == run
@@ -47,12 +47,12 @@ def test_the_fields_of_the_parts_are_read_as_the_runs():
 
 def test_what_an_older_teka_wrote_is_read():
     old = {"model": "self_attention", "position": "rotary", "encoding": "table"}
-    assert Run.from_dict(old) == Run.of(model="self_attention", position="table")
+    assert Run.from_dict(old) == Run.from_fields(model="self_attention", position="table")
     assert Run.from_dict({"encoding": "quadratic", "dropout": None, "tokens": "pixel"}) == Run()
-    assert Run.from_dict({"model": "resnet18", "stem": "patch", "dim": 64}) == Run.of(
+    assert Run.from_dict({"model": "resnet18", "stem": "patch", "dim": 64}) == Run.from_fields(
         model="resnet18"
     )
-    assert Run.of(model="self_attention").position == "quadratic"
+    assert Run.from_fields(model="self_attention").position == "quadratic"
     with pytest.raises(
         ValueError, match=r"run key with model='performer' must be .*got 'encoding'"
     ):
@@ -152,7 +152,7 @@ def test_a_folder_without_a_run_or_with_a_file_that_is_not_json_is_an_error(tmp_
 
 
 def test_the_options_of_a_layer_reach_the_model():
-    run = Run.of(
+    run = Run.from_fields(
         position="fourier", position_heads=1, num_waves=3, longest_wave=9.0, wave_weight=2.0, epsilon=0.25,
         query_key="normalized", gate=True, value_convolution=3,
     )  # fmt: skip
@@ -163,11 +163,11 @@ def test_the_options_of_a_layer_reach_the_model():
     assert layer.get_parameter("relative.frequency").shape == (1, 3, 2)
     assert {"query_key.key_gain", "gate.projection.weight", "value_convolution.weight"} < names
     assert layer.kernel == SquaredRelu(0.25)
-    rotation = Run.of(position="rotation", rotation_weight_scale=0.0).make_model(
+    rotation = Run.from_fields(position="rotation", rotation_weight_scale=0.0).make_model(
         image_size=(6, 6), in_channels=1, num_classes=3
     )
     assert (rotation.get_parameter("blocks.0.attention.relative.sine_weight") == 0).all()
-    rotary = Run.of(rotary_normalizer="lengths", mlp_ratio=2.0).make_model(
+    rotary = Run.from_fields(rotary_normalizer="lengths", mlp_ratio=2.0).make_model(
         image_size=(6, 6), in_channels=1, num_classes=3
     )
     assert rotary.get_submodule("blocks.0.attention.relative")().normalizer == "lengths"
@@ -175,7 +175,7 @@ def test_the_options_of_a_layer_reach_the_model():
 
 
 def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_model():
-    run = Run.of(
+    run = Run.from_fields(
         model="self_attention",
         position="table",
         content="softmax",
@@ -188,11 +188,11 @@ def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_mod
     assert model.get_parameter("stem.weight").shape == (8, 48)
     assert model.get_parameter("blocks.2.attention.query.weight").shape == (72, 8)
     assert model.get_parameter("blocks.0.attention.relative.head_vectors.0.weight").shape == (9, 8)
-    several = Run.of(model="self_attention", dim=8, depth=2, heads=(3, 1))
+    several = Run.from_fields(model="self_attention", dim=8, depth=2, heads=(3, 1))
     made = several.make_model(image_size=(8, 8), in_channels=1, num_classes=3)
     assert isinstance(made, SelfAttentionNetwork)
     assert made.heads == (3, 1)
-    small = Run.of(model="resnet18", resnet_stem="3x3").make_model(
+    small = Run.from_fields(model="resnet18", resnet_stem="3x3").make_model(
         image_size=(8, 8), in_channels=3, num_classes=5
     )
     assert small.get_parameter("stem.0.weight").shape == (64, 3, 3, 3)

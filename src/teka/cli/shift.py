@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The edges of images meet, so that the exact models are equivariant to rolls. The data set is too
 # small to hold out images for validation.
-BASE = Run.of(
+BASE = Run.from_fields(
     stem="convolution",
     periodic=True,
     dim=32,

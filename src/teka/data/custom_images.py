@@ -39,8 +39,8 @@ ARRAY_NAMES = {
 }
 
 
-def has_pictures(path: Path) -> bool:
-    """Return True if a path is a data set of picture files: a folder or a CSV file."""
+def is_picture_dataset(path: Path) -> bool:
+    """Return True if a path leads to picture files, because it is a folder or a CSV file."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
@@ -124,7 +124,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
-    """Return the files in each sub-folder of a folder, with the name of the sub-folder as label."""
+    """Return all files in the sub-folders. The label of a file is the name of its sub-folder."""
     pictures = []
     for subfolder in filter(Path.is_dir, _list_visible(folder)):
         files = _list_visible(subfolder)
@@ -143,7 +143,7 @@ def _list_visible(folder: Path) -> list[Path]:
 
 
 def sort_classes(names: Sequence[str]) -> list[str]:
-    """Sort the names of classes as numbers if they are different integers, and else as text.
+    """Sort the names of classes by number if they are distinct integers, or else alphabetically.
 
     >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
     (['0', '2', '10'], ['class_10', 'class_2'])
@@ -152,7 +152,7 @@ def sort_classes(names: Sequence[str]) -> list[str]:
 
 
 def class_numbers(names: Sequence[str]) -> list[int] | None:
-    """Return the names of classes as integers, or None if they are not all different integers."""
+    """Return the names of classes as integers, or None if they are not distinct integers."""
     try:
         numbers = [int(name) for name in names]
     except ValueError:
@@ -161,7 +161,7 @@ def class_numbers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
-    """Return the pictures of a folder or a CSV file as `PictureFiles`, which are read when used.
+    """Make a data set from the pictures of a folder or a CSV file. Pictures are read when used.
 
     The images are gray if every file is gray, and RGB otherwise. All pictures must have the same
     size, unless they are resized to `image_size`.

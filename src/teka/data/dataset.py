@@ -161,7 +161,7 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Arguments of a model for these images: image_size, in_channels and num_classes."""
+        """Image size, channels and classes, as keyword arguments for the constructor of a model."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
 
@@ -209,8 +209,8 @@ def make_dataset(
 ) -> Dataset:
     """Divide a data set into training, validation and test, and convert images to intensities.
 
-    Images that the data set declares for validation are used for validation. If `validation_size`
-    is not None, they are treated like training images.
+    If `validation_size` is None, the images that the data set declares for validation are used.
+    Otherwise they are treated like training images.
 
     Args:
         name: Name of the data set.
@@ -219,7 +219,7 @@ def make_dataset(
         validation_size: Number of validation images.
         train_size: Number of training images.
         seed: Seed of the split.
-        stream: Read pictures from their files in every epoch.
+        stream: Read pictures from their files in every epoch, so that they are not held in memory.
     """
     train, test = raw.train, raw.test
     if test is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from teka.checks import check_flags, check_image_size, check_name, check_path
 from teka.data.custom_images import (
     find_pictures,
-    has_pictures,
+    is_picture_dataset,
     read_arrays,
     read_npz,
     read_picture_set,
@@ -96,7 +96,9 @@ def load(
             hint = f"There is no folder, CSV file or .npz file at {paths}."
             raise unknown_name("the name of the data set", name, NAMES, hint)
         raw = (
-            read_picture_set(path, image_size=image_size) if has_pictures(path) else read_npz(path)
+            read_picture_set(path, image_size=image_size)
+            if is_picture_dataset(path)
+            else read_npz(path)
         )
     return make_dataset(
         name,
@@ -193,7 +195,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
 
 def check_downloadable(name: str) -> None:
-    """Check that a name is that of a data set which `download` supports."""
+    """Check that `download` supports a data set."""
     check_name("name", name, NAMES)
     if name not in PUBLISHED_DATASETS:
         hint = "The digits come with scikit-learn and need no download."
@@ -212,7 +214,7 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
     if name in PUBLISHED_DATASETS:
         return PUBLISHED_DATASETS[name].class_names
     path = find_path(name, data_dir)
-    return tuple(find_pictures(path)[1]) if path is not None and has_pictures(path) else None
+    return tuple(find_pictures(path)[1]) if path is not None and is_picture_dataset(path) else None
 
 
 def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:

@@ -42,7 +42,7 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 @contextlib.contextmanager
 def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
-    """Open a picture file with Pillow, and name the file in each error of the context.
+    """Open a picture file with Pillow. Errors within the context name the file.
 
     A Pillow image is returned unchanged. If a file has several frames, the first frame is read.
 
@@ -91,7 +91,7 @@ def read_picture(
 
     - The EXIF orientation is applied. If a file has several frames, the first frame is read.
     - Palettes, CMYK and YCbCr become RGB. Pillow's luminance converts RGB to gray.
-    - Transparent pixels are blended with a background, the ground.
+    - Transparent pixels are blended with a dark or light background.
     - 16-bit gray levels are divided by 257 and rounded. Pillow keeps the high byte of 16-bit color.
     - Floating-point levels are from 0 to 1, or from 0 to 255 if the largest level is above 1.
 
@@ -127,7 +127,7 @@ def read_picture(
 
 
 def _to_bytes(levels: np.ndarray, picture: object) -> np.ndarray:
-    """Scale integers from 0 to 65,535, or floats from 0 to 1 or to 255, to bytes."""
+    """Convert levels to bytes. Integers range up to 65,535, floats up to 1 or up to 255."""
     lowest = float(levels.min())
     highest = float(levels.max())
     top = 65535.0

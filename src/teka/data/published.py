@@ -1,9 +1,9 @@
 """Download and reading of published data sets, such as MNIST.
 
 To add a data set in the format "idx" or "records", add an entry to `published.json`. MNIST comes
-from the copy that PyTorch uses, because the server of its authors often refuses. CIFAR-10 is read
-from its "binary version", because its "Python version" consists of pickle files, which can run
-code.
+from the copy that PyTorch uses, because the server of its authors often refuses downloads. CIFAR-10
+is read from its "binary version", because its "Python version" consists of pickle files, which can
+run code.
 
 References:
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
@@ -104,13 +104,13 @@ class PublishedDataset:
         """Read the data set from the first folder that has all its files.
 
         Args:
-            data_dir: Folder to search, see `folders`. Without it, only the folder of the operating
-                system is searched.
+            data_dir: Folder to search, see `search_folders`. Without it, only the folder of the
+                operating system is searched.
 
         Raises:
             ValueError: A file is damaged, or no folder has all files. The error lists the folders.
         """
-        folders = [] if data_dir is None else self.folders(expand_user(data_dir))
+        folders = [] if data_dir is None else self.search_folders(expand_user(data_dir))
         if self.system_folder is not None:
             folders.append(self.system_folder)
         folder = next(filter(self.has_all_files, folders), None)
@@ -124,8 +124,8 @@ class PublishedDataset:
         train, test = (self._read_split(folder, files) for files in (self.train, self.test))
         return RawDataset(train, test, len(self.class_names))
 
-    def folders(self, data_dir: Path) -> list[Path]:
-        """Return the folders that may contain the files. Downloads use the first folder."""
+    def search_folders(self, data_dir: Path) -> list[Path]:
+        """Return the folders that are searched for the files. Downloads go to the first folder."""
         return [data_dir / self.folder, data_dir / self.name, data_dir]
 
     def has_all_files(self, folder: Path) -> bool:
@@ -137,7 +137,7 @@ class PublishedDataset:
 
         The files are put in a folder within `data_dir`.
         """
-        folders = filter(self.has_all_files, self.folders(data_dir))
+        folders = filter(self.has_all_files, self.search_folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
         missing = [file for file in self.files if not self._is_complete(folder, file)]
         if self.archive_hash is None:
@@ -175,7 +175,7 @@ class PublishedDataset:
         return Split(images.contiguous(), labels.long())
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
-        """Read and check a file. Without a published hash, check the labels of its records."""
+        """Read a file, and check its hash. If none is published, check the labels instead."""
         path = find_file(folder, file)
         if path is None:
             raise wrong_value(f"a file in {folder}", None, file.name)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 FITS = ("whole", "ink")
 # Width in pixels that the strokes of 95 % of MNIST's training images exceed.
 MIN_MNIST_STROKE = 1.6
-# Ink above this fraction of the strongest is fitted to the box, because it has the same extent
-# before and after an edge is blurred by resizing.
+# Ink above this fraction of the maximum is fitted to the box, because resizing blurs the edges but
+# does not change the extent of this ink.
 EDGE_LEVEL = 1 / 3
-# Ink is what exceeds the noise of the border by this factor.
+# A pixel is ink if it exceeds the noise of the border by this factor.
 NOISE_FACTOR = 6
 # Strokes are measured and thickened at this multiple of the size of the canvas.
 OVERSAMPLING = 4
@@ -195,7 +195,7 @@ def stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
 def _find_ink(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return the difference of each pixel from the background. Set it to 0 if it is only noise.
+    """Return the difference of each pixel from the background, or 0 where it is only noise.
 
     The background is light if the mean of the border is closer to the lightest level than to the
     darkest. Its level is the median of the border, and its noise is the median absolute deviation.
@@ -219,7 +219,14 @@ def _resample(
     scale: float,
     size: tuple[int, int],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
-    """Crop and scale a part of a picture that begins at `start`. Pixels outside are 0."""
+    """Scale a part of a picture to a new size. Pixels outside the picture are 0.
+
+    Args:
+        ink: The picture, with values from 0 to 1.
+        start: (row, column) at which the part begins.
+        scale: Factor from pixels of the picture to pixels of the result.
+        size: (height, width) of the result.
+    """
     from PIL import Image
 
     end = start + np.array(size) / scale

@@ -22,8 +22,8 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         indices: Indices of the images.
-        weight: Factor of the mean loss over these images. It makes the mean over the micro-batches
-            equal to the mean over all images of the step.
+        weight: Weight of the mean loss over these images. With these weights, the mean over all
+            micro-batches of a step is the mean over all images of the step.
     """
 
     indices: list[int]

@@ -57,7 +57,7 @@ class Checkpoints(Checkpoint):
     best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop at once if early stopping had already ended the training before it was resumed."""
+        """Stop at once if the resumed training had already been ended by early stopping."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -70,7 +70,7 @@ class Checkpoints(Checkpoint):
         is_best = accuracy is None or self.best_accuracy is None or accuracy > self.best_accuracy
         if is_best and accuracy is not None:
             self.best_accuracy = float(accuracy)
-        # A run that is killed between the two writes repeats this epoch.
+        # A run that is killed between the two writes repeats this epoch when it is resumed.
         for name in (BEST, LAST) if is_best else (LAST,):
             trainer.save_checkpoint(self.folder / name, weights_only=False)
 
@@ -117,8 +117,8 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
             path = previous
             warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
     if not check_checkpoint(path, run):
-        expected = "a checkpoint with the best accuracy; this one is from an older version"
-        raise wrong_value("checkpoint", str(path), expected)
+        hint = "This one is from an older version and cannot be resumed."
+        raise wrong_value("checkpoint", str(path), "one that holds the best accuracy", hint)
     return path
 
 

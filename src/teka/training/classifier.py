@@ -20,7 +20,8 @@ from teka.nn.relative import RelativeModule
 from teka.training.batches import TrainBatch
 from teka.training.run import Run
 
-# Difference between the seeds of two micro-batches, larger than the number of steps of any run.
+# Difference between the seeds of two micro-batches. It exceeds the number of steps of any run, so
+# that no two micro-batches of a run have the same seed.
 MICRO_BATCH_SEED = 1_000_000_007
 
 
@@ -96,7 +97,7 @@ class Classifier(LightningModule):
         return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def _micro_batch_index(self, batch_idx: int) -> int:
-        """Return the index of a micro-batch within its step, over all processes."""
+        """Return the index of a micro-batch among those of all processes in the same step."""
         index = batch_idx % self.trainer.accumulate_grad_batches
         return index * self.trainer.world_size + self.global_rank
 

@@ -84,7 +84,10 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 
 
 def _open_service(name: str, folder: Path) -> Logger:
-    """Open the logger of a service. Save its identifier, so that a resumed run can continue."""
+    """Open the logger of a service.
+
+    Save the identifier of the run at the service, so that a resumed run continues the same record.
+    """
     file = folder / LOGS / SERVICES_FILE
     identities: dict[str, Any] = read_json(file) if file.is_file() else {}
     identity = identities.get(name)

@@ -96,7 +96,7 @@ class Run:
     `run.learning_rate`.
 
     >>> from teka.training import Run
-    >>> run = Run.of(position="fourier", dim=16, epochs=3)
+    >>> run = Run.from_fields(position="fourier", dim=16, epochs=3)
     >>> other = run.replace(seed=1, epochs=5)
     >>> run.dim, run.differing_fields(other), Run.from_dict(run.to_dict()) == run
     (16, ['epochs', 'seed'], True)
@@ -121,7 +121,7 @@ class Run:
         if not 0 <= self.seed < 2**32:
             raise wrong_value("seed", self.seed, "a whole number of at least 0 and below 2^32")
         if self.recipe.patience is not None and self.images.validation_size == 0:
-            hint = "Without validation images, there is no accuracy to wait for."
+            hint = "Early stopping needs validation images."
             raise wrong_value("patience", self.recipe.patience, "None with validation_size=0", hint)
 
     def __getattr__(self, name: str) -> Any:
@@ -143,8 +143,8 @@ class Run:
         return ", ".join(names)
 
     @classmethod
-    def of(cls, **fields: object) -> Run:
-        """Create a run from keyword arguments, such as `Run.of(position="clipped", epochs=3)`."""
+    def from_fields(cls, **fields: object) -> Run:
+        """Create a run from any of its fields, such as `Run.from_fields(dim=32, epochs=3)`."""
         return cls.from_dict(fields)
 
     @classmethod
@@ -174,7 +174,7 @@ class Run:
     def from_dict(cls, fields: Mapping[str, object]) -> Run:
         """Create a run from a flat dictionary of fields, such as the result of `to_dict`.
 
-        Missing fields take their default values. Dictionaries of earlier versions are accepted.
+        Missing fields take their default values. Fields of earlier versions are accepted.
 
         Raises:
             ValueError: An unknown key, or a value of a wrong type or out of range.

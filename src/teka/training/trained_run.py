@@ -48,7 +48,7 @@ class TrainedRun:
     >>> import teka.data
     >>> from pathlib import Path
     >>> from teka.training import Run, TrainedRun
-    >>> run, digits = Run.of(dim=8, heads=2), teka.data.load("digits")
+    >>> run, digits = Run.from_fields(dim=8, heads=2), teka.data.load("digits")
     >>> model = run.make_model(**digits.sizes).eval()
     >>> trained = TrainedRun(Path("runs/digits"), run, model, digits, {"validation_accuracy": 0.1})
     >>> trained.name, trained.model(digits.test.images[:2]).shape

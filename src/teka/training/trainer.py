@@ -189,7 +189,7 @@ def train(
 def _make_model(
     run: Run, dataset: Dataset, execution: Execution, processes: Processes
 ) -> nn.Module:
-    """Create the model of a run from its seed, and check that it can be trained on the images."""
+    """Check that a run fits the images and the processes, and create its model from the seed."""
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of at least two classes")
     batch_size = run.recipe.batch_size
@@ -217,7 +217,7 @@ def _make_model(
 def _fit(
     trainer: Trainer, classifier: Classifier, images: RunDataModule, checkpoints: Checkpoints
 ) -> None:
-    """Fit the model. Raise errors that name the option of the run to change."""
+    """Train the model. Convert errors of Lightning to errors that name the option to change."""
     start = checkpoints.start
     try:
         trainer.fit(classifier, datamodule=images, ckpt_path=start, weights_only=True)

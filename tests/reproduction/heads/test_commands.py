@@ -6,7 +6,7 @@ import torch
 from reproduction.__main__ import run as main
 from teka.training import Run, restore, train
 
-NETWORK = Run.of(
+NETWORK = Run.from_fields(
     image_size=8,
     train_size=64,
     validation_size=32,
@@ -25,7 +25,7 @@ HEADS_FILES = {"head_centers.png", "attention_maps.png"}
 @pytest.fixture(scope="module")
 def attentive(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune") / "run"
-    run = Run.of(
+    run = Run.from_fields(
         image_size=8,
         train_size=64,
         validation_size=32,

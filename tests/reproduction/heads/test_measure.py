@@ -39,7 +39,7 @@ class Constant(RelativeModule):
 
 
 def run_with(position: str) -> Run:
-    return Run.of(model="self_attention", position=position, dim=4)
+    return Run.from_fields(model="self_attention", position=position, dim=4)
 
 
 def measure(kernel: RelativeKernel, grid: Grid = GRID) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from teka.nn import LearnedRelativeKernel
 from teka.training import Run, evaluate, export, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
-ATTENTIVE = Run.of(
+ATTENTIVE = Run.from_fields(
     image_size=12,
     train_size=64,
     validation_size=32,

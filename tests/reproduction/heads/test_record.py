@@ -9,7 +9,7 @@ from teka.training.checkpoint import CHECKPOINTS, LAST, read_checkpoint, read_we
 from tests.reproduction.heads.head_records import head_arrays
 from tests.training.interrupt import InterruptAt
 
-RUN = Run.of(
+RUN = Run.from_fields(
     data="digits",
     image_size=8,
     train_size=96,

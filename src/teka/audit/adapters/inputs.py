@@ -25,7 +25,7 @@ from teka.audit.settings import AuditSettings
 from teka.checks import check_image_size, check_sizes
 from teka.codec import encode
 from teka.data import load, resize_bilinear
-from teka.data.custom_images import find_pictures, has_pictures, read_npz
+from teka.data.custom_images import find_pictures, is_picture_dataset, read_npz
 from teka.data.dataset import hold_out_test
 from teka.data.load import NAMES, class_names, find_path
 from teka.data.pictures import GRAY_MODES, SUFFIXES, read_header, read_picture, to_intensities
@@ -197,7 +197,7 @@ def _find_images(options: ImageOptions) -> _Source:
         dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
         return _Source("test", test.images, test.labels, dataset.num_classes, class_names(data))
-    if not has_pictures(path):
+    if not is_picture_dataset(path):
         arrays = read_npz(path)
         part, split = ("all", arrays.train) if arrays.test is None else ("test", arrays.test)
         split = split.to_intensities(options.image_size)
@@ -232,7 +232,7 @@ def default_mode(options: ImageOptions) -> tuple[str, str]:
     The mode is "crop" for a folder in which most images have at least `MIN_PHOTOGRAPH_SIDE` pixels
     along the shorter side, because it resembles a moving camera. For other data it is "circular".
     """
-    if options.path is None or not has_pictures(options.path):
+    if options.path is None or not is_picture_dataset(options.path):
         return "circular", "a data set of arrays"
     files: Any = _find_images(options).images
     sides = []
