@@ -31,7 +31,7 @@ from teka.audit import (
     summarize,
     wilson_interval,
 )
-from teka.audit.statistics.estimate import has_interval
+from teka.audit.statistics.intervals import has_interval
 from teka.files import write_bytes
 
 RESULTS = Path(__file__).with_suffix(".csv")

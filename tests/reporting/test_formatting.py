@@ -6,7 +6,7 @@ from teka.audit.page.metric_formatting import (
     write_interval,
     write_number,
 )
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.intervals import Estimate
 from teka.reporting.formatting import (
     listed,
     percent,

@@ -12,8 +12,7 @@ from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import axis_shifts, random_permutations, square_shifts
 from teka.audit.statistics.comparison import compare_responses
-from teka.audit.statistics.estimate import Estimate
-from teka.audit.statistics.intervals import wilson_interval
+from teka.audit.statistics.intervals import Estimate, wilson_interval
 from teka.audit.statistics.summarize import summarize
 
 __all__ = [

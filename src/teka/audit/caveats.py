@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka.audit.images import ImageSet, background_value
-from teka.audit.measure.boxes import LEAST_SCORE
+from teka.audit.measure.outputs import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model
 from teka.audit.model_output import MULTILABEL

@@ -9,7 +9,7 @@ from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import evaluation_mode
 from teka.audit.report import AuditReport, Example, make_examples
-from teka.audit.statistics.ranking import Pair, compare_every_two, disagreement
+from teka.audit.statistics.comparison import Pair, compare_every_two, disagreement
 from teka.checks import module_of
 from teka.codec import encode
 from teka.errors import wrong_argument

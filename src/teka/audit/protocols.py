@@ -14,8 +14,12 @@ from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement
 from teka.audit.settings import AuditSettings
-from teka.audit.statistics.estimate import BootstrapSettings, Estimate
-from teka.audit.statistics.intervals import ImageBootstrap, estimate_share
+from teka.audit.statistics.intervals import (
+    BootstrapSettings,
+    Estimate,
+    ImageBootstrap,
+    estimate_share,
+)
 from teka.audit.statistics.metrics import Metrics
 from teka.audit.statistics.summarize import summarize
 from teka.checks import check_tensor

@@ -14,7 +14,7 @@ from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Movement
 from teka.audit.shifts import CheckedShifts, complete_steps, read_steps, square_shifts
-from teka.audit.statistics.estimate import BootstrapSettings
+from teka.audit.statistics.intervals import BootstrapSettings
 from teka.checks import check_device, check_name, check_names, check_number, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value

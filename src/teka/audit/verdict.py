@@ -6,7 +6,7 @@ from dataclasses import replace
 from teka.audit.caveats import SEVERITIES
 from teka.audit.model_output import INVARIANT_OUTPUTS
 from teka.audit.report import AuditReport
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.reporting.formatting import listed, write_share, write_size, write_step
 

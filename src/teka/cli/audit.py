@@ -16,8 +16,8 @@ from teka.audit.page.summary import badge_svg, summary_markdown
 from teka.audit.page.text import audit_text, details_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
+from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.ranking import Pair
 from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.cli.progress import show_progress

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from teka.audit import Movement, measure_responses
-from teka.audit.measure.boxes import box_overlap, intersection_over_union
+from teka.audit.measure.outputs import box_overlap, intersection_over_union
 from tests.audit.measure.models import relative_error
 
 SIZE = (20, 30)

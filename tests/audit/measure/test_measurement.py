@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teka.audit import axis_shifts, square_shifts, translate
-from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.measurement import Measurement, split_batches
+from teka.audit.measure.measure_responses import Measurement, measure_responses, split_batches
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from tests.audit.measure import models

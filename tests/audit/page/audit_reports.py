@@ -10,7 +10,7 @@ from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
 from teka.audit.report import AuditReport, Example, Failure
-from teka.audit.statistics.estimate import Curve, Estimate
+from teka.audit.statistics.intervals import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
 
 LARGEST = 4

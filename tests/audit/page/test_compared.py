@@ -9,9 +9,8 @@ from teka.audit.page.metric_formatting import write_differences
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import comparison_text
-from teka.audit.statistics.comparison import Comparison, Difference
-from teka.audit.statistics.estimate import Curve
-from teka.audit.statistics.ranking import Pair
+from teka.audit.statistics.comparison import Comparison, Difference, Pair
+from teka.audit.statistics.intervals import Curve
 from tests.audit.page.audit_reports import SQUARE, make_report
 
 NAMES = ("patches", "rotation", "table")

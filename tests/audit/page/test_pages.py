@@ -7,7 +7,7 @@ from teka.audit.movement import Movement
 from teka.audit.page.pages import render_audit_page, write_page
 from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport, Failure
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.intervals import Estimate
 from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
 
 VOID = {"meta", "br", "wbr", "input", "link", "img"}

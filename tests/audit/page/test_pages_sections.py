@@ -14,7 +14,7 @@ from teka.audit.page.pages import (
     write_examples,
 )
 from teka.audit.protocols import ProtocolResult
-from teka.audit.statistics.estimate import Estimate
+from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import NUMBERS
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
 

@@ -1,7 +1,7 @@
 import pytest
 
 from teka.audit import Estimate
-from teka.audit.statistics.estimate import BootstrapSettings, Curve
+from teka.audit.statistics.intervals import BootstrapSettings, Curve
 from teka.codec import decode, encode
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from teka.audit import wilson_interval
-from teka.audit.statistics.estimate import BootstrapSettings
 from teka.audit.statistics.intervals import (
     BAND,
     BOOTSTRAP,
     NO_INTERVAL,
     NO_SPREAD,
     WILSON_IMAGES,
+    BootstrapSettings,
     ImageAverage,
     ImageBootstrap,
     difference_curve,

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from teka.audit.statistics.comparison import compare_responses
-from teka.audit.statistics.ranking import (
+from teka.audit.statistics.comparison import (
     Pair,
     compare_every_two,
+    compare_responses,
     disagreement,
     find_leads,
     holm_adjust,

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel
+from teka.audit.adapters.loaded_model import DEFAULT_LOAD_OPTIONS, LoadedModel, LoadOptions
 from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import (

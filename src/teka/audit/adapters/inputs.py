@@ -14,8 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from teka.audit.adapters.labels import match_labels
-from teka.audit.adapters.load_options import Size
-from teka.audit.adapters.loaded_model import LoadedModel
+from teka.audit.adapters.loaded_model import LoadedModel, Size
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.caveats import Caveat, other_scale, resized
 from teka.audit.images import ImageSet

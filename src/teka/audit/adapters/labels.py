@@ -13,6 +13,7 @@ from teka.audit.caveats import Caveat
 from teka.data.custom_images import class_numbers
 from teka.errors import wrong_argument, wrong_value
 
+Labels = Int[Tensor, " images"]
 _WORDNET_ID = re.compile(r"n[0-9]{8}")
 _NAMES = "the class names of the data"
 _NUM_NAMED = 3  # names that a message lists
@@ -20,11 +21,8 @@ _HINT = "Rename the classes, or leave the labels out with --ignore-labels."
 
 
 def match_labels(
-    labels: Int[Tensor, " images"],
-    num_classes: int,
-    class_names: Sequence[str] | None,
-    model: LoadedModel,
-) -> tuple[Int[Tensor, " images"], list[Caveat]]:
+    labels: Labels, num_classes: int, class_names: Sequence[str] | None, model: LoadedModel
+) -> tuple[Labels, list[Caveat]]:
     """Convert labels of a data set to indices of the model's classes.
 
     Classes are matched by name. Case and surrounding spaces do not matter, and underscores stand
@@ -76,11 +74,8 @@ def match_labels(
 
 
 def _match_numbers(
-    labels: Int[Tensor, " images"],
-    numbers: Sequence[int],
-    num_known: int | None,
-    model: LoadedModel,
-) -> tuple[Int[Tensor, " images"], list[Caveat]]:
+    labels: Labels, numbers: Sequence[int], num_known: int | None, model: LoadedModel
+) -> tuple[Labels, list[Caveat]]:
     count = len(numbers)
     if list(numbers) == list(range(1, count + 1)) and num_known in (None, count):
         message = f"Folders 1 to {count} were taken for classes 0 to {count - 1} of {model.name}."

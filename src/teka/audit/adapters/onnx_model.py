@@ -11,8 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, load_safely, read_class_names
+from teka.audit.adapters.loaded_model import (
+    DEFAULT_LOAD_OPTIONS,
+    LoadedModel,
+    LoadOptions,
+    load_safely,
+    read_class_names,
+)
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import (
+    DEFAULT_LOAD_OPTIONS,
     LoadedModel,
+    LoadOptions,
     load_safely,
     silence_libraries,
     wrap_module,

@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
-from teka.audit.adapters.loaded_model import LoadedModel, load_safely, wrap_module
+from teka.audit.adapters.loaded_model import (
+    DEFAULT_LOAD_OPTIONS,
+    LoadedModel,
+    LoadOptions,
+    load_safely,
+    wrap_module,
+)
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.verify_transform import verify_against_library
 from teka.data import Normalize

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from teka.audit.adapters.load_options import DEFAULT_LOAD_OPTIONS, LoadOptions
 from teka.audit.adapters.loaded_model import (
+    DEFAULT_LOAD_OPTIONS,
     LoadedModel,
+    LoadOptions,
     load_safely,
     read_class_names,
     silence_libraries,

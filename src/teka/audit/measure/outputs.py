@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from teka.audit.measure.boxes import box_overlap
 from teka.audit.model_output import (
     CLASSIFIERS,
     KIND_BY_NAME,
@@ -17,17 +16,88 @@ from teka.audit.model_output import (
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 from teka.checks import INTEGER_DTYPES, check_dense, check_dtype
-from teka.errors import wrong_argument, wrong_shape, wrong_value
+from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.precision import to_widest_dtype
 
+Detections = Float[Tensor, "batch boxes numbers"]
+Rectangles = Float[Tensor, "boxes 4"]
+LEAST_SCORE = 0.5  # minimum score of a detected object
+WITHIN = 1.0  # minimum distance in pixels between a complete object and the edge of the image
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]
 Answers = Shaped[Tensor, "batch channels ..."]
-Squares = Float[Tensor, " batch"]
+Row = Float[Tensor, " batch"]  # one number for each image
 Classes = Int[Tensor, "batch *cells"]
 Labels = Int[Tensor, " batch"] | None
 Tables = dict[str, Shaped[Tensor, " batch"]]
 Sizes = Sequence[int]
+
+
+def box_overlap(
+    found: Detections, reference: Detections, shift: CheckedShift, size: Sequence[int]
+) -> Row:
+    """Compute the overlap between detections in shifted images and the shifted detections.
+
+      overlap = Σ IoU(a, b) / (|A| + |B| − number of pairs)
+
+    A is the set of objects detected in the shifted image. B is the set of objects detected in the
+    original image, moved by the shift. The sum is over pairs (a, b) of the same class, which are
+    matched so that the sum is as large as possible (Kuhn 1955). If A and B are empty, the overlap
+    is 1.
+
+    An object counts if its score is at least 0.5 and if it lies at least one pixel inside the edges
+    of both images, so that objects that leave the image do not matter. The overlap resembles
+    panoptic quality (Kirillov et al. 2019, arXiv:1801.00868), but pairs have no minimum IoU, and
+    unmatched objects have their full weight.
+
+    Args:
+        found: Detections in the shifted images, (B, M, 4 + K): x0, y0, x1, y1 in pixels and a
+            score within [0, 1] for each class.
+        reference: Detections in the original images, in the same format.
+        shift: (dy, dx) in pixels.
+        size: Height and width of the model's input.
+    """
+    linear_sum_assignment = require(
+        "scipy.optimize", "boxes need", "teka[audit]"
+    ).linear_sum_assignment
+    step = torch.tensor([shift[1], shift[0]] * 2, dtype=torch.float64)
+    overlaps = []
+    for detected, expected in zip(found.double().cpu(), reference.double().cpu(), strict=True):
+        boxes, classes = _objects(detected)
+        before, classes_before = _objects(expected)
+        seen = _is_whole(boxes, size) & _is_whole(boxes - step, size)
+        stay = _is_whole(before, size) & _is_whole(before + step, size)
+        shares = intersection_over_union(boxes[seen], before[stay] + step)
+        shares = shares * (classes[seen][:, None] == classes_before[stay])
+        rows, columns = linear_sum_assignment(shares.numpy(), maximize=True)
+        pairs = shares[rows, columns]
+        number = sum(shares.shape) - int((pairs > 0).sum())
+        overlaps.append(pairs.sum() / number if number else torch.ones((), dtype=torch.float64))
+    return torch.stack(overlaps)
+
+
+def _objects(detections: Float[Tensor, "boxes numbers"]) -> tuple[Tensor, Tensor]:
+    """Return the boxes and classes of objects with a sufficient score."""
+    score, kind = detections[:, 4:].max(dim=1)
+    kept = score >= LEAST_SCORE
+    return detections[kept, :4], kind[kept]
+
+
+def _is_whole(boxes: Rectangles, size: Sequence[int]) -> Bool[Tensor, " boxes"]:
+    limit = torch.tensor([size[1], size[0]], dtype=boxes.dtype) - WITHIN
+    return (boxes[..., :2] >= WITHIN).all(dim=-1) & (boxes[..., 2:] <= limit).all(dim=-1)
+
+
+def intersection_over_union(
+    boxes: Float[Tensor, "first 4"], others: Float[Tensor, "second 4"]
+) -> Float[Tensor, "first second"]:
+    """Return the intersection over union of every pair of boxes, 0 for boxes without area."""
+    low = torch.maximum(boxes[:, None, :2], others[:, :2])
+    high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
+    shared = (high - low).clamp(min=0).prod(dim=-1)
+    areas = [(each[:, 2:] - each[:, :2]).clamp(min=0).prod(dim=-1) for each in (boxes, others)]
+    union = areas[0][:, None] + areas[1] - shared
+    return torch.where(union > 0, shared / union, 0.0)
 
 
 def check_labels(labels: Tensor, num_images: int) -> Tensor:
@@ -151,7 +221,7 @@ def align_maps(
     return response, reference
 
 
-def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Float[Tensor, " batch"]:
+def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
     """Return the mean intersection over union of two segmentation maps, for each image.
 
     The mean is over the classes that occur in at least one of the two maps.
@@ -237,7 +307,7 @@ def squared_errors(output: Tensor, reference: Tensor) -> Tables:
     }
 
 
-def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Squares:
+def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Row:
     """Return ‖values − subtracted‖² of each row of a batch (B, C, …)."""
     # Sum within channels in the dtype of the values, but at least float32, because squares in half
     # precision overflow. Sum over channels in float64. All sums in float64 would take four times

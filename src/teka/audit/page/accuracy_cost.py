@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from teka.audit.page.metric_formatting import write_difference, write_difference_interval
-from teka.audit.statistics.ranking import Pair
+from teka.audit.statistics.comparison import Pair
 from teka.reporting.formatting import listed, write_p_value
 
 

@@ -11,7 +11,7 @@ from teka.audit.layers.localize import LayerFinding, LayerFindings
 from teka.audit.page.metric_formatting import is_share, write_with_unit
 from teka.audit.shifts import CheckedShift
 from teka.audit.statistics.comparison import Comparison
-from teka.audit.statistics.estimate import Curve, has_interval
+from teka.audit.statistics.intervals import Curve, has_interval
 from teka.audit.statistics.metrics import Metrics
 from teka.errors import printable
 from teka.reporting import plots

@@ -11,10 +11,16 @@ from teka.audit.page.metric_formatting import (
     write_difference,
 )
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Comparison, Difference
-from teka.audit.statistics.estimate import has_interval
+from teka.audit.statistics.comparison import (
+    Comparison,
+    Difference,
+    Lead,
+    Pair,
+    find_leads,
+    pairs_by_mode,
+)
+from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.ranking import Lead, Pair, find_leads, pairs_by_mode
 from teka.reporting.formatting import listed, write_p_value
 
 MOST_NAMED = 2  # number of models whose names are in the headline

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from teka.audit.statistics.comparison import Comparison
-from teka.audit.statistics.estimate import Estimate, has_interval
+from teka.audit.statistics.intervals import Estimate, has_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.reporting.formatting import write_p_value, write_share, write_size
 

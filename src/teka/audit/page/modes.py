@@ -7,7 +7,7 @@ from teka.audit.movement import MODES, Movement
 from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart
 from teka.audit.page.metric_formatting import is_share, missing_intervals, write_with_unit
 from teka.audit.report import AuditReport
-from teka.audit.statistics.estimate import has_interval
+from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
 from teka.reporting.formatting import listed, write_shift
 

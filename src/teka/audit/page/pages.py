@@ -20,8 +20,8 @@ from teka.audit.page.metric_formatting import (
 from teka.audit.page.modes import confidences, mode_sections
 from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport, Example
+from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.ranking import Pair
 from teka.checks import check_instance, check_path, check_sequence
 from teka.errors import printable_lines, require, wrong_value
 from teka.files import check_output_file, write_bytes
@@ -238,7 +238,7 @@ def write_page(
         reports: Reports, which the page shows side by side.
         path: File of the page.
         pairs: Comparisons of the models, from
-            `teka.audit.statistics.ranking.compare_every_two`, for paired differences.
+            `teka.audit.statistics.comparison.compare_every_two`, for paired differences.
 
     Returns:
         The path.

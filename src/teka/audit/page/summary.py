@@ -9,7 +9,7 @@ from teka.audit.page.metric_formatting import MISSING, write_interval
 from teka.audit.page.pages import caveat_models
 from teka.audit.page.text import results_table
 from teka.audit.report import AuditReport
-from teka.audit.statistics.ranking import Pair, pairs_by_mode
+from teka.audit.statistics.comparison import Pair, pairs_by_mode
 from teka.errors import printable
 from teka.reporting.formatting import write_share
 from teka.reporting.tables import markdown_text

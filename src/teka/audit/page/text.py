@@ -21,9 +21,8 @@ from teka.audit.page.pages import (
     used_images,
 )
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Comparison
+from teka.audit.statistics.comparison import Comparison, Pair, pairs_by_mode
 from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.ranking import Pair, pairs_by_mode
 from teka.errors import one_line, wrong_value
 from teka.reporting.tables import LONGEST_TEXT, Table
 

@@ -10,7 +10,7 @@ from numpy import ndarray
 from teka.audit.measure.responses import SINGLE_PRECISION, Responses
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
-from teka.audit.statistics.estimate import Curve, Estimate
+from teka.audit.statistics.intervals import Curve, Estimate
 from teka.precision import rounding_bound
 
 # Errors up to this multiple of the difference between two identical calls may be noise.

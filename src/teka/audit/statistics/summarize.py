@@ -3,8 +3,10 @@
 import numpy as np
 
 from teka.audit.measure.responses import Responses
-from teka.audit.statistics.estimate import BootstrapSettings, Curve, Estimate
 from teka.audit.statistics.intervals import (
+    BootstrapSettings,
+    Curve,
+    Estimate,
     ImageAverage,
     ImageBootstrap,
     estimate,
