@@ -73,6 +73,18 @@ def test_a_canvas_allows_larger_shifts(trained_folder, tmp_path):
     assert (movement["mode"], movement["canvas_size"]) == ("canvas", [26, 26])
 
 
+def test_a_window_of_the_image_is_moved_in_mode_crop(trained_folder, tmp_path):
+    options = ["--max-shift", "2", "--mode", "crop", "--out", str(tmp_path)]
+    assert main(["shift", str(trained_folder), *options]) == 0
+    trained = restore(trained_folder)
+    trained.model.resize(12)
+    test = trained.dataset.test.to_intensities()
+    with torch.inference_mode():
+        logits = trained.model(test.images[..., 2:-2, :-4])
+    accuracy = (logits.argmax(dim=1) == test.labels).double().mean().item()
+    assert accuracy_at(read_reports(tmp_path)[0], (0, 2)) == pytest.approx(accuracy)
+
+
 def test_runs_of_one_model_are_named_by_their_folders(trained_folder, tmp_path):
     copy = shutil.copytree(trained_folder, tmp_path / "copy")
     runs = [str(trained_folder), str(copy)]

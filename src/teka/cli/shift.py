@@ -110,9 +110,10 @@ def _audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> 
     """Return a run with all its test images, as inputs of an audit."""
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
-    canvas_size = settings.movement(settings.modes[0], dataset.image_size).canvas_size
-    if canvas_size is not None and isinstance(model, Performer):
-        model.resize(check_image_size("canvas_size", canvas_size))
+    movement = settings.movement(settings.modes[0], dataset.image_size)
+    seen_size = movement.canvas_size or movement.crop_size
+    if seen_size is not None and isinstance(model, Performer):
+        model.resize(check_image_size("image_size", seen_size))
     facts = {"seed": trained.run.seed, "run": str(trained.folder)}
     facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
     num_shifts = len(settings.shifts_for(dataset.image_size))
