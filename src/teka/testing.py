@@ -22,10 +22,9 @@ from torch import Tensor
 
 from teka.audit.audit import audit
 from teka.audit.caveats import SEVERITIES
-from teka.audit.images import Background, ImageSet, Size, check_images, roll_and_blank
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate
-from teka.audit.movement import Movement
+from teka.audit.movement import Background, ImageSet, Movement, Size, check_images, roll_and_blank
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, WholeShifts, square_shifts
 from teka.audit.statistics.metrics import Metrics

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.images import ImageSet, background_value
 from teka.audit.measure.outputs import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model
 from teka.audit.model_output import MULTILABEL
-from teka.audit.movement import Movement
+from teka.audit.movement import ImageSet, Movement, background_value
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of

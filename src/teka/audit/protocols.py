@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.images import roll_and_blank
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
-from teka.audit.movement import Movement
+from teka.audit.movement import Movement, roll_and_blank
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.intervals import (
     BootstrapSettings,
@@ -20,8 +19,7 @@ from teka.audit.statistics.intervals import (
     ImageBootstrap,
     estimate_share,
 )
-from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.summarize import summarize
+from teka.audit.statistics.metrics import Metrics, summarize
 from teka.checks import check_tensor
 from teka.data import lossless_selection
 from teka.errors import wrong_argument, wrong_value

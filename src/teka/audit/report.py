@@ -13,13 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.caveats import Caveat
-from teka.audit.images import ImageSet
 from teka.audit.layers.localize import LayerFindings
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL, predict_with_probability
-from teka.audit.movement import Movement
+from teka.audit.movement import ImageSet, Movement
 from teka.audit.protocols import ProtocolResult
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import CheckedShifts

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.audit.images import Background, Size, check_background
 from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
-from teka.audit.movement import TRANSLATION_MODES, Movement
+from teka.audit.movement import TRANSLATION_MODES, Background, Movement, Size, check_background
 from teka.audit.shifts import CheckedShifts, complete_steps, read_steps, square_shifts
 from teka.audit.statistics.intervals import BootstrapSettings
 from teka.checks import check_device, check_name, check_names, check_number, check_sizes

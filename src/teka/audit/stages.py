@@ -21,8 +21,7 @@ from teka.audit.movement import Movement
 from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import NOISE, VALIDITY, Example, Failure, make_examples, worst_images
 from teka.audit.settings import AuditSettings
-from teka.audit.statistics.metrics import Metrics
-from teka.audit.statistics.summarize import summarize
+from teka.audit.statistics.metrics import Metrics, summarize
 from teka.checks import uncompiled
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_value
 

@@ -18,7 +18,7 @@ from teka.audit.measure.outputs import (
     vector_errors,
 )
 from teka.audit.movement import Movement
-from teka.audit.statistics.summarize import summarize
+from teka.audit.statistics.metrics import summarize
 from tests.audit.measure import models
 from tests.raising import raises_for
 

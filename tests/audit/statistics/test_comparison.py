@@ -13,8 +13,7 @@ from teka.audit.statistics.comparison import (
     compare_responses,
     sign_flip_test,
 )
-from teka.audit.statistics.metrics import NUMBERS
-from teka.audit.statistics.summarize import summarize
+from teka.audit.statistics.metrics import NUMBERS, summarize
 from teka.codec import decode, encode
 
 SHIFTS = tuple((0, step) for step in range(-2, 3))

@@ -17,9 +17,9 @@ from teka.audit.adapters.labels import match_labels
 from teka.audit.adapters.loaded_model import LoadedModel, Size
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.caveats import Caveat, other_scale, resized
-from teka.audit.images import ImageSet
 from teka.audit.model_call import Model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
+from teka.audit.movement import ImageSet
 from teka.audit.settings import AuditSettings
 from teka.checks import check_image_size, check_sizes
 from teka.codec import encode

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from teka.audit.images import RealImages
 from teka.audit.layers.layer_errors import LayerErrors
 from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
 from teka.audit.model_call import Model, ModelError, model_code_context
+from teka.audit.movement import RealImages
 from teka.errors import EXTERNAL_ERRORS, error_message
 
 # Number of copies of the images: two unchanged copies, a copy with noise at the top and bottom

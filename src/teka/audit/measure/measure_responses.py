@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from teka.audit.images import ImageSet, Size, check_images
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import Model, ModelError, call_model, tensor_hash, weights_hash
 from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, arrange, infer_kind
-from teka.audit.movement import Movement
+from teka.audit.movement import ImageSet, Movement, Size, check_images
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import (
     check_callable,

@@ -26,8 +26,7 @@ from teka.audit.statistics.intervals import (
     has_interval,
     with_two_images,
 )
-from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.audit.statistics.summarize import average
+from teka.audit.statistics.metrics import CURVES, NUMBERS, average
 from teka.checks import check_instance, check_number, check_sizes
 from teka.precision import rounding_bound
 

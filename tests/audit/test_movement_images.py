@@ -9,16 +9,17 @@ from torch.testing import assert_close
 
 from teka import Grid
 from teka.audit import paste_on_canvas
-from teka.audit.images import (
+from teka.audit.movement import (
     background_value,
     bilinear_shift,
     blank_margins,
+    check_lossless,
+    check_window_shifts,
     crop,
     fourier_shift,
     reflect,
     window_size,
 )
-from teka.audit.movement import check_lossless, check_window_shifts
 from tests.raising import raises_for
 
 

@@ -7,8 +7,7 @@ import torch
 from teka.audit import square_shifts, wilson_interval
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
-from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics
-from teka.audit.statistics.summarize import summarize
+from teka.audit.statistics.metrics import CURVES, NUMBERS, Metrics, summarize
 from teka.codec import decode, encode
 from teka.testing import equivariance_error
 
