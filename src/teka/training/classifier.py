@@ -59,14 +59,13 @@ class Classifier(LightningModule):
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
         """Seed dropout for this step, and redraw random projections on schedule."""
-        micro_batch = self._micro_batch_index(batch_idx)
         torch.manual_seed(self._step_seed)
         redraw_every, step = self.run.recipe.redraw_every, self.global_step
-        is_first = micro_batch // self.trainer.world_size == 0
-        if redraw_every and step and step % redraw_every == 0 and is_first:
+        is_first = batch_idx % self.trainer.accumulate_grad_batches == 0
+        if is_first and redraw_every and step and step % redraw_every == 0:
             redraw_projections(self.model)
         # All processes have the same projections, but each micro-batch has its own dropout.
-        if micro_batch:
+        if micro_batch := self._micro_batch_index(batch_idx):
             torch.manual_seed(self._step_seed + micro_batch * MICRO_BATCH_SEED)
 
     def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:

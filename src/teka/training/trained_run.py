@@ -100,7 +100,7 @@ def restore(
     result = read_result(folder)
     check_checkpoint(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)
-    dataset = load_data(run) if dataset is None else dataset
+    dataset = dataset or load_data(run)
     if dataset.name != (name := result.get("data", run.images.data)):
         raise wrong_value("dataset", dataset.name, f"{name!r}, on which the run was trained")
     options = run.network.options

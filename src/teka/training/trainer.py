@@ -49,8 +49,8 @@ IGNORED_WARNINGS = (
 def read_result(folder: Path) -> dict[str, Any]:
     """Return the content of `result.json` of a finished run."""
     result = read_json(folder / RESULT_FILE)
-    for name, kinds in {"parameters": int, "epochs": int, "seconds": (int, float)}.items():
-        if not isinstance(result.get(name), kinds):
+    for name in ("parameters", "epochs", "seconds"):
+        if not isinstance(result.get(name), (int, float)):
             argument = f"{name} of {folder / RESULT_FILE}"
             raise wrong_value(argument, result.get(name), "a number, as teka train writes it")
     return {"validation_accuracy": None, **result}
@@ -114,7 +114,7 @@ def train(
         MemoryError: A step did not fit into memory.
     """
     check_loggers(loggers)
-    execution = Execution() if execution is None else execution
+    execution = execution or Execution()
     processes = Processes.detect(execution.devices, execution.num_nodes)
     recipe = run.recipe
     precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(recipe.precision)]
@@ -124,7 +124,7 @@ def train(
             _check_folder(folder, run, resume=resume)
         if resume and (folder / RESULT_FILE).is_file():
             return read_result(folder)
-        dataset = load_data(run) if dataset is None else dataset
+        dataset = dataset or load_data(run)
         model = _make_model(run, dataset, execution, processes)
         num_steps = recipe.epochs * math.ceil(len(dataset.train) / recipe.batch_size)
         execution.prepare(model, num_steps)
