@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,8 +206,7 @@ class PictureFiles:
 
     def take(self, indices: Tensor) -> "PictureFiles":
         """Return the files at these indices, in this order, without reading them."""
-        paths = [self.paths[index] for index in indices.tolist()]
-        return PictureFiles(paths, self.in_channels, self.image_size, self.resize)
+        return replace(self, paths=[self.paths[index] for index in indices.tolist()])
 
     def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:
         levels = read_picture(path, in_channels=self.in_channels)

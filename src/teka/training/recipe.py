@@ -125,15 +125,12 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         ImportError: PyYAML is not installed.
         ValueError: The recipe or file does not exist, or the file contains no mapping.
     """
-    if Path(name).suffix in (SUFFIX, ".yml"):
-        path = Path(name)
-        if not path.is_file():
-            expected = f"a YAML file, or one of {', '.join(recipe_names())}"
-            raise wrong_value("recipe", str(name), expected)
-    elif name in recipe_names():
+    path = Path(name)
+    if name in recipe_names():
         path = Path(str(RECIPES / f"{name}{SUFFIX}"))
-    else:
-        raise unknown_name("recipe", str(name), recipe_names())
+    elif not path.is_file():
+        hint = "The path of a YAML file is possible too."
+        raise unknown_name("recipe", str(name), recipe_names(), hint)
     content = read_yaml("recipe", path)
     if not isinstance(content, dict):
         raise wrong_value("recipe", str(name), "a YAML file of fields of a run and their values")
