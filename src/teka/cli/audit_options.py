@@ -90,7 +90,7 @@ class ResultOptions:
             more: Other files to write, by the names of their options.
         """
         files = {"html": self.html, "json": self.json, "markdown": self.markdown, **more}
-        check_outputs({name: file for name, file in files.items() if file is not None}, inputs)
+        check_outputs(files, inputs)
         if self.html is not None:
             require("jinja2", "reports need", "teka[report]")
         if self.resume is not None:
@@ -157,17 +157,19 @@ class AuditOptions:
         return default_mode(self.images)
 
 
-def check_outputs(files: Mapping[str, str], inputs: Sequence[str]) -> None:
+def check_outputs(files: Mapping[str, str | None], inputs: Sequence[str]) -> None:
     """Check that files can be written, and that no file is written twice or is an input.
 
     Args:
-        files: Files to write, by the names of their options.
+        files: Files to write or None, by the names of their options.
         inputs: Names or files of models and data. A model's file may be followed by ":" and the
             name of a function.
     """
     candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
     uses = {path.resolve(): "a model or the data" for path in candidates if path.is_file()}
     for option, name in files.items():
+        if name is None:
+            continue
         path = Path(name)
         if path.is_file() or not path.exists():  # not the folder of a device or a pipe
             make_directory(option, path.parent)

@@ -3,9 +3,8 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Protocol
 
 from rich import progress
 from rich.console import Console
@@ -15,15 +14,12 @@ from teka.errors import printable
 SECONDS_PER_LINE = 5.0
 
 
-class ShowProgress(Protocol):
-    """Function that shows that `done` of `total` steps of a stage are finished."""
-
-    def __call__(self, stage: str, done: int, total: int | None, note: str = "") -> None: ...
-
-
 @contextlib.contextmanager
-def show_progress() -> Iterator[ShowProgress]:
+def show_progress() -> Iterator[Callable[..., None]]:
     """Yield a function that shows progress and the time left on standard error.
+
+    The arguments of the function are the name of a stage, the number of finished steps, the number
+    of all steps or None if it is unknown, and optionally a note.
 
     On a terminal, the function shows a progress bar. Otherwise, such as in a log file, it prints at
     most one line every five seconds. A shorter command prints none.
