@@ -103,7 +103,7 @@ def fix(
     if out is None:
         return
     if not outcome.parameters:
-        print("not written: weights, because no fix changed any")
+        print(f"not written: {printable(out)}, because the fixes changed no weights, only layers")
         return
     # Without the module that prepares the images, so that the weights keep their names.
     modules = case.function.named_modules()

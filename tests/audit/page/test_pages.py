@@ -115,7 +115,7 @@ def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
             "52.0 % at the worst shift",
             "Limited validity",
             "Worth knowing",
-            "unshifted (%)",
+            "accuracy, unshifted (%)",
         )
     ]
     assert places == sorted(places)
@@ -155,7 +155,7 @@ def test_dense_outputs_have_errors_and_no_answers():
         render_audit_page([make_report(metrics=(make_metrics(output="dense"),), examples=())])
     )
     assert "mean error" in page.heads
-    assert "unshifted (%)" not in page.heads
+    assert "accuracy, unshifted (%)" not in page.heads
     assert "Relative error" in page.heads
 
 
@@ -192,7 +192,7 @@ def test_a_procedure_of_the_literature_is_shown_with_its_source():
     )  # fmt: skip
     text = Page(render_audit_page([make_report(protocols=(protocol,))])).heads
     for words in (
-        "As in the literature: horn2021",
+        "Published protocol: horn2021",
         "Columns are moved.",
         "99.4",
         "99.0–99.7",

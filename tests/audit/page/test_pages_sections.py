@@ -84,7 +84,7 @@ def test_models_stand_below_each_other_in_one_procedure():
     ]
     (section,) = protocol_sections(reports)
     assert list(section["results"]) == [0, 2]
-    _, _, text = render_audit_page(reports).partition("As in the literature: horn2021")
+    _, _, text = render_audit_page(reports).partition("Published protocol: horn2021")
     rows = re.findall("<tr>(.*)</tr>", text.partition("</section>")[0])[1:]
     assert [re.findall(">([^<>]+)</", row) for row in rows] == [
         ["one", "mean", "90.0", "89.0–91.0"],
@@ -157,8 +157,8 @@ def test_long_lists_are_shortened():
 
 
 def test_a_group_without_anything_is_left_out():
-    assert list(settings_groups()) == ["Model", "Data", "Settings", "Made with"]
-    assert list(settings_groups(model={})) == ["Data", "Settings", "Made with"]
+    assert list(settings_groups()) == ["Model", "Data", "Settings", "Command and environment"]
+    assert list(settings_groups(model={})) == ["Data", "Settings", "Command and environment"]
 
 
 def content_of(*reports):

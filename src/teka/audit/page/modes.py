@@ -58,12 +58,12 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
     methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
     # Reports of older versions describe the band after a semicolon.
     names = dict.fromkeys(
-        method.split(";")[0].replace("wilson", "Wilson")
+        method.split(";")[0].replace("wilson", "Wilson score")
         for method in methods
         if has_interval(method)
     )
     methods_used = listed(list(names)) or "none"
-    return f"{sentence} Method: {methods_used}. {missing_intervals(methods)}".strip()
+    return f"{sentence} Interval methods: {methods_used}. {missing_intervals(methods)}".strip()
 
 
 def confidences(metrics: Iterable[Metrics]) -> str:
