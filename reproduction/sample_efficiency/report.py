@@ -7,10 +7,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.study.cells import read_cells
-from reproduction.study.report import describe_conditions, format_mean, half_width, to_markdown
+from reproduction.study.report import (
+    describe_conditions,
+    format_mean,
+    half_width,
+    significant,
+    to_markdown,
+)
 from reproduction.study.study import Study
 from teka.files import write_bytes
-from teka.reporting.formatting import significant
 from teka.reporting.plots import line_color, to_png
 
 LEVELS = ["data", "training", "model"]

@@ -1,5 +1,6 @@
 """Tables of a study."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +13,6 @@ from scipy import stats
 from reproduction.study.cells import read_cells
 from reproduction.study.study import Study
 from teka.files import write_bytes
-from teka.reporting.formatting import significant
 
 DIFFERENCES = ["at_equal_steps", "at_equal_time"]
 HEADINGS = {
@@ -44,6 +44,14 @@ its learning rate schedule. A faster model has finished, so that its final accur
 The columns about shifts give the accuracy on the same test images without a shift, the accuracy
 at the worst shift, and the share of images that are classified correctly at every shift. If
 there is a table of unchanged predictions, it gives the lowest value of all seeds."""
+
+
+def significant(number: float | int) -> str:
+    """Write a number with three significant digits and no exponent: "1.23", "36.0", "1,230"."""
+    if number == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(number))))
+    return f"{number:,.{decimals}f}"
 
 
 def half_width(values: Any) -> Any:

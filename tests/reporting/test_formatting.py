@@ -9,8 +9,6 @@ from teka.audit.page.metric_formatting import (
 from teka.audit.statistics.intervals import Estimate
 from teka.reporting.formatting import (
     listed,
-    percent,
-    significant,
     write_p_value,
     write_share,
     write_shift,
@@ -20,19 +18,14 @@ from teka.reporting.formatting import (
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0.0"), (0.98149, "98.1"), (0.9815, "98.2"), (1.0, "100.0")]
-)
-def test_a_share_is_a_percentage_to_a_tenth(share, text):
-    assert percent(share) == text
-
-
-@pytest.mark.parametrize(
     ("share", "text"),
     [
         (1.0, "100.0"),
         (0.9999, ">99.9"),
         (0.99949, "99.9"),
         (0.5, "50.0"),
+        (0.98149, "98.1"),
+        (0.9815, "98.2"),
         (0.0004, "<0.1"),
         (0.0, "0.0"),
     ],
@@ -47,13 +40,6 @@ def test_all_and_none_are_said_only_of_all_and_none(share, text):
 )
 def test_sizes_have_three_digits_or_a_power_of_ten(size, text):
     assert write_size(size) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (1.2345, "1.23"), (36, "36.0"), (1234.5, "1,234")]
-)
-def test_significant_numbers_have_no_exponent(number, text):
-    assert significant(number) == text
 
 
 def test_shares_are_written_in_percent_and_errors_are_not():

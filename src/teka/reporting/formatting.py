@@ -1,12 +1,6 @@
 """Numbers and lists as text for people."""
 
-import math
 from collections.abc import Sequence
-
-
-def percent(share: float, decimals: int = 1) -> str:
-    """Write a share in percent without the sign: 0.9814 is "98.1"."""
-    return f"{100 * share:.{decimals}f}"
 
 
 def write_share(share: float) -> str:
@@ -16,8 +10,9 @@ def write_share(share: float) -> str:
     >>> write_share(1.0), write_share(0.99999), write_share(0.9814)
     ('100.0', '>99.9', '98.1')
     """
+    text = f"{100 * share:.1f}"
     rounded = {"100.0": ">99.9", "0.0": "<0.1"} if 0 < share < 1 else {}
-    return rounded.get(percent(share), percent(share))
+    return rounded.get(text, text)
 
 
 def write_size(value: float) -> str:
@@ -33,14 +28,6 @@ def write_size(value: float) -> str:
 def write_p_value(p_value: float) -> str:
     """Write a p-value with three decimals: "p = 0.012" or "p < 0.001"."""
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
-
-
-def significant(number: float | int, digits: int = 3) -> str:
-    """Write a number with significant digits and no exponent: "1.23", "36.0", "1,230"."""
-    if number == 0:
-        return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
-    return f"{number:,.{decimals}f}"
 
 
 def write_step(step: int | float) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from reproduction.study import read_cells, read_study, write_study
 from reproduction.study.cells import load_cells
-from reproduction.study.report import add_differences, format_mean
+from reproduction.study.report import add_differences, format_mean, significant
 from reproduction.study.run_study import check_saved_run
 from tests.reproduction.conftest import failed_cell, saved_cell
 
@@ -32,6 +32,13 @@ def grid(data=("mnist", "digits"), kernels=("softmax", "relu"), seeds=(0, 1, 2))
 )
 def test_format_mean(shares, text):
     assert format_mean(shares) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (1.2345, "1.23"), (36, "36.0"), (1234.5, "1,234")]
+)
+def test_significant_numbers_have_no_exponent(number, text):
+    assert significant(number) == text
 
 
 def test_signed_means_have_a_sign():

@@ -128,25 +128,13 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         for group in first.metrics:
             metrics = {index: result.metrics[group] for index, result in results.items()}
             figures.append(curve_figure(names, metrics, "accuracy", f"{group}: accuracy (%)"))
-        counts = dict.fromkeys(
-            f"{noun}: {count:,}"
-            for result in results.values()
-            for noun, count in result.counts.items()
-        )
         section = {
             "protocol": first,
             "results": results,
-            "counts": "; ".join(counts),
             "curves": [figure for figure in figures if figure],
         }
         sections.append(section)
     return sections
-
-
-def name_setting(name: str) -> str:
-    """Return the name of a setting for readers, such as "Number of images"."""
-    words = name.replace("num_", "number_of_").replace("_", " ").replace("sha256", "SHA-256")
-    return words[:1].upper() + words[1:]
 
 
 def write_setting(value: object) -> str:
@@ -166,8 +154,7 @@ def write_setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        is_large = isinstance(value, int) and abs(value) >= 10_000
-        return (f"{value:,}" if is_large else f"{value:.6g}").replace("-", "−")
+        return (f"{value:,}" if isinstance(value, int) else f"{value:.6g}").replace("-", "−")
     return str(value)
 
 
@@ -286,7 +273,6 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         layer_chart,
         listed,
         metric_title,
-        name_setting,
         write_differences,
         write_estimate,
         write_setting,
