@@ -1,18 +1,38 @@
-"""Audit of a model."""
+"""Audit of a model, and the stages of an audit. If a stage fails, the others still run."""
 
 import dataclasses
+import math
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from teka.audit import caveats
 from teka.audit.caveats import Caveat, training_mode
+from teka.audit.layers.localize import LayerFindings, locate_layers
+from teka.audit.measure.measure_responses import Deadline, measure_responses
+from teka.audit.measure.noise import NoiseFloor, noise_floor
 from teka.audit.measure.outputs import check_labels
-from teka.audit.model_call import Model, evaluation_mode, tensor_hash, weights_hash
-from teka.audit.report import AuditReport, PackedResponses
+from teka.audit.measure.responses import Responses
+from teka.audit.model_call import Model, ModelError, evaluation_mode, tensor_hash, weights_hash
+from teka.audit.movement import Movement
+from teka.audit.protocols import PROTOCOLS, ProtocolResult
+from teka.audit.report import (
+    NOISE,
+    VALIDITY,
+    AuditReport,
+    Example,
+    Failure,
+    PackedResponses,
+    make_examples,
+    worst_images,
+)
 from teka.audit.settings import AuditSettings, StepSet
-from teka.audit.stages import AuditContext, Progress, run_detail_stages, run_main_stages
+from teka.audit.statistics.metrics import Metrics, summarize
 from teka.audit.verdict import verdict
 from teka.checks import (
     check_callable,
@@ -25,8 +45,258 @@ from teka.checks import (
     module_of,
     uncompiled,
 )
-from teka.errors import wrong_argument, wrong_value
+from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
 from teka.provenance import provenance
+
+Progress = Callable[[str, int, int, float], None]
+# Noise and layers are known from few images.
+FEW_IMAGES = 32
+
+
+@dataclass(eq=False)
+class AuditContext:
+    """Inputs and results of one audit, shared by its stages.
+
+    Args:
+        model: The model.
+        images: Images (N, C, H, W).
+        labels: Their labels, or None.
+        settings: Settings of the audit.
+        progress: Called with the name of a stage, the finished entries, all entries and the seconds
+            left.
+        checkpoint: Folder that keeps the state of interrupted measurements, or None.
+        noise: Difference of two equal calls.
+        responses: Responses of the model in each measured mode.
+        metrics: Metrics of each measured mode.
+        layers: Which layers break equivariance.
+        protocols: Results of published protocols.
+        examples: Images whose predictions change most.
+        caveats: Reasons why the results could mislead.
+        failures: Stages that failed.
+    """
+
+    model: Model
+    images: Tensor
+    labels: Tensor | None
+    settings: AuditSettings
+    progress: Progress | None = None
+    checkpoint: Path | None = None
+    noise: NoiseFloor | None = None
+    responses: list[Responses] = field(default_factory=list)
+    metrics: list[Metrics] = field(default_factory=list)
+    layers: LayerFindings | None = None
+    protocols: list[ProtocolResult] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
+    caveats: list[Caveat] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(self.settings.budget_seconds)
+        self.sizes = (self.images.shape[2], self.images.shape[3])
+        self.shifts = self.settings.shifts_for(self.sizes)
+        self.few_images = self.images[:FEW_IMAGES].to(self.settings.device)
+
+    def attempt(
+        self, name: str, stage: Callable[[], None], *, ignore_budget: bool = False
+    ) -> BaseException | None:
+        """Run a stage, and record its error if it fails.
+
+        The stage is skipped if a mode was measured and the time budget is spent.
+
+        Args:
+            name: Name of the stage in the report.
+            stage: The stage.
+            ignore_budget: Run the stage even if the time budget is spent.
+
+        Returns:
+            The error that the stage raised, or None.
+        """
+        if self.responses and not self.deadline.left and not ignore_budget:
+            self.failures.append(Failure(name, "not done: the time budget was spent"))
+            return None
+        try:
+            stage()
+        # The code of the model may raise anything.
+        except EXTERNAL_ERRORS as error:
+            message = error_message(error)
+            if not isinstance(error, ValueError):
+                message = f"{type(error).__name__}: {message}"
+            lines = "".join(traceback.format_exception(error))
+            self.failures.append(Failure(name, message, lines))
+            return error
+        return None
+
+    def movement(self, mode: str) -> Movement:
+        """Return how images are moved in a mode."""
+        return self.settings.movement(mode, self.sizes)
+
+    def unshifted_images(self) -> Tensor:
+        """Return a few unshifted images, as the input of the model in the first mode."""
+        movement = self.movement(self.settings.modes[0])
+        return movement.move(movement.place(self.few_images), (0, 0))
+
+
+def run_main_stages(context: AuditContext) -> None:
+    """Measure every mode, and check that the results are valid.
+
+    Raises:
+        ValueError: No mode could be measured. The message is that of the first mode.
+    """
+    settings = context.settings
+    # The noise of two equal calls determines if the results are valid.
+    context.attempt(NOISE, partial(_measure_noise, context, precision=False))
+    errors = [
+        context.attempt(f"mode {mode}", partial(_measure_mode, context, mode))
+        for mode in settings.modes
+    ]
+    first_error = next(filter(None, errors), None)
+    if first_error is not None and not context.responses:
+        raise ValueError(str(first_error)) from first_error
+    context.attempt("examples", partial(_choose_examples, context))
+    context.attempt(VALIDITY, partial(_check_validity, context), ignore_budget=True)
+
+
+def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
+    """Run the stages that explain the main results: layers, published protocols and precision.
+
+    Args:
+        context: The audit, after `run_main_stages`.
+        is_interruptible: Whether a `KeyboardInterrupt` is recorded as a failure of the remaining
+            stages instead of being raised.
+    """
+    settings = context.settings
+    stages = {}
+    if "layers" in settings.parts:
+        stages["layers"] = _examine_layers
+    if settings.protocol is not None:
+        stages[f"protocol {settings.protocol}"] = _run_protocol
+    if "noise" in settings.parts:
+        stages["rounding errors"] = partial(_measure_noise, precision=True)
+    names = list(stages)
+    for index, (name, stage) in enumerate(stages.items()):
+        if context.progress is not None:
+            context.progress(name, index, len(stages), math.inf)
+        try:
+            context.attempt(name, partial(stage, context))
+        except KeyboardInterrupt:
+            if not is_interruptible:
+                raise
+            context.failures += [Failure(left, "interrupted") for left in names[index:]]
+            break
+
+
+def _measure_noise(context: AuditContext, *, precision: bool) -> None:
+    context.noise = noise_floor(
+        context.model,
+        context.unshifted_images(),
+        batch_size=context.settings.batch_size,
+        precision=precision,
+    )
+
+
+def _measure_mode(context: AuditContext, mode: str) -> None:
+    """Measure every image at every shift."""
+    settings = context.settings
+    # The remaining modes get an equal share of the remaining time.
+    num_remaining = len(settings.modes) - settings.modes.index(mode)
+    error = None
+    try:
+        responses = measure_responses(
+            context.model,
+            context.images,
+            context.shifts,
+            context.movement(mode),
+            labels=context.labels,
+            output=settings.output,
+            stride=settings.stride,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            budget_seconds=max(context.deadline.left / num_remaining, 1e-9),
+            progress=None if context.progress is None else partial(context.progress, mode),
+            checkpoint=None
+            if context.checkpoint is None
+            else context.checkpoint / f"{mode}.safetensors",
+        )
+    except ModelError as raised:
+        # Keep the responses from before the error.
+        responses = raised.responses
+        error = raised
+        if responses is None or not responses.complete[responses.zero]:
+            raise
+    context.responses.append(responses)
+    context.metrics.append(summarize(responses, **settings.intervals))
+    if error is not None:
+        raise error
+
+
+def _examine_layers(context: AuditContext) -> None:
+    model = uncompiled(context.model)
+    if not isinstance(model, torch.nn.Module):
+        expected = "a torch.nn.Module, to look into its layers"
+        raise wrong_value("model", type(model).__name__, expected)
+    # To save time, use only shifts along one axis, which reveal the same layers.
+    along_axes = [shift for shift in context.shifts if shift.count(0) == 1]
+    mode = context.settings.modes[0]
+    context.layers = locate_layers(
+        model,
+        context.few_images,
+        along_axes or context.shifts,
+        context.movement(mode),
+        layers=context.settings.layers,
+    )
+    # If the output is exact, the layers compensate for each other, as after `teka fix`.
+    if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
+        context.layers = replace(context.layers, breaks={})
+    context.caveats += caveats.phases_unseen(context.shifts, _coarsest_stride(context))
+
+
+def _coarsest_stride(context: AuditContext) -> tuple[int, ...]:
+    """Return the largest stride of a layer along each axis, if a shift is at least as long."""
+    assert context.layers is not None
+    strides = [
+        layer.stride for layer in context.layers.findings if layer.grid and min(layer.grid) > 1
+    ]
+    reach = context.settings.reach(context.sizes)
+    return tuple(
+        max([1, *(int(stride[axis]) for stride in strides if stride[axis] <= reach[axis])])
+        for axis in range(2)
+    )
+
+
+def _run_protocol(context: AuditContext) -> None:
+    # The kind of the output may be ambiguous for the few images of a protocol.
+    settings = replace(context.settings, output=context.responses[0].output)
+    assert settings.protocol is not None
+    run = PROTOCOLS[settings.protocol]
+    context.protocols.append(run(context.model, context.images, context.labels, settings))
+
+
+def _choose_examples(context: AuditContext) -> None:
+    for responses in context.responses:
+        worst = worst_images(responses, context.settings.num_examples)
+        context.examples += make_examples(
+            context.model, context.images, responses, worst, context.settings
+        )
+
+
+def _check_validity(context: AuditContext) -> None:
+    settings = context.settings
+    responses = context.responses[0]
+    problems = caveats.validity(
+        context.model,
+        context.unshifted_images(),
+        context.responses,
+        0.0 if context.noise is None else context.noise.repeat,
+        batch_size=settings.batch_size,
+        confidence=settings.confidence,
+    )
+    context.caveats.extend(problems)  # keeps the caveats from before an error
+    for mode in settings.modes:
+        context.caveats += caveats.fill_value(context.images, context.movement(mode))
+    if context.labels is not None:
+        context.caveats += caveats.unused_labels(responses)
+    if settings.output == "auto":
+        context.caveats += caveats.single_values(responses)
 
 
 def audit(

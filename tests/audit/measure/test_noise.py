@@ -95,6 +95,7 @@ def test_outputs_of_zero_have_no_noise():
 
 def test_bad_functions_are_refused():
     for function, message in [
+        (network().train(), "training mode"),
         (lambda batch: batch.flatten(1) / 0, "NaN or infinity"),
         (
             lambda batch: "a cat",
@@ -111,6 +112,11 @@ def test_a_model_that_raises_is_named_as_such():
 
     with pytest.raises(ModelError, match="KeyError on the images, for the noise floor"):
         noise_floor(failing, images())
+
+
+def test_no_images_are_refused():
+    with pytest.raises(ValueError, match="none of them empty"):
+        noise_floor(network(), images()[:0])
 
 
 def test_the_numbers_survive_json():
