@@ -215,15 +215,13 @@ class AuditReport:
         if failures:
             messages = ", ".join(f"{failure.part} ({failure.message})" for failure in failures)
             raise ValueError(f"the threshold needs every mode, but these failed: {messages}")
-        values: dict[str, list[float]] = {}
-        for metrics in self.metrics:
-            for name, estimate in metrics.numbers.items():
-                values.setdefault(name, []).append(estimate.value)
-        known = sorted(values)
-        if metric not in known:
+        numbers = [metrics.numbers for metrics in self.metrics]
+        values = [each[metric].value for each in numbers if metric in each]
+        if not values:
+            known = sorted({name for each in numbers for name in each})
             expected = f"one that was measured: {', '.join(known) or 'none was'}"
             raise wrong_value("metric", metric, expected)
-        return min(values[metric])
+        return min(values)
 
     def to_dict(self) -> dict[str, object]:
         """Convert the report to JSON data."""

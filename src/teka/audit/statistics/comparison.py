@@ -134,9 +134,9 @@ def compare_responses(
         metric = NUMBERS[name]
         if not all(map(metric.is_defined, pair)):
             continue
+        values, others = (metric.of_images(responses) for responses in pair)
+        differences = values.astype(float) - others
         if metric.is_share:
-            values, others = (metric.of_images(responses) for responses in pair)
-            differences = values.astype(float) - others
             draws = padded_bootstrap.means(with_two_images(differences))
             found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
@@ -144,7 +144,6 @@ def compare_responses(
                 average(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
                 for each in pair
             )
-            differences = _mean_differences(metric.curve, pair)
             value = float(mean.values[0] - other.values[0])
             found = estimate_mean(value, (mean.draws - other.draws)[:, 0], bootstrap)
         level = _noise_level(metric.curve, noise)
@@ -167,19 +166,6 @@ def _noise_level(curve: str, noise: float) -> float:
     if curve == "cosine_distance":
         return noise**2 / 2  # 1 − cosine of two unit vectors that differ by the noise
     return noise if curve in ROUNDED_CURVES else 0.0
-
-
-def _mean_differences(curve: str, pair: list[Responses]) -> Float[ndarray, " images"]:
-    """Return for each image the difference of its means over the nonzero shifts."""
-    means = []
-    for responses in pair:
-        table = CURVES[curve].table(responses)
-        assert table is not None
-        values, norms = table
-        if norms is not None:
-            values = np.sqrt(values / norms.mean(axis=1, keepdims=True))
-        means.append(values[responses.moved].astype(float).mean(axis=0))
-    return means[0] - means[1]
 
 
 def sign_flip_test(

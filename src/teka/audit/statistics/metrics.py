@@ -97,12 +97,15 @@ class NumberMetric:
         return has_shifts and CURVES[self.curve].read(responses) is not None
 
     def of_images(self, responses: Responses) -> ndarray:
-        """Return the share of each image. The metric is the mean of these shares.
+        """Return the contribution of each image. A share is the mean of these contributions.
 
         For a metric over "correct" images, the result contains only these images. Extremes over
-        shifts are not means, so they have no shares.
+        shifts are not means over images, so this method is not defined for them.
         """
-        table = CURVES[self.curve].read(responses).numpy()
+        values: Any = CURVES[self.curve].table(responses)
+        table, norms = values
+        if norms is not None:
+            table = np.sqrt(table / norms.mean(axis=1, keepdims=True))
         if self.over == "every":
             return table.all(axis=0)
         if self.over == "zero":
