@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,6 @@ class OnnxFunction(nn.Module):
         (self.input,) = session.get_inputs()
         self.output = choose_output(session.get_outputs(), output).name
         self.batch_size, *_ = _fixed_sizes(self.input.shape)
-        self._layer_session: Any = None
         self._layers: dict[str, OnnxNode] = {}  # by their outputs
         if graph is not None:
             self._add_layers(graph.graph)
@@ -114,7 +114,7 @@ class OnnxFunction(nn.Module):
         if not any(layer._forward_hooks for layer in self.children()):
             return self._run(self.session, [self.output], placed)[self.output].to(images.device)
         names = list(dict.fromkeys([*self._layers, self.output]))
-        results = self._run(self._session_with_layers(), names, placed)
+        results = self._run(self._layer_session, names, placed)
         seen = {self.input.name: placed}
         for name, layer in self._layers.items():
             values = results.get(name)
@@ -142,20 +142,17 @@ class OnnxFunction(nn.Module):
 
         return run_in_batches(run_batch, placed, self.batch_size)
 
-    def _session_with_layers(self) -> Any:
-        """Return a session that outputs the first output of every node."""
-        if self._layer_session is None:
-            onnx = _require("onnx")
-            model = onnx.ModelProto()
-            model.CopyFrom(self._graph)
-            known = {output.name for output in model.graph.output}
-            model.graph.output.extend(
-                onnx.ValueInfoProto(name=name) for name in self._layers if name not in known
-            )
-            content = model.SerializeToString()
-            providers = self.session.get_providers()
-            self._layer_session = _make_session(content, providers)
-        return self._layer_session
+    @cached_property
+    def _layer_session(self) -> Any:
+        """Session that returns the first output of every node."""
+        onnx = _require("onnx")
+        model = onnx.ModelProto()
+        model.CopyFrom(self._graph)
+        known = {output.name for output in model.graph.output}
+        model.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in self._layers if name not in known
+        )
+        return _make_session(model.SerializeToString(), self.session.get_providers())
 
 
 def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
@@ -215,7 +212,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     graph = _read_graph(file)
     notes = []
     if graph is None:
-        notes.append("its layers are not examined, which needs onnx and a file below 2 GB")
+        notes.append("its layers are not examined, because this needs onnx and a file below 2 GB")
     function = OnnxFunction(session, transform, graph, load_options.output_name)
     outputs = {output.name: output for output in session.get_outputs()}
     if len(outputs) > 1 and load_options.output_name is None:
