@@ -44,7 +44,8 @@ def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image()
         (False, (10, 21), False),
         (True, (11, 21), False),
     ]:
-        inside, interior = cells_to_compare(MAP, (2, -1), seen_size, wraps)
+        is_torus = wraps and MAP.layout.fills(seen_size)
+        inside, interior = cells_to_compare(MAP, (2, -1), is_torus)
         assert bool(inside.all()) == is_whole, (wraps, seen_size)
         assert interior.sum() == 2 * 3, (wraps, seen_size)
 

@@ -64,6 +64,11 @@ class Layout:
         """Number of tokens, those of the grid and the prefix tokens."""
         return self.prefix_tokens + math.prod(self.grid)
 
+    def fills(self, seen_size: tuple[int, int]) -> bool:
+        """Return True if the cells fill the image exactly."""
+        sides = zip(self.grid, self.stride, strict=False)  # a vector has no sides
+        return tuple(side * step for side, step in sides) == seen_size
+
     def arrange(self, output: Tensor) -> Tensor:
         """Rearrange a tensor (B, …) to (B, C, *grid), or (B, C) for a vector.
 

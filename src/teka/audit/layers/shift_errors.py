@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 
 import torch
@@ -20,7 +20,6 @@ from teka.audit.shifts import CheckedShift, CheckedShifts
 # Images per batch. More images share the cost of the unshifted ones.
 IMAGES_AT_ONCE = 8
 Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a tensor moves
-CellMasks = Callable[[TracedTensor, Move], Iterator[Bool[Tensor, "rows columns"]]]
 
 
 def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
@@ -50,21 +49,17 @@ def cells_within(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool
 
 
 def cells_to_compare(
-    tensor: TracedTensor, move: Move, seen_size: tuple[int, int], wraps: bool
+    tensor: TracedTensor, move: Move, wraps: bool
 ) -> Iterator[Bool[Tensor, "rows columns"]]:
     """Yield the cells whose content was inside the image, then those that no edge can affect.
 
     Args:
         tensor: The tensor.
         move: Number of cells by which its content moves.
-        seen_size: Spatial size of the model's input.
-        wraps: Whether the shifts are circular.
+        wraps: Whether content that leaves the tensor at one side enters at the other side.
     """
-    layout = tensor.layout
-    (height, width), borders = layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
-    # Cells wrap around the torus only if they fill the image exactly.
-    fills_image = (layout.stride[0] * height, layout.stride[1] * width) == seen_size
-    rows, columns = (0, 0) if wraps and fills_image else move
+    (height, width), borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
+    rows, columns = (0, 0) if wraps else move
     yield cells_within(height, rows)[:, None] & cells_within(width, columns)
     rows, columns = move
     yield cells_within(height, rows, borders[0])[:, None] & cells_within(width, columns, borders[1])
@@ -93,7 +88,6 @@ def compare_shifts(
     """
     traced = {event.key: event.tensor for event in trace.events if event.is_new}
     sums = {tensor: torch.zeros(len(shifts), NUM_SUMS).double() for tensor in trace.tensors}
-    masks = functools.partial(cells_to_compare, seen_size=trace.seen_size, wraps=movement.wraps)
     chosen = slice(0)
 
     def on_event(event: TraceEvent, value: Tensor | None) -> None:
@@ -109,7 +103,9 @@ def compare_shifts(
         maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
         maps = maps if tensor.layout.grid else maps[:, :, None, None]
         blocks = maps.unflatten(0, (num_blocks, -1))
-        sums[tensor][chosen] += _sum_squares(blocks, tensor, shifts[chosen], masks)
+        # Cells wrap around the torus only if they fill the image exactly.
+        wraps = movement.wraps and tensor.layout.fills(trace.seen_size)
+        sums[tensor][chosen] += _sum_squares(blocks, tensor, shifts[chosen], wraps)
         if not sums[tensor].isfinite().all():
             tensor.failure = "it holds NaN or infinity for shifted images"
 
@@ -129,7 +125,7 @@ def _sum_squares(
     blocks: Float[Tensor, "blocks images channels height width"],
     tensor: TracedTensor,
     shifts: CheckedShifts,
-    masks: CellMasks,
+    wraps: bool,
 ) -> Sums:
     """Return the sums over images for the difference of each block from the first one, moved.
 
@@ -139,7 +135,7 @@ def _sum_squares(
         blocks: Values of a tensor for the unshifted images, and then for each shift.
         tensor: The tensor.
         shifts: The shifts.
-        masks: Function of the tensor and a move that returns the cells to compare.
+        wraps: Whether content that leaves the tensor at one side enters at the other side.
     """
     grid = blocks.shape[3:]
     cells = torch.arange(grid.numel(), device=blocks.device).view(grid)
@@ -154,7 +150,8 @@ def _sum_squares(
             error = (block - unshifted.index_select(1, origin)).square_().sum(dim=-1)
             norm = square_norm.index_select(1, origin)
             values = torch.stack([error, norm]).cpu().double()
-            inside, interior = (mask.flatten().double() for mask in masks(tensor, move))
+            masks = cells_to_compare(tensor, move, wraps)
+            inside, interior = (mask.flatten().double() for mask in masks)
             every, size = values @ inside
             inner, _ = values @ interior
             num_inner = interior.sum().expand_as(inner)

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 
@@ -104,13 +104,6 @@ class TraceEvent:
 OnEvent = Callable[[TraceEvent, Tensor | None], None]
 
 
-def _eager() -> AbstractContextManager[object]:
-    """Return a context in which compiled modules run eagerly, so that their hooks are called."""
-    # If torch._dynamo, which is slow to import, is not loaded, then nothing can be compiled.
-    is_loaded = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
-
-
 def trace_calls(
     model: Model,
     modules: Mapping[str, nn.Module],
@@ -153,8 +146,12 @@ def trace_calls(
             # With always_call, a call also ends if the module raises and the model continues.
             hook = partial(after, name)
             hooks.enter_context(module.register_forward_hook(hook, always_call=True))
+        # Compiled modules call their hooks only if they run eagerly. If torch._dynamo is missing here,
+        # no module is compiled. It is not imported, because the import is slow.
+        if "torch._dynamo" in sys.modules:
+            hooks.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            with model_code_context(), _eager():
+            with model_code_context():
                 model(batch)
         except EXTERNAL_ERRORS as error:
             message = f"raised {type(error).__name__} for {description}: {error_message(error)}"

@@ -56,14 +56,9 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
             "contains the curve at all shifts simultaneously, with the same confidence."
         )
     methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
-    # Reports of older versions describe the band after a semicolon.
-    names = dict.fromkeys(
-        method.split(";")[0].replace("wilson", "Wilson score")
-        for method in methods
-        if has_interval(method)
-    )
-    methods_used = listed(list(names)) or "none"
-    return f"{sentence} Interval methods: {methods_used}. {missing_intervals(methods)}".strip()
+    names = [method.replace("wilson", "Wilson score") for method in methods if has_interval(method)]
+    note = f"Interval methods: {listed(names) or 'none'}."
+    return f"{sentence} {note} {missing_intervals(methods)}".strip()
 
 
 def confidences(metrics: Iterable[Metrics]) -> str:
