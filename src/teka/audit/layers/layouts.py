@@ -172,7 +172,7 @@ class LayoutRecognizer:
         return fitting[0] if fitting else None
 
     def _has_square_cells(self, grid: Shape) -> bool:
-        """Return True if a grid has square cells, and its sizes and those of the image divide."""
+        """Return True if cells are square, and their size or its inverse is a whole number."""
         rows, columns = self._cell_size(grid)
         return rows == columns and 1 in (rows.numerator, rows.denominator)
 

@@ -292,7 +292,7 @@ def locate_layers(
 
 
 def _is_used(name: str, trace: ModelTrace) -> bool:
-    """Return True if the module that holds a tensor, or the module around it, was called."""
+    """Return True if the module that holds a position embedding, or its parent, was called."""
     holder = name.rpartition(".")[0]
     return any(event.module_name in (holder, holder.rpartition(".")[0]) for event in trace.events)
 
@@ -311,7 +311,8 @@ def _first_breaks(
 ) -> dict[str, LayerBreak]:
     """Return the first break of each kind.
 
-    A tensor that no module returned is assigned to the module around the one that received it.
+    If a tensor is not the output of a module, the break belongs to the parent of the module that
+    received the tensor, because the code of the parent made it.
     """
     breaks: dict[str, LayerBreak] = {}
     before = "the images"
@@ -367,7 +368,7 @@ def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
 
 
 def _list_findings(trace: ModelTrace, always: set[str]) -> tuple[LayerFinding, ...]:
-    """Return the findings of layers with a new tensor, and of the layers named in `always`."""
+    """Return the findings of layers that return a new tensor, and of those named in `always`."""
     findings: list[LayerFinding] = []
     listed: set[TracedTensor] = set()
     for event in trace.events:

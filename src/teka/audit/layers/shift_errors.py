@@ -23,7 +23,7 @@ Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a ten
 
 
 def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
-    """Return the moves by whole numbers of cells that are next to a shift in pixels.
+    """Return the whole numbers of cells (dy, dx) next to a shift in pixels.
 
     There is one move if the shift is a multiple of the stride. A vector does not move.
     """
@@ -35,7 +35,7 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
 
 @functools.cache
 def cells_within(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool[Tensor, " side"]:
-    """Return True for the cells of an axis that are off the border before and after a move.
+    """Return True for each cell of an axis that is outside the border before and after a move.
 
     Args:
         side: Number of cells along the axis.
@@ -73,7 +73,7 @@ def compare_shifts(
     movement: Movement,
     batch_size: int,
 ) -> None:
-    """Measure the errors of all tensors in a trace, or why they cannot be compared.
+    """Store in each tensor of a trace its errors, or why it cannot be compared.
 
     Shifted and unshifted images share a batch, so that only sums are kept. docs/audit_layers.md has
     the formula.
@@ -127,9 +127,10 @@ def _sum_squares(
     shifts: CheckedShifts,
     wraps: bool,
 ) -> Sums:
-    """Return the sums over images for the difference of each block from the first one, moved.
+    """Return the sums over images that define the errors of a tensor at each shift.
 
-    Of several moves, those with the smallest error are used.
+    Each other block is compared with the first one after it was moved by the nearest whole numbers
+    of cells. For each image, the move with the smallest error counts.
 
     Args:
         blocks: Values of a tensor for the unshifted images, and then for each shift.

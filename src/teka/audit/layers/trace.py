@@ -81,7 +81,7 @@ class TraceEvent:
 
     @property
     def key(self) -> tuple[str, int, bool]:
-        """Key that is equal in another forward pass of the same model."""
+        """Module, call and direction, which identify the same event in another forward pass."""
         return self.module_name, self.call, self.is_output
 
     @property
@@ -146,8 +146,8 @@ def trace_calls(
             # With always_call, a call also ends if the module raises and the model continues.
             hook = partial(after, name)
             hooks.enter_context(module.register_forward_hook(hook, always_call=True))
-        # Compiled modules call their hooks only if they run eagerly. If torch._dynamo is missing here,
-        # no module is compiled. It is not imported, because the import is slow.
+        # Compiled modules call their hooks only if they run eagerly. Without torch._dynamo, no
+        # module is compiled. It is not imported here, because the import is slow.
         if "torch._dynamo" in sys.modules:
             hooks.enter_context(torch.compiler.set_stance("force_eager"))
         try:

@@ -104,7 +104,7 @@ class CurveLine:
     factor: int
 
     def values(self, field: str = "values") -> np.ndarray:
-        """Return a field of the curve at the steps, in the unit of the chart."""
+        """Return a field of the curve at the steps, such as "values", in the unit of the chart."""
         return self.factor * np.array(getattr(self.curve, field))[list(self.rows)]
 
 
@@ -249,6 +249,6 @@ def layer_chart(layers: LayerFindings) -> str:
 
 
 def _layer_error(layer: LayerFinding, field: str) -> float | None:
-    """Return an error of a layer. The error of a layer without an interior counts as interior."""
+    """Return an error of a layer. If it has no interior, all its cells count as interior."""
     error = getattr(layer, field)
     return layer.error if field == "interior_error" and error is None else error

@@ -172,7 +172,7 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
             content = {
                 **vars(example),
                 "model": model,
-                "movement": _movement(movements[example.mode], example),
+                "movement": _describe_movement(movements[example.mode], example),
                 "image": pixels.setdefault(example.image, len(pixels)),
                 "shifts": shifts.setdefault(example.shifts, len(shifts)),
             }
@@ -195,7 +195,7 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _movement(movement: Movement, example: Example) -> dict[str, Any]:
+def _describe_movement(movement: Movement, example: Example) -> dict[str, Any]:
     """Return the mode, the background as levels, and the size of the image that the model sees."""
     background = movement.background
     if isinstance(background, int | float):

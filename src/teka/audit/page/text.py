@@ -136,7 +136,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Return the best model of each mode, and the first valid model minus each other one."""
+    """Return the best model of each mode, and the differences from the first valid model."""
     texts = []
     for mode_pairs in pairs_by_mode(pairs).values():
         headline, evidence = best_model(mode_pairs, reports)
