@@ -9,10 +9,10 @@ from teka.audit.caveats import (
     collapsed_predictions,
     few_images,
     fill_value,
+    multiples_of_stride,
     no_better_than_chance,
     non_determinism,
     other_scale,
-    phases_unseen,
     random_features,
     resized,
     training_mode,
@@ -199,7 +199,7 @@ def test_shifts_by_whole_patches_alone_are_found():
         ([(0, 0), (0, 3)], (1, 1), False),
         ([(0, 0)], (4, 4), False),
     ]:
-        caveats = list(phases_unseen(shifts, stride))
+        caveats = list(multiples_of_stride(tuple(shifts), stride))
         assert bool(caveats) == found, (shifts, stride, found)
         assert (
             not found or "a multiple of the model's grid of 4 × 4 pixels" in caveats[0].message

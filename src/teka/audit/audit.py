@@ -247,7 +247,7 @@ def _examine_layers(context: AuditContext) -> None:
     # If the output is exact, the layers compensate for each other, as after `teka fix`.
     if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
         context.layers = replace(context.layers, breaks={})
-    context.caveats += caveats.phases_unseen(context.shifts, _coarsest_stride(context))
+    context.caveats += caveats.multiples_of_stride(context.shifts, _coarsest_stride(context))
 
 
 def _coarsest_stride(context: AuditContext) -> tuple[int, ...]:

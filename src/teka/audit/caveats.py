@@ -118,7 +118,7 @@ def non_determinism(repeat: float) -> Iterator[Caveat]:
 
 
 def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
-    """Report that the number of images is too small to know an accuracy to ±5 points."""
+    """Report that there are too few images to estimate an accuracy within ±5 points."""
     lower, upper = wilson_interval(round(0.9 * num_images), num_images, confidence)
     if upper - lower > 2 * WIDE_INTERVAL:
         message = (
@@ -337,7 +337,7 @@ def single_values(responses: Responses) -> Iterator[Caveat]:
         yield Caveat("one value read as two classes", "note", message)
 
 
-def phases_unseen(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
+def multiples_of_stride(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
     """Report that all shifts are multiples of the model's stride, which hides aliasing."""
     between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
     if max(stride) > 1 and any(map(any, shifts)) and not between:

@@ -97,9 +97,9 @@ def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
 
 
 def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 0.0) -> Images:
-    """Paste images into the middle of a larger canvas of their background.
+    """Paste images into the middle of a larger canvas that is filled with the background.
 
-    If the canvas is M pixels larger along an axis, M // 2 pixels are before the image.
+    If the canvas is M pixels larger than the image along an axis, M // 2 pixels are before it.
 
     >>> import torch
     >>> from teka.audit import paste_on_canvas
@@ -137,7 +137,7 @@ def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, 
     Raises:
         ValueError: The size does not fit the images.
     """
-    expected = f"a whole number of pixels for each axis of the images' {tuple(sizes)}"
+    expected = f"a whole number of pixels for each axis of images of size {tuple(sizes)}"
     window: Any = [given] * len(sizes)
     if not is_integer(given):
         window = check_sequence(argument, given, expected)
@@ -263,7 +263,7 @@ _FRACTIONS = (
 MODES = {
     "circular": Mode("Pixels that leave at one side enter at the other.", wraps=True),
     "lossless": Mode(
-        "Only background leaves the image, so that nothing of it is lost.",
+        "Only background leaves the image, so that no content is lost.",
         keeps_content=True,
         has_background=True,
     ),
@@ -287,7 +287,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Settings of how images are shifted: the mode, and the sizes and background that it needs.
+    """Mode of shifting images, with the background and the sizes that it needs.
 
     >>> import torch
     >>> from teka.audit import Movement

@@ -209,9 +209,10 @@ def check_shifts(
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
     """Return the indices of shifts from coarse to fine, with the zero shift first.
 
-    A measurement in this order covers the whole range even if it runs out of time. Number the steps
-    along each axis from zero. A shift is coarser the larger the power of two is that divides the
-    numbers of all its steps. Among equally coarse shifts, the largest come first.
+    A measurement in this order covers the whole range even if it runs out of time. The steps along
+    each axis are numbered, starting with 0 for no shift. The coarseness of a shift is the largest
+    power of two that divides the numbers of its steps. Among equally coarse shifts, the longest
+    come first.
     """
     axes = [sorted({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []

@@ -1,4 +1,4 @@
-"""Loading of ONNX files, which onnxruntime runs."""
+"""Loader of ONNX files, which onnxruntime runs."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Loading of models of timm and torchvision, with the preprocessing of their weights."""
+"""Loaders of models of timm and torchvision, with the preprocessing of their weights."""
 
 import math
 from collections.abc import Callable

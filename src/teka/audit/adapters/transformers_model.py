@@ -1,4 +1,4 @@
-"""Loading of vision models of `transformers`, with the preprocessing of their image processors."""
+"""Loader of vision models of `transformers`, with the preprocessing of their image processors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,7 +117,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
 
     The config determines which output is measured: logits, segmentation maps, boxes or features. A
     model of images and text (CLIP, SigLIP) returns the features of the image. A masked autoencoder
-    (ViTMAE) sees the image without a mask.
+    (ViTMAE) gets the image without a mask.
 
     Args:
         source: Folder or id on the Hugging Face hub.
