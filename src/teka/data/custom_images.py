@@ -66,7 +66,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         splits = {"train": _read_labels(path)}
     classes = sort_classes(list({label for _, label in splits["train"]}))
     if len(classes) < 2:
-        expected = "at least two sub-folders of pictures, or labels in a CSV file"
+        expected = "at least two sub-folders of pictures, or two labels in a CSV file"
         raise wrong_value(f"the classes of {path}", classes, expected)
     indices = {label: index for index, label in enumerate(classes)}
     labeled = {}
@@ -94,10 +94,8 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
                     expected = "an existing file that no other row names"
                     raise wrong_value(f"the file in row {number} of {path}", row["file"], expected)
                 if not row["label"]:
-                    expected = "the name of a class"
-                    raise wrong_value(
-                        f"the label in row {number} of {path}", row["label"], expected
-                    )
+                    argument = f"the label in row {number} of {path}"
+                    raise wrong_value(argument, row["label"], "the name of a class")
                 labels[file] = row["label"]
     except (csv.Error, UnicodeDecodeError) as error:
         raise wrong_argument(str(path), first_line(error), "a CSV file in UTF-8") from error

@@ -43,12 +43,12 @@ class Processes(NamedTuple):
         else:
             return cls(devices or 1, num_nodes or 1, "")
         if each * nodes != total:
-            expected = f"the same number on each machine, as {launcher} must start them"
+            expected = f"the same number on each machine; change the command of {launcher}"
             raise wrong_value("processes", total, expected)
-        started = {"devices": each, "num_nodes": nodes}
-        for argument, value in (("devices", devices), ("num_nodes", num_nodes)):
-            if value not in (None, started[argument]):
-                expected = f"{started[argument]}, as {launcher} started them, or left out"
+        arguments = (("devices", devices, each), ("num_nodes", num_nodes, nodes))
+        for argument, value, started in arguments:
+            if value not in (None, started):
+                expected = f"{started}, as {launcher} started them, or left out"
                 raise wrong_value(argument, value, expected)
         return cls(each, nodes, launcher)
 
@@ -64,5 +64,5 @@ class Processes(NamedTuple):
 
 
 def is_first_process() -> bool:
-    """Return True in the process of rank 0, which writes files and prints."""
+    """Return True in the process of rank 0, the only one that writes files and prints."""
     return getattr(rank_zero_only, "rank", 0) == 0
