@@ -116,6 +116,7 @@ def test_layer_chart_contains_every_error_and_names_the_breaks(figures):
     np.testing.assert_allclose(inside, np.array(expected, dtype=float))
     assert {text.get_text() for text in axes.texts} == {"embed", "add_position"}
     assert "Equivariance breaks first in add_position and embed." in chart
+    assert all(tick == round(tick) for tick in axes.get_xticks())
 
 
 def test_layer_chart_of_an_exact_model(figures):

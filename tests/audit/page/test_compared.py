@@ -136,7 +136,9 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
     assert "+2.0" in others
     assert "−50.0" not in others.partition("</details>")[0]
     (figure,) = section["curves"]
-    assert figure["name"] == "accuracy minus that of patches (points)"
+    assert figure["name"] == "accuracy of patches minus that of the other model (points)"
+    # The first model is 50 points worse, so that its accuracy minus that of others is negative.
+    assert "rotation from -50 to 0" in figure["charts"][0]
     assert len(figure["charts"]) == 2
 
 

@@ -239,6 +239,7 @@ def layer_chart(layers: LayerFindings) -> str:
             )
     axes.set_yscale("log")
     axes.set_xlim(0.5, len(findings) + 0.5)
+    axes.locator_params(axis="x", integer=True)
     plots.label_axes(axes, "layers in the order of execution", "relative error")
     plots.add_legend(axes, num_columns=5)
     names = listed(sorted(broken)) or "no layer"

@@ -156,7 +156,7 @@ def comparison_sections(
         valid = valid_pairs(mode_pairs, reports)
         reference = reference_model(valid)
         others = {pair.second: pair.comparison for pair in valid if pair.first == reference}
-        label = f"accuracy minus that of {names[reference]} (points)"
+        label = f"accuracy of {names[reference]} minus that of the other model (points)"
         figure = curve_figure(names, others, "accuracy", label, difference=True)
         section = {
             "mode": mode,
