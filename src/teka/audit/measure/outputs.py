@@ -33,9 +33,7 @@ Tables = dict[str, Shaped[Tensor, " batch"]]
 Sizes = Sequence[int]
 
 
-def box_overlap(
-    found: Detections, reference: Detections, shift: CheckedShift, size: Sequence[int]
-) -> Row:
+def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, size: Sizes) -> Row:
     """Compute the overlap between detections in shifted images and the shifted detections.
 
       overlap = Σ IoU(a, b) / (|A| + |B| − number of pairs)
@@ -63,12 +61,10 @@ def box_overlap(
     step = torch.tensor([shift[1], shift[0]] * 2, dtype=torch.float64)
     overlaps = []
     for detected, expected in zip(found.double().cpu(), reference.double().cpu(), strict=True):
-        boxes, classes = _objects(detected)
-        before, classes_before = _objects(expected)
-        seen = _is_whole(boxes, size) & _is_whole(boxes - step, size)
-        stay = _is_whole(before, size) & _is_whole(before + step, size)
-        shares = intersection_over_union(boxes[seen], before[stay] + step)
-        shares = shares * (classes[seen][:, None] == classes_before[stay])
+        boxes, classes = _objects(detected, -step, size)
+        before, classes_before = _objects(expected, step, size)
+        shares = intersection_over_union(boxes, before + step)
+        shares = shares * (classes[:, None] == classes_before)
         rows, columns = linear_sum_assignment(shares.numpy(), maximize=True)
         pairs = shares[rows, columns]
         number = sum(shares.shape) - int((pairs > 0).sum())
@@ -76,14 +72,20 @@ def box_overlap(
     return torch.stack(overlaps)
 
 
-def _objects(detections: Float[Tensor, "boxes numbers"]) -> tuple[Tensor, Tensor]:
-    """Return the boxes and classes of objects with a sufficient score."""
+def _objects(
+    detections: Float[Tensor, "boxes numbers"], step: Tensor, size: Sizes
+) -> tuple[Tensor, Tensor]:
+    """Return the boxes and classes of objects that count.
+
+    Their score is sufficient, and they are complete before and after a step of their corners.
+    """
+    boxes = detections[:, :4]
     score, kind = detections[:, 4:].max(dim=1)
-    kept = score >= LEAST_SCORE
-    return detections[kept, :4], kind[kept]
+    counts = (score >= LEAST_SCORE) & _is_whole(boxes, size) & _is_whole(boxes + step, size)
+    return boxes[counts], kind[counts]
 
 
-def _is_whole(boxes: Rectangles, size: Sequence[int]) -> Bool[Tensor, " boxes"]:
+def _is_whole(boxes: Rectangles, size: Sizes) -> Bool[Tensor, " boxes"]:
     limit = torch.tensor([size[1], size[0]], dtype=boxes.dtype) - WITHIN
     return (boxes[..., :2] >= WITHIN).all(dim=-1) & (boxes[..., 2:] <= limit).all(dim=-1)
 
