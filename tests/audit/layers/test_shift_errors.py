@@ -45,9 +45,9 @@ def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image()
         (True, (11, 21), False),
     ]:
         is_torus = wraps and MAP.layout.fills(seen_size)
-        inside, interior = cells_to_compare(MAP, (2, -1), is_torus)
-        assert bool(inside.all()) == is_whole, (wraps, seen_size)
-        assert interior.sum() == 2 * 3, (wraps, seen_size)
+        rows, columns, *interior = cells_to_compare(MAP, (2, -1), is_torus)
+        assert bool(rows.all() and columns.all()) == is_whole, (wraps, seen_size)
+        assert [int(cells.sum()) for cells in interior] == [2, 3], (wraps, seen_size)
 
 
 def test_cells_that_entered_over_an_edge_are_not_inside():

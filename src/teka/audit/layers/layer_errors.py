@@ -80,6 +80,8 @@ def relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
 
 def sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
     """Return for each image the sums of the move with the smallest error."""
+    if len(sums) == 1:
+        return sums[0]
     all_cells, interior, _ = relative_errors(sums)
     order = (all_cells if interior.isnan().all() else interior).nan_to_num(1e300)
     best = order.masked_fill(all_cells.isnan(), math.inf).argmin(dim=0, keepdim=True)

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import torch
@@ -50,19 +49,20 @@ def cells_within(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool
 
 def cells_to_compare(
     tensor: TracedTensor, move: Move, wraps: bool
-) -> Iterator[Bool[Tensor, "rows columns"]]:
-    """Yield the cells whose content was inside the image, then those that no edge can affect.
+) -> tuple[Bool[Tensor, " side"], ...]:
+    """Return the rows and columns that were inside the image, and those that no edge can affect.
 
     Args:
         tensor: The tensor.
         move: Number of cells by which its content moves.
         wraps: Whether content that leaves the tensor at one side enters at the other side.
+
+    Returns:
+        Rows and columns whose content was inside the image, then rows and columns of the interior.
     """
-    (height, width), borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
-    rows, columns = (0, 0) if wraps else move
-    yield cells_within(height, rows)[:, None] & cells_within(width, columns)
-    rows, columns = move
-    yield cells_within(height, rows, borders[0])[:, None] & cells_within(width, columns, borders[1])
+    sides, borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
+    inside = map(cells_within, sides, (0, 0) if wraps else move)
+    return (*inside, *map(cells_within, sides, move, borders))
 
 
 def compare_shifts(
@@ -143,20 +143,24 @@ def _sum_squares(
     # Moving cells copies rows of channels, which is fast if they are contiguous.
     unshifted, *shifted = blocks.flatten(3).transpose(2, 3).contiguous()
     square_norm = unshifted.square().sum(dim=-1)
-    sums = []
-    for shift, block in zip(shifts, shifted, strict=True):
-        candidates = []
-        for move in nearest_moves(shift, tensor.layout):
+    moves = [nearest_moves(shift, tensor.layout) for shift in shifts]
+    errors, norms, cells_by_move = [], [], []
+    for block, block_moves in zip(shifted, moves, strict=True):
+        for move in block_moves:
             origin = cells.roll(move, (0, 1)).flatten()
-            error = (block - unshifted.index_select(1, origin)).square_().sum(dim=-1)
-            norm = square_norm.index_select(1, origin)
-            values = torch.stack([error, norm]).cpu().double()
-            masks = cells_to_compare(tensor, move, wraps)
-            inside, interior = (mask.flatten().double() for mask in masks)
-            every, size = values @ inside
-            inner, _ = values @ interior
-            num_inner = interior.sum().expand_as(inner)
-            columns = inner, num_inner, (every - inner).clamp(min=0), inside.sum() - num_inner, size
-            candidates.append(torch.stack(columns, dim=-1))
-        sums.append(sums_of_best_move(torch.stack(candidates)).sum(dim=0))
-    return torch.stack(sums)
+            difference = block - unshifted.index_select(1, origin)
+            errors.append(difference.square_().sum(dim=-1))
+            norms.append(square_norm.index_select(1, origin))
+            cells_by_move.append(cells_to_compare(tensor, move, wraps))
+    values = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
+    values = values.unflatten(-1, grid)
+    masks = [torch.stack(each).double() for each in zip(*cells_by_move, strict=True)]
+    inside, interior = masks[:2], masks[2:]
+    every, size = torch.einsum("qmirc,mr,mc->qmi", values, *inside)
+    inner, _ = torch.einsum("qmirc,mr,mc->qmi", values, *interior)
+    num_inside, num_inner = (
+        torch.einsum("mr,mc->m", *mask)[:, None].expand_as(size) for mask in (inside, interior)
+    )
+    columns = inner, num_inner, (every - inner).clamp(min=0), num_inside - num_inner, size
+    candidates = torch.stack(columns, dim=-1).split([len(each) for each in moves])
+    return torch.stack([sums_of_best_move(each).sum(dim=0) for each in candidates])
