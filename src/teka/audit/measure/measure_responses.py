@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,9 +129,10 @@ class Measurement:
                 self._references[images] = part.cpu()
             for name, values in self._errors(part, shift, images).items():
                 if name not in self._tables:
-                    empty = 0.0 if values.is_floating_point() else -1
-                    dtype = torch.float64 if values.is_floating_point() else torch.int64
-                    self._tables[name] = torch.full(evaluated.shape, empty, dtype=dtype)
+                    empty = torch.full(evaluated.shape, -1)
+                    if values.is_floating_point():
+                        empty = torch.zeros(evaluated.shape, dtype=torch.float64)
+                    self._tables[name] = empty
                 table = self._tables[name]
                 table[shift, images] = values.to(table)
             evaluated[shift, images] = True
@@ -273,6 +275,7 @@ class Checkpoint:
         """
         if not self.path.exists():
             return None
+        wrong_file = partial(wrong_value, "checkpoint", str(self.path))
         try:
             with self._library.safe_open(str(self.path), framework="pt") as file:
                 notes = file.metadata() or {}
@@ -282,15 +285,14 @@ class Checkpoint:
                 raise ValueError("the metadata are not a mapping")
         except (self._library.SafetensorError, ValueError, RecursionError) as error:
             expected = f"a whole file of a measurement ({error})"
-            raise wrong_value("checkpoint", str(self.path), expected) from error
+            raise wrong_file(expected) from error
         parts = self._identity.keys() | identity.keys()
         different = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
         if different:
             hint = f"These differ: {', '.join(different)}. Use another file."
-            raise wrong_value("checkpoint", str(self.path), "the state of this measurement", hint)
+            raise wrong_file("the state of this measurement", hint)
         if notes.get("sha256") != _content_hash(tensors):
-            hint = "The file is damaged."
-            raise wrong_value("checkpoint", str(self.path), "an unchanged file", hint)
+            raise wrong_file("an unchanged file", "The file is damaged.")
         return tensors
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
