@@ -76,7 +76,9 @@ def test_file_that_is_no_recipe_is_an_error(tmp_path):
 def test_an_unknown_recipe_is_an_error_that_offers_the_nearest(tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'horn2021'"):
         read_recipe("horn2012")
-    with pytest.raises(ValueError, match="recipe must be one of 'cordonnier2020', .*The path of a YAML"):
+    with pytest.raises(
+        ValueError, match=r"recipe must be one of 'cordonnier2020', .*The path of a YAML"
+    ):
         read_recipe(tmp_path / "none.yaml")
 
 
