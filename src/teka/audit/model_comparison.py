@@ -13,6 +13,7 @@ from teka.audit.statistics.comparison import Pair, compare_every_two, disagreeme
 from teka.checks import module_of
 from teka.codec import encode
 from teka.errors import wrong_argument
+from teka.precision import rounding_bound
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,22 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
     responses_by_mode = list(zip(*responses, strict=True))
     intervals = cases[0].settings.intervals
-    floors = [report.noise_floor for report in reports]
-    noise = [max(floor.repeat, floor.precision or 0.0) if floor else 0.0 for floor in floors]
+    noise = [_noise_level(report) for report in reports]
     pairs = [
         pair
         for mode in responses_by_mode
         for pair in compare_every_two(mode, noise=noise, **intervals)
     ]
     return ModelComparison(_share_examples(cases, reports, responses_by_mode), pairs)
+
+
+def _noise_level(report: AuditReport) -> float:
+    """Return the largest relative difference of outputs that rounding or randomness explains."""
+    levels = [rounding_bound(metrics.epsilon) for metrics in report.metrics]
+    floor = report.noise_floor
+    if floor is not None:
+        levels += [floor.repeat, floor.precision or 0.0]
+    return max(levels, default=0.0)
 
 
 def check_comparable(cases: Sequence[AuditInputs]) -> None:
