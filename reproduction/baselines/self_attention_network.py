@@ -12,7 +12,7 @@ from reproduction.baselines.blocks import ImageClassifier, Images, ImageSize, Lo
 from teka.checks import check_name, is_integer
 from teka.errors import wrong_value
 from teka.grid import Grid
-from teka.nn import Attention, EmbeddedTable, LearnedRelativeKernel, SpaceToDepth, prune_heads
+from teka.nn import Attention, EmbeddedBiasTable, LearnedRelativeKernel, SpaceToDepth, prune_heads
 from teka.nn.relative import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
@@ -40,7 +40,9 @@ def make_gaussian_or_table(
     num_axes = len(sides)
     if position == "table":
         max_offset = max(*sides, 2) - 1
-        return EmbeddedTable(num_axes, heads, max_offset=max_offset, embedding_dim=embedding_dim)
+        return EmbeddedBiasTable(
+            num_axes, heads, max_offset=max_offset, embedding_dim=embedding_dim
+        )
     relative = LearnedRelativeKernel(position, num_axes=num_axes, heads=heads)
     with torch.no_grad():
         if position == "quadratic":

@@ -16,7 +16,7 @@ from reproduction.study.measure import accuracy, flops_per_image
 from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
-from teka.functional import GeneralizedQuadratic, Quadratic
+from teka.functional import GeneralizedQuadraticBias, QuadraticBias
 from teka.nn.relative import RelativeModule
 from teka.provenance import provenance
 from teka.training import TrainedRun, evaluate, train
@@ -150,10 +150,10 @@ def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]
     """Return the eigenvalues of Σ⁻¹ of every head in float64."""
     with torch.no_grad():
         kernel = None if relative is None else relative()
-        if isinstance(kernel, GeneralizedQuadratic):
+        if isinstance(kernel, GeneralizedQuadraticBias):
             # Σ⁻¹ = LᵀL. Squared singular values of L keep small eigenvalues that LᵀL would round.
             return torch.linalg.svdvals(kernel.precision_factor.cpu().double()).square()
-        if isinstance(kernel, Quadratic):
+        if isinstance(kernel, QuadraticBias):
             return 2 * kernel.precision.cpu().double()[:, None].expand_as(kernel.center)
     name = None if kernel is None else kernel.name
     raise wrong_value("the model's relative kernel", name, "'quadratic' or 'generalized_quadratic'")

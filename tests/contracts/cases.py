@@ -28,18 +28,18 @@ from teka.functional import (
     BACKENDS,
     KERNELS,
     RELATIVES,
-    Clipped,
-    Concatenation,
+    ClippedDistanceBias,
+    ConcatenationKernel,
     ContentKernel,
     FeatureKernel,
     Fourier,
     Gaussian,
+    JointSinusoidalBias,
     RelativeKernel,
     Rotary,
-    RotationJoint,
     Shaw,
     Taylor2,
-    Window,
+    WindowBias,
 )
 from teka.functional.kernels import (
     DETERMINISTIC_KERNELS,
@@ -106,7 +106,7 @@ def is_valid_pair(kernel: str, relative: str | None) -> bool:
     normalized by their sum.
     """
     kind = None if relative is None else RELATIVES[relative]
-    if kind is not None and issubclass(kind, RotationJoint):
+    if kind is not None and issubclass(kind, JointSinusoidalBias):
         return KERNEL_CLASSES[kernel].estimates_softmax
     is_rotary = kind is not None and issubclass(kind, Rotary)
     return not (is_rotary and (kernel == "constant" or KERNEL_CLASSES[kernel].normalizes_by_count))
@@ -125,13 +125,13 @@ def has_features(kernel: str) -> bool:
 def fast_backends(kernel: str, relative: str | None) -> set[str]:
     """Return the documented backends besides dense, on a grid without periodic axes."""
     kind = None if relative is None else RELATIVES[relative]
-    if kind is Window:
+    if kind is WindowBias:
         return {"windows"}
     if not has_features(kernel):
         return set()
-    if kind is None or issubclass(kind, RotationJoint | Rotary):
+    if kind is None or issubclass(kind, JointSinusoidalBias | Rotary):
         return {"linear"}
-    names = {Fourier: "linear", DecayRelativeKernel: "linear", Clipped: "rings"}
+    names = {Fourier: "linear", DecayRelativeKernel: "linear", ClippedDistanceBias: "rings"}
     names |= {SeparableRelativeKernel: "toeplitz", StationaryRelativeKernel: "fft"}
     return {name for base, name in names.items() if issubclass(kind, base)}
 
@@ -324,7 +324,7 @@ def build_relative(
     if name is None:
         return None
     relative = make_relative(name, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
-    if max_distance is not None and isinstance(relative, Clipped):
+    if max_distance is not None and isinstance(relative, ClippedDistanceBias):
         assert dataclasses.is_dataclass(relative)
         embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright
         relative = dataclasses.replace(relative, distance_embedding=embedding)
@@ -335,16 +335,21 @@ def build_relative(
     ):
         center = relative.max_distance
         relative = Shaw(relative.embedding[:, center - max_distance : center + max_distance + 1])
-    if isinstance(relative, Window) and max_distance is not None and max_distance < relative.reach:
+    if (
+        isinstance(relative, WindowBias)
+        and max_distance is not None
+        and max_distance < relative.reach
+    ):
         kept = slice(relative.reach - max_distance, relative.reach + max_distance + 1)
-        relative = Window(relative.bias[(slice(None), *[kept] * num_axes)])
+        relative = WindowBias(relative.bias[(slice(None), *[kept] * num_axes)])
     return on_device(relative)
 
 
 def build_kernel(name: str, relative: RelativeKernel | None, dim: int) -> ContentKernel:
     """Return a content kernel. Learned features get random parameters."""
     kernel = make_kernel(
-        name, dim + (relative.num_position_features if isinstance(relative, RotationJoint) else 0)
+        name,
+        dim + (relative.num_position_features if isinstance(relative, JointSinusoidalBias) else 0),
     )
     return on_device(with_noise(kernel) if name in LEARNED_KERNELS else kernel)
 
@@ -407,7 +412,7 @@ def reference_attention(
     relative = (
         None if relative is None else relative.adapt_to_kernel(kernel).adapt_to_positions(positions)
     )
-    if isinstance(relative, RotationJoint):
+    if isinstance(relative, JointSinusoidalBias):
         query, key = relative.append_sinusoids(query, key, positions, scale=scale)
         relative, scale = None, 1.0
     query_features, key_features = math.sqrt(scale) * query, math.sqrt(scale) * key
@@ -427,7 +432,7 @@ def reference_attention(
         )
         numerator = denominator.clone()
         numerator[:, :, num_prefix:, num_prefix:] = rotated[0] @ rotated[1].transpose(-2, -1)
-    if isinstance(kernel, Concatenation):
+    if isinstance(kernel, ConcatenationKernel):
         numerator = denominator = torch.relu(
             scale * (query.sum(-1)[..., :, None] + key.sum(-1)[..., None, :])
         )

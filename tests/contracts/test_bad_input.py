@@ -32,7 +32,7 @@ from teka.models import Performer, PerformerConfig
 from teka.nn import (
     Attention,
     AttentionPool,
-    EmbeddedTable,
+    EmbeddedBiasTable,
     LearnedFeatures,
     LearnedRelativeKernel,
     MultiheadAttention,
@@ -216,7 +216,7 @@ ENTRIES = {
         constructor(PerformerConfig).good,
         PerformerConfig,
     ),
-    "EmbeddedTable": constructor(EmbeddedTable),
+    "EmbeddedBiasTable": constructor(EmbeddedBiasTable),
     "RandomFeatures": constructor(RandomFeatures, kernel="positive"),
     "LearnedFeatures": constructor(LearnedFeatures, kernel="hedgehog"),
     "layer": Entry(LAYER.forward, {"tokens": TOKENS, "grid": GRID}, Attention),

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import (
-    Clipped,
+    ClippedDistanceBias,
     ContentKernel,
     FeatureKernel,
+    JointSinusoidalBias,
     PositiveFeatures,
     RelativeKernel,
-    RotationJoint,
     Taylor2,
     attention,
     decode,
@@ -145,7 +145,7 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
     def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)
         positions = replace(sites, num_prefix_tokens=num_prefix_tokens)
-        on_torus = isinstance(relative, RotationJoint) and any(positions.periods)
+        on_torus = isinstance(relative, JointSinusoidalBias) and any(positions.periods)
         kernel_for_positions = (
             relative if relative is None or on_torus else relative.adapt_to_positions(positions)
         )
@@ -449,7 +449,7 @@ def test_causal_rings_need_a_bounded_sequence(kernel: str, grid: Grid):
     inputs = draw_inputs(15, heads=HEADS, dim=DIM)
     case = Case(kernel, "clipped", "rings")
     built, relative = build_pair(case, grid.num_axes)
-    assert isinstance(relative, Clipped)
+    assert isinstance(relative, ClippedDistanceBias)
     with pytest.raises(
         ValueError, match=r"backend must be one of 'auto', 'dense' for this kernel.*got 'rings'"
     ):

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import ContentKernel, FeatureKernel, RelativeKernel, RotationJoint, attention
+from teka.functional import (
+    ContentKernel,
+    FeatureKernel,
+    JointSinusoidalBias,
+    RelativeKernel,
+    attention,
+)
 from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.positions import Positions
 from teka.nn import Attention
@@ -88,7 +94,7 @@ def fitted(
     if not isinstance(kernel, FeatureKernel):
         return kernel
     query, key, scale = inputs[0], inputs[1], SCALE
-    if isinstance(relative, RotationJoint):
+    if isinstance(relative, JointSinusoidalBias):
         query, key = relative.append_sinusoids(query, key, positions, scale=scale)
         scale = 1.0
     return kernel.with_statistics(query, key, scale=scale, query_mask=None, key_mask=mask)

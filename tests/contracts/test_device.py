@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from teka import Grid, precision
-from teka.functional import KERNELS, RELATIVES, RotationJoint, attention, positions
+from teka.functional import KERNELS, RELATIVES, JointSinusoidalBias, attention, positions
 from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.relative.biases import DecayRelativeKernel
 from teka.functional.relative.relative_kernel import RelativeKernel
@@ -176,7 +176,7 @@ def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
 
 def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: bool) -> None:
     kind = None if case.relative is None else RELATIVES[case.relative]
-    is_bounded = kind is not None and issubclass(kind, RotationJoint | DecayRelativeKernel)
+    is_bounded = kind is not None and issubclass(kind, JointSinusoidalBias | DecayRelativeKernel)
     # A named kernel has too many rings for a small periodic grid.
     grid = Grid(11) if is_causal else Grid((5, 7), periodic=not by_name and not is_bounded)
     inputs = draw_inputs(first + grid.num_tokens, dtype=torch.float32)

@@ -12,11 +12,11 @@ from teka._compat import replace
 from teka.functional import (
     BACKENDS,
     RELATIVES,
-    Clipped,
+    ClippedDistanceBias,
     Fourier,
+    JointSinusoidalBias,
     RelativeKernel,
-    RotationJoint,
-    Window,
+    WindowBias,
     attention,
 )
 from teka.functional.kernels import RANDOM_KERNELS
@@ -126,14 +126,14 @@ def supports_periodic_axes(case: Case, size: Size) -> bool:
     if not any(size.periodic):
         return True
     kind = None if case.relative is None else RELATIVES[case.relative]
-    if kind is not None and issubclass(kind, RotationJoint):
+    if kind is not None and issubclass(kind, JointSinusoidalBias):
         return False
     if kind is not None and issubclass(kind, DecayRelativeKernel):
         return case.backend != "linear"
     wrapped = [side for side, periodic in zip(size.shape, size.periodic, strict=True) if periodic]
-    if kind is Window:
+    if kind is WindowBias:
         return all(2 * min(size.max_distance, 2) < side for side in wrapped)
-    if kind is not None and issubclass(kind, Clipped):
+    if kind is not None and issubclass(kind, ClippedDistanceBias):
         return all(2 * (size.max_distance - 1) < side for side in wrapped)
     return True
 

@@ -48,7 +48,7 @@ WHERE: dict[str, tuple[str, str]] = {
     ),
     "strategy 1 not equivariant": (
         "test_product_form_is_equivariant_and_joint_form_is_not",
-        "RotationJoint",
+        "JointSinusoidalBias",
     ),
     "strategy 1 worse than the mean": ("test_inaccurate_joint_estimate_is_reported", "joint"),
     "position heads never redrawn": ("test_position_heads_are_redrawn", "NeverRedrawn"),
@@ -93,9 +93,9 @@ def test_product_form_is_equivariant_and_joint_form_is_not():
         kind.random_example(
             Generator().manual_seed(0), heads=3, dim=5, num_axes=2, kernel="positive"
         )
-        for kind in (relative.Rotation, relative.RotationJoint)
+        for kind in (relative.SinusoidalBias, relative.JointSinusoidalBias)
     )
-    assert isinstance(joint, relative.RotationJoint)
+    assert isinstance(joint, relative.JointSinusoidalBias)
     shift = torch.tensor([4.0, 3.0], dtype=torch.float64)
     for num_features in (64, 1024):
         drawn = [
@@ -110,10 +110,10 @@ def test_product_form_is_equivariant_and_joint_form_is_not():
 
 def test_inaccurate_joint_estimate_is_reported():
     query, key, value = draw_inputs(64, dim=16, scale=1.0)
-    joint = relative.RotationJoint.random_example(
+    joint = relative.JointSinusoidalBias.random_example(
         Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive"
     )
-    assert isinstance(joint, relative.RotationJoint)
+    assert isinstance(joint, relative.JointSinusoidalBias)
     projection = draw_projection(
         185, 16 + joint.num_position_features, generator=Generator().manual_seed(1)
     )
@@ -135,8 +135,10 @@ class NeverRedrawn(LearnedRelativeKernel):
         super().__init__("clipped_features", dim_head=dim_head)
         self.register_buffer("draw", self.random_features.projection.clone())
 
-    def forward(self) -> relative.ClippedFeatures:
-        return relative.ClippedFeatures(self.distance_embedding, projection=self.get_buffer("draw"))
+    def forward(self) -> relative.ClippedDistanceFeatures:
+        return relative.ClippedDistanceFeatures(
+            self.distance_embedding, projection=self.get_buffer("draw")
+        )
 
 
 @pytest.mark.parametrize(("is_redrawn", "is_correct"), [(True, True), (False, False)])
@@ -188,7 +190,7 @@ def test_non_square_grids_keep_their_shape(
 
 
 @dataclass(frozen=True)
-class RingsInSinglePrecision(relative.Clipped):
+class RingsInSinglePrecision(relative.ClippedDistanceBias):
     """A faulty version that always computes logits in float32."""
 
     name: ClassVar[str] = "rings_in_single_precision"
@@ -200,17 +202,17 @@ class RingsInSinglePrecision(relative.Clipped):
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_correct"), [(relative.Clipped, True), (RingsInSinglePrecision, False)]
+    ("kind", "is_correct"), [(relative.ClippedDistanceBias, True), (RingsInSinglePrecision, False)]
 )
 @pytest.mark.parametrize("backend", ["dense", "rings"])
 def test_float64_is_not_rounded_to_float32(
-    kind: type[relative.Clipped], backend: str, is_correct: bool
+    kind: type[relative.ClippedDistanceBias], backend: str, is_correct: bool
 ):
     inputs = draw_inputs(15)
     embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
     positions = Positions(Grid((3, 5)))
     reference = reference_attention(
-        inputs, SquaredRelu(), relative.Clipped(embedding), positions, scale=0.4
+        inputs, SquaredRelu(), relative.ClippedDistanceBias(embedding), positions, scale=0.4
     )
     output = attention(
         *inputs,
@@ -232,7 +234,7 @@ def rings_of_teka(query: Tensor, value: Tensor, grid: Grid) -> Tensor:
         query,
         value,
         kernel="constant",
-        relative=relative.Clipped(embedding),
+        relative=relative.ClippedDistanceBias(embedding),
         grid=grid,
         scale=1.0,
         backend="rings",

@@ -12,11 +12,11 @@ from torch import Generator, Tensor
 from teka import Grid
 from teka.functional import (
     RELATIVES,
-    Clipped,
+    ClippedDistanceBias,
     ContentKernel,
+    JointSinusoidalBias,
     RelativeKernel,
-    RotationJoint,
-    Window,
+    WindowBias,
     attention,
     draw_projection,
 )
@@ -143,7 +143,7 @@ def test_float32_is_precise_far_from_the_origin(pair: Case, origin: float):
 @parametrize_by_kernel(IN_EXPECTATION_PAIRS)
 def test_more_features_reduce_the_shift_error_of_the_joint_form(pair: Case):
     relative = build_relative(pair.relative, kernel=pair.kernel, heads=HEADS, dim=DIM, num_axes=2)
-    assert isinstance(relative, RotationJoint)
+    assert isinstance(relative, JointSinusoidalBias)
     # Vectors are short, because long vectors need more features to show the rate.
     relative = dataclasses.replace(relative, scale=relative.scale / 8)
     kernel = build_kernel(pair.kernel, relative, DIM)
@@ -206,20 +206,20 @@ def test_rolling_a_periodic_grid_rolls_the_output(
             query, key, value, kernel=kernel, relative=relative, grid=grid, backend=case.backend
         )
 
-    if isinstance(relative, RotationJoint):
+    if isinstance(relative, JointSinusoidalBias):
         with pytest.raises(ValueError, match="no periodic axis"):
             attend(*inputs)
         return
     if (
         case.backend == "rings"
-        and isinstance(relative, Clipped)
-        and not relative.supports_rings(grid)
+        and isinstance(relative, ClippedDistanceBias)
+        and not relative.can_use_rings(grid)
     ):
         with pytest.raises(ValueError, match=r"backend must be .*got 'rings'"):
             attend(*inputs)
         return
     if (
-        isinstance(relative, Window)
+        isinstance(relative, WindowBias)
         and case.backend == "windows"
         and min(grid.shape) <= 2 * relative.reach
     ):

@@ -10,7 +10,7 @@ from teka.functional import (
     PROJECTIONS,
     FeatureKernel,
     HyperbolicFeatures,
-    OptimalFeatures,
+    OptimalPositiveFeatures,
     PositiveFeatures,
     TrigonometricFeatures,
     draw_projection,
@@ -50,7 +50,7 @@ def hyperbolic(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
 
 def optimal(kernel: FeatureKernel, vectors: Tensor) -> Tensor:
     """(1 − 4A)^(d/4) exp(A‖w‖² + √(1 − 4A) wᵀx − ‖x‖²/2) / √m, for unit-normal queries and keys."""
-    assert isinstance(kernel, OptimalFeatures)
+    assert isinstance(kernel, OptimalPositiveFeatures)
     x = math.sqrt(SCALE) * vectors
     s = 2 * DIM * SCALE
     rho = 2 * DIM / (math.sqrt((2 * s + DIM) ** 2 + 8 * DIM * s) + 2 * s + DIM)

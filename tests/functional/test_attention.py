@@ -9,18 +9,18 @@ import torch
 from torch import Generator, Tensor
 
 from teka import Grid
-from teka.functional import Clipped, PositiveFeatures, Rotation, attention
+from teka.functional import ClippedDistanceBias, PositiveFeatures, SinusoidalBias, attention
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
 TOLERANCE = 1e-12
 
 
-def rotation(heads: int, num_axes: int) -> Rotation:
+def rotation(heads: int, num_axes: int) -> SinusoidalBias:
     """A rotation kernel with two scales."""
     cosine_weight, sine_weight = torch.randn(
         2, heads, num_axes, 2, dtype=torch.float64, generator=Generator().manual_seed(0)
     )
-    return Rotation(torch.ones(2, dtype=torch.float64), cosine_weight, sine_weight)
+    return SinusoidalBias(torch.ones(2, dtype=torch.float64), cosine_weight, sine_weight)
 
 
 def test_default_is_softmax_attention():
@@ -108,15 +108,17 @@ def test_named_random_kernel_ignores_the_global_seed():
 
 def test_underflowing_weights_give_finite_outputs():
     query, key, value = draw_inputs(5, dtype=torch.float32)
-    huge = Rotation(torch.tensor([math.pi]), torch.full((3, 1, 1), 1e4), torch.full((3, 1, 1), 1e4))
+    huge = SinusoidalBias(
+        torch.tensor([math.pi]), torch.full((3, 1, 1), 1e4), torch.full((3, 1, 1), 1e4)
+    )
     output = attention(query, key, value, kernel="squared_relu", relative=huge, grid=Grid((5,)))
     assert torch.isfinite(output).all()
 
 
-def rotation_of_two_scales(heads: int, num_axes: int) -> Rotation:
+def rotation_of_two_scales(heads: int, num_axes: int) -> SinusoidalBias:
     """A rotation kernel with two scales."""
     weight = torch.ones(heads, num_axes, 2)
-    return Rotation(torch.ones(2), weight, weight)
+    return SinusoidalBias(torch.ones(2), weight, weight)
 
 
 def call(**changed: Any) -> Tensor:
@@ -275,7 +277,7 @@ BAD = {
         r"projection must have shape \(features, 5\).*got \(7, 4\)",
     ),
     "embeddings of another size": (
-        {"relative": Clipped(torch.zeros(4, 6)), "grid": GRID},
+        {"relative": ClippedDistanceBias(torch.zeros(4, 6)), "grid": GRID},
         r"relative.distance_embedding must have shape \(rings, 5\).*got \(4, 6\)",
     ),
 }

@@ -8,7 +8,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import (
     KERNELS,
-    Clipped,
+    ClippedDistanceBias,
     ContentKernel,
     Decay,
     DecodingState,
@@ -228,8 +228,8 @@ def test_kernels_may_be_given_by_name():
 
 def test_tokens_are_one_ring_width_apart():
     _, built = build_pair("squared_relu", "clipped")
-    assert isinstance(built, Clipped)
-    wide = Clipped(built.distance_embedding, ring_width=2.5)
+    assert isinstance(built, ClippedDistanceBias)
+    wide = ClippedDistanceBias(built.distance_embedding, ring_width=2.5)
     inputs = draw_inputs(9)
     decoded, _ = decode_all(inputs, "squared_relu", wide)
     expected = attention(

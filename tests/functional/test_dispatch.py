@@ -6,10 +6,10 @@ import torch
 from teka import Grid
 from teka.functional import (
     BACKENDS,
-    Clipped,
+    ClippedDistanceBias,
     ContentKernel,
     RelativeKernel,
-    Rotation,
+    SinusoidalBias,
     Softmax,
     SquaredRelu,
     attention,
@@ -37,9 +37,9 @@ def costs(
     return backend_costs(Workload(kernel, relative, positions, *sizes))
 
 
-def rotation() -> Rotation:
+def rotation() -> SinusoidalBias:
     relative = make_relative("rotation", heads=1, dim=16, num_axes=2, kernel="squared_relu")
-    assert isinstance(relative, Rotation)
+    assert isinstance(relative, SinusoidalBias)
     return relative
 
 
@@ -83,7 +83,7 @@ def test_large_batches_change_the_backend():
 
 
 def test_rings_need_a_grid_with_spacing_one():
-    relative = Clipped(torch.zeros(4, 16))
+    relative = ClippedDistanceBias(torch.zeros(4, 16))
     for grid, expected in (
         (Grid((9, 9)), {"dense", "rings"}),
         (Grid((9, 9), 2.0), {"dense"}),
@@ -93,7 +93,7 @@ def test_rings_need_a_grid_with_spacing_one():
         assert set(costs(SquaredRelu(), relative, grid, num_tokens=81, dim=16)) == expected
 
 
-@pytest.mark.parametrize("relative", [None, rotation(), Clipped(torch.zeros(7, 16))])
+@pytest.mark.parametrize("relative", [None, rotation(), ClippedDistanceBias(torch.zeros(7, 16))])
 def test_fast_backends_scale_better_than_dense(relative: RelativeKernel | None):
     small, large = (
         costs(SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=16)
@@ -119,13 +119,12 @@ def test_causal_attention_has_fewer_backends():
     sizes = {"num_tokens": 81, "dim": 16, "is_causal": True}
     assert set(costs(SquaredRelu(), None, None, **sizes)) == {"dense", "linear"}
     assert set(costs(SquaredRelu(), rotation(), Grid((9, 9)), **sizes)) == {"dense"}
-    assert set(costs(SquaredRelu(), Clipped(torch.zeros(4, 16)), Grid((9, 9)), **sizes)) == {
-        "dense"
-    }
-    assert set(costs(SquaredRelu(), Clipped(torch.zeros(4, 16)), Grid(81), **sizes)) == {
-        "dense",
-        "rings",
-    }
+    assert set(
+        costs(SquaredRelu(), ClippedDistanceBias(torch.zeros(4, 16)), Grid((9, 9)), **sizes)
+    ) == {"dense"}
+    assert set(
+        costs(SquaredRelu(), ClippedDistanceBias(torch.zeros(4, 16)), Grid(81), **sizes)
+    ) == {"dense", "rings"}
 
 
 def test_two_grids_have_fewer_backends():
@@ -153,7 +152,7 @@ def test_unknown_backend_suggests_the_closest_name():
 
 
 @dataclass(frozen=True, slots=True)
-class Slotted(Clipped):
+class Slotted(ClippedDistanceBias):
     """A relative kernel whose settings are not in `__dict__`."""
 
 

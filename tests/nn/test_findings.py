@@ -9,9 +9,9 @@ import torch
 from teka.nn.diagnostics.report import (
     RECOMMENDATIONS,
     ApproximationErrors,
-    FeatureErrors,
     Finding,
     HeadMeasurements,
+    RandomFeatureErrors,
     ShiftErrors,
     find_problems,
     required_num_features,
@@ -23,7 +23,7 @@ GOOD_HEADS = HeadMeasurements(
     relative="rotation",
     heads=(2, 3),
     backend="toeplitz",
-    features=FeatureErrors(
+    features=RandomFeatureErrors(
         "softmax × rotation",
         64,
         is_biased=False,
@@ -66,9 +66,11 @@ def gains(largest: float, share: float, bound: float | None = None) -> dict[str,
     }
 
 
-def feature_errors(error: float, spread: float = 1.0, is_biased: bool = False) -> FeatureErrors:
+def feature_errors(
+    error: float, spread: float = 1.0, is_biased: bool = False
+) -> RandomFeatureErrors:
     errors = ApproximationErrors(error, 0.4, spread)
-    return FeatureErrors(
+    return RandomFeatureErrors(
         "softmax", 64, is_biased=is_biased, total=errors, by_head=(GOOD_ERRORS, errors)
     )
 

@@ -10,8 +10,14 @@ from torch import Tensor, nn
 
 from reproduction.flops import flop_counter
 from teka import Grid, functional
-from teka.functional import KERNELS, RELATIVES, Quadratic
-from teka.nn import Attention, EmbeddedTable, LearnedFeatures, LearnedRelativeKernel, prune_heads
+from teka.functional import KERNELS, RELATIVES, QuadraticBias
+from teka.nn import (
+    Attention,
+    EmbeddedBiasTable,
+    LearnedFeatures,
+    LearnedRelativeKernel,
+    prune_heads,
+)
 from teka.nn.relative import RelativeModule
 from tests.contracts.cases import relative_error
 
@@ -113,7 +119,10 @@ def test_the_backend_is_reset_without_position_heads():
             "relative": LearnedRelativeKernel("quadratic", num_axes=2, heads=HEADS),
             "kernel": "constant",
         },
-        {"relative": EmbeddedTable(2, HEADS, max_offset=4, embedding_dim=7), "kernel": "constant"},
+        {
+            "relative": EmbeddedBiasTable(2, HEADS, max_offset=4, embedding_dim=7),
+            "kernel": "constant",
+        },
         {"relative": None, "kernel": LearnedFeatures("hedgehog", WIDTH, HEADS)},
         {
             "relative": LearnedRelativeKernel("clipped", dim_head=WIDTH),
@@ -205,14 +214,14 @@ def test_bad_heads_are_errors():
 
 def test_relative_kernels_without_head_parameters_are_errors():
     class Twisted(RelativeModule):
-        kernel_class = Quadratic
+        kernel_class = QuadraticBias
 
         def __init__(self, heads: int) -> None:
             super().__init__()
             self.center = nn.Parameter(torch.zeros(heads, 2))
 
-        def forward(self) -> Quadratic:
-            return Quadratic(self.center, torch.ones(len(self.center)))
+        def forward(self) -> QuadraticBias:
+            return QuadraticBias(self.center, torch.ones(len(self.center)))
 
     layer = build(relative=Twisted(HEADS), kernel="constant")
     with pytest.raises(ValueError, match=r"relative kernel must be .*got 'Twisted'"):

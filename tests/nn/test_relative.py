@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from teka import functional
 from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
-from teka.nn import Attention, AttentionOptions, EmbeddedTable, LearnedRelativeKernel
+from teka.nn import Attention, AttentionOptions, EmbeddedBiasTable, LearnedRelativeKernel
 from teka.nn.head_groups import make_relative_kernel
 from teka.nn.relative import relative_kernel_class
 from tests.contracts.cases import with_leaves
@@ -178,7 +178,7 @@ def test_table_is_initially_zero_and_embedded_table_differs_by_head():
     )
     assert LearnedRelativeKernel("table", num_axes=2, heads=3, max_offset=4)().max_offset == 4
     torch.manual_seed(0)
-    module = EmbeddedTable(2, 50, max_offset=6, embedding_dim=40)
+    module = EmbeddedBiasTable(2, 50, max_offset=6, embedding_dim=40)
     tables = module().tables
     assert tables.shape == (50, 2, 13)
     assert float(tables.detach().var()) == pytest.approx(1 / 3, rel=0.15)

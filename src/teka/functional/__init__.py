@@ -14,24 +14,24 @@ from teka.functional.kernels.content_kernel import ContentKernel, FeatureKernel
 from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernels.random_features import (
     HyperbolicFeatures,
-    OptimalFeatures,
+    OptimalPositiveFeatures,
     PositiveFeatures,
     TrigonometricFeatures,
 )
 from teka.functional.kernels.random_projection import PROJECTIONS
 from teka.functional.kernels.rectified import Focused, Relu, SquaredRelu
-from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
+from teka.functional.kernels.similarity import ConcatenationKernel, DotProduct, Gaussian
 from teka.functional.positions import length_mask
 from teka.functional.relative import RELATIVES
 from teka.functional.relative.biases import Alibi, Decay, Kerple, T5Bias
-from teka.functional.relative.clipped import Clipped, ClippedFeatures
+from teka.functional.relative.clipped import ClippedDistanceBias, ClippedDistanceFeatures
 from teka.functional.relative.fourier import Fourier
-from teka.functional.relative.quadratic import BiasTable, GeneralizedQuadratic, Quadratic
+from teka.functional.relative.quadratic import BiasTable, GeneralizedQuadraticBias, QuadraticBias
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.relative.rotary import Rotary
-from teka.functional.relative.rotation import Rotation, RotationJoint
+from teka.functional.relative.rotation import JointSinusoidalBias, SinusoidalBias
 from teka.functional.relative.signed_offsets import Shaw, TransformerXLBias
-from teka.functional.relative.window import Window
+from teka.functional.relative.window import WindowBias
 
 __all__ = [
     "BACKENDS",
@@ -40,9 +40,9 @@ __all__ = [
     "RELATIVES",
     "Alibi",
     "BiasTable",
-    "Clipped",
-    "ClippedFeatures",
-    "Concatenation",
+    "ClippedDistanceBias",
+    "ClippedDistanceFeatures",
+    "ConcatenationKernel",
     "Constant",
     "ContentKernel",
     "Decay",
@@ -53,26 +53,26 @@ __all__ = [
     "Focused",
     "Fourier",
     "Gaussian",
-    "GeneralizedQuadratic",
+    "GeneralizedQuadraticBias",
     "Hedgehog",
     "HyperbolicFeatures",
+    "JointSinusoidalBias",
     "Kerple",
-    "OptimalFeatures",
+    "OptimalPositiveFeatures",
     "PositiveFeatures",
-    "Quadratic",
+    "QuadraticBias",
     "RelativeKernel",
     "Relu",
     "Rotary",
-    "Rotation",
-    "RotationJoint",
     "Shaw",
+    "SinusoidalBias",
     "Softmax",
     "SquaredRelu",
     "T5Bias",
     "Taylor2",
     "TransformerXLBias",
     "TrigonometricFeatures",
-    "Window",
+    "WindowBias",
     "attention",
     "decode",
     "default_num_features",

@@ -68,7 +68,7 @@ class ChunkedLinearAttention:
             return False
         if any(getattr(kernel, name) is not None for name in kernel.statistics_fields):
             return False
-        return relative is None or relative.has_linear_features
+        return relative is None or relative.has_features_with_positions
 
     def attend(self, query: Queries, key: Keys, value: Values) -> Outputs:
         """Return the outputs of all queries."""

@@ -8,7 +8,7 @@ from teka.nn.options import AttentionOptions
 from teka.nn.pooling import AttentionPool, SpaceToDepth
 from teka.nn.position_embedding import LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from teka.nn.prune_heads import prune_heads
-from teka.nn.relative import EmbeddedTable, LearnedRelativeKernel, RelativeModule
+from teka.nn.relative import EmbeddedBiasTable, LearnedRelativeKernel, RelativeModule
 from teka.nn.sampling import (
     AttentionDownsample,
     AttentionUpsample,
@@ -26,7 +26,7 @@ __all__ = [
     "AttentionOptions",
     "AttentionPool",
     "AttentionUpsample",
-    "EmbeddedTable",
+    "EmbeddedBiasTable",
     "LearnedFeatures",
     "LearnedPositionEmbedding",
     "LearnedRelativeKernel",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
-from teka.functional import KERNELS, ClippedFeatures, ContentKernel, RelativeKernel
+from teka.functional import KERNELS, ClippedDistanceFeatures, ContentKernel, RelativeKernel
 from teka.functional.attention_plan import make_attention_plan, unchecked_attention
 from teka.functional.backends.costs import Cost
 from teka.functional.dispatch import Workload, backend_costs
@@ -257,7 +257,7 @@ def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -
     kernel, relative = options.kernel, options.relative
     is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
     kind = relative_kernel_class(relative)
-    is_for_positions = kind is not None and issubclass(kind, ClippedFeatures)
+    is_for_positions = kind is not None and issubclass(kind, ClippedDistanceFeatures)
     if options.num_features is not None and not is_random and not is_for_positions:
         expected = f"None with kernel={kernel!r}, which has no random features"
         raise wrong_value("num_features", options.num_features, expected)

@@ -212,7 +212,7 @@ class LearnedRelativeKernel(RelativeModule):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-class EmbeddedTable(RelativeModule):
+class EmbeddedBiasTable(RelativeModule):
     """Tables of learned position biases for each axis, each entry an inner product of embeddings.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
@@ -226,7 +226,7 @@ class EmbeddedTable(RelativeModule):
         400 for the size.
 
     >>> import torch, teka
-    >>> relative = teka.nn.EmbeddedTable(num_axes=2, heads=3, max_offset=4, embedding_dim=400)
+    >>> relative = teka.nn.EmbeddedBiasTable(num_axes=2, heads=3, max_offset=4, embedding_dim=400)
     >>> relative().tables.shape
     torch.Size([3, 2, 9])
     >>> relative.embeddings[0].weight.shape, relative.head_vectors[0].weight.shape

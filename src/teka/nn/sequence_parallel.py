@@ -91,7 +91,7 @@ def why_not_shardable(layer: Attention) -> str | None:
             return f"with kernel={kernel.name!r}, which has no features"
         if type(kernel).with_statistics is not FeatureKernel.with_statistics and not layer.causal:
             return f"with kernel={kernel.name!r}, which is fitted to all tokens"
-        if relative is not None and not relative.has_linear_features:
+        if relative is not None and not relative.has_features_with_positions:
             return f"with relative={relative.name!r}, whose sums are not sums of features"
         if group.backend not in ("auto", "linear"):
             return f"with backend={group.backend!r}"

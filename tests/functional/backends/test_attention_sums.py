@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Quadratic, Shaw, attention
+from teka.functional import QuadraticBias, Shaw, attention
 from teka.functional.backends.attention_sums import (
     LinearAttentionInputs,
     WeightedSums,
@@ -50,7 +50,7 @@ def test_where_no_key_counts_nothing_is_taken_from_other_sums():
     query, key, value = draw_inputs(13, dim=8)
     keep = torch.arange(13).expand(2, -1) >= 7
     shaw = Shaw(torch.randn(1, 5, 8, dtype=torch.float64))
-    far = Quadratic(torch.full((3, 1), 40.0).double(), torch.full((3,), 0.3).double())
+    far = QuadraticBias(torch.full((3, 1), 40.0).double(), torch.full((3,), 0.3).double())
     for relative, first, backend in ((shaw, 0, "rings"), (far, 1, "toeplitz"), (far, 2, "fft")):
         placement = {
             "relative": relative,

@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import GeneralizedQuadratic, attention
+from teka.functional import GeneralizedQuadraticBias, attention
 from teka.functional.backends import feature_chunks
-from teka.functional.backends.fft import fft_sums, have_same_spacing, next_fast_length
+from teka.functional.backends.fft import fft_weighted_sums, have_same_spacing, next_fast_length
 from teka.functional.relative.stationary import StationaryRelativeKernel
 from tests.contracts.cases import (
     build_relative,
@@ -21,7 +21,7 @@ from tests.contracts.cases import (
     with_leaves,
 )
 
-FFT = sys.modules[fft_sums.__module__]
+FFT = sys.modules[fft_weighted_sums.__module__]
 STATIONARY = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier")
 
 
@@ -120,14 +120,14 @@ def test_two_grids_of_two_spacings_do_not_fit():
     assert not have_same_spacing(Grid(8), Grid(4, spacing=2.0, origin=0.5))
 
 
-def hard_kernels() -> list[GeneralizedQuadratic]:
+def hard_kernels() -> list[GeneralizedQuadraticBias]:
     """Narrow Gaussians about centres in and far outside the grid: from some cells c is small everywhere."""
     generator = Generator().manual_seed(0)
     kernels = []
     for precision, reach in ((1.0, 3.0), (5.0, 10.0), (50.0, 2.0), (50.0, 30.0)):
         center = reach * (2 * torch.rand(3, 2, generator=generator, dtype=torch.float64) - 1)
         factor = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64) * precision**0.5
-        kernels.append(GeneralizedQuadratic(center, factor))
+        kernels.append(GeneralizedQuadraticBias(center, factor))
     return kernels
 
 
@@ -165,7 +165,7 @@ def test_gradients_are_those_of_every_pair(name: str):
 @pytest.mark.parametrize(
     "relative", hard_kernels(), ids=["mild", "far", "narrow", "narrow and far"]
 )
-def test_gradients_of_repaired_rows_are_those_of_every_pair(relative: GeneralizedQuadratic):
+def test_gradients_of_repaired_rows_are_those_of_every_pair(relative: GeneralizedQuadraticBias):
     check_gradients(relative, Grid((11, 9)), 99)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 
 from teka import Grid
-from teka.functional import KERNELS, RELATIVES, FeatureKernel, RotationJoint
+from teka.functional import KERNELS, RELATIVES, FeatureKernel, JointSinusoidalBias
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
@@ -30,7 +30,7 @@ from tests.contracts.cases import (
 FACTORS = [
     name
     for name, kind in RELATIVES.items()
-    if issubclass(kind, PositiveRelativeKernel) and not issubclass(kind, RotationJoint)
+    if issubclass(kind, PositiveRelativeKernel) and not issubclass(kind, JointSinusoidalBias)
 ]
 BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
 

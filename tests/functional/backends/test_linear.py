@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from teka import Grid
-from teka.functional import Clipped, FeatureKernel, attention
+from teka.functional import ClippedDistanceBias, FeatureKernel, attention
 from teka.functional.backends import linear
 from teka.functional.backends.attention_sums import LinearAttentionInputs, append_ones
 from teka.functional.backends.linear import CHUNK_TOKENS, position_free_sums
@@ -232,14 +232,14 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
     tokens = LinearAttentionInputs(
         query, query_features, key_features, value, log_scale if scaled else None, mask
     )
-    log_rings = Clipped(embedding).log_rings(query, scale=0.4)
+    log_rings = ClippedDistanceBias(embedding).log_rings(query, scale=0.4)
     return causal_ring_sums(log_rings, tokens, Grid(NUM_TOKENS)).normalize(nonnegative=True)
 
 
 def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
     query, query_features, key_features, log_scale, value, embedding = inputs
     offsets = Grid(NUM_TOKENS).offsets(dtype=torch.float64)
-    log_factor = Clipped(embedding).log_weights(query, offsets, scale=0.4)
+    log_factor = ClippedDistanceBias(embedding).log_weights(query, offsets, scale=0.4)
     if scaled:
         log_factor = log_factor + log_scale[:, :, None]
     keep = torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool).tril()[None, None]

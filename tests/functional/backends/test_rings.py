@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Clipped, attention
+from teka.functional import ClippedDistanceBias, attention
 from teka.functional.backends import feature_chunks
 from teka.functional.backends.costs import Cost
 from teka.functional.backends.rings import ring_sums, rings_cost
@@ -56,7 +56,7 @@ def run(kernel: str) -> list[Tensor]:
         key,
         value,
         kernel=kernel,
-        relative=Clipped(embedding),
+        relative=ClippedDistanceBias(embedding),
         grid=Grid((5, 7)),
         key_mask=draw_mask(2, 35),
         backend="rings",
@@ -86,7 +86,7 @@ def test_a_ring_without_kept_keys_cannot_push_the_others_out_of_range():
         key,
         value,
         kernel="constant",
-        relative=Clipped(embedding),
+        relative=ClippedDistanceBias(embedding),
         grid=Grid((7,)),
         key_mask=mask,
         backend="rings",

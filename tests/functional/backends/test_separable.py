@@ -6,7 +6,13 @@ from torch import Generator, Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from teka import Grid
-from teka.functional import PositiveFeatures, Quadratic, Rotation, attention, draw_projection
+from teka.functional import (
+    PositiveFeatures,
+    QuadraticBias,
+    SinusoidalBias,
+    attention,
+    draw_projection,
+)
 from teka.functional.backends import feature_chunks
 from teka.functional.backends.separable import apply_axis_matrices
 from teka.functional.positions import Positions
@@ -92,7 +98,7 @@ def test_chunks_of_features_change_neither_outputs_nor_gradients(
 
 
 def test_large_weights_stay_in_range():
-    relative = Rotation(
+    relative = SinusoidalBias(
         torch.tensor([1.0]), torch.full((3, 2, 1), 60.0), torch.full((3, 2, 1), -60.0)
     )
     query, key, value = draw_inputs(35, dtype=torch.float32)
@@ -113,7 +119,7 @@ def test_large_weights_stay_in_range():
 
 def test_rows_that_underflow_are_recomputed_for_features_of_both_signs():
     # This kernel is so sharp that a query whose own key is masked underflows.
-    relative = Quadratic(torch.zeros(1, 1).double(), torch.full((1,), 800.0).double())
+    relative = QuadraticBias(torch.zeros(1, 1).double(), torch.full((1,), 800.0).double())
     inputs, mask = draw_inputs(53, batch=1, heads=1, scale=3.0), torch.arange(53)[None] % 3 != 0
     outputs = [
         attention(
@@ -134,7 +140,7 @@ def test_the_product_of_the_axis_matrices_is_the_dense_kernel():
     key = Grid((6, 2, 5), (0.5, 1.0, 0.5), (True, False, False), origin=(0.0, 0.25, 0.1))
     positions = Positions(query, key=Positions(key))
     relative = build_relative("rotation", heads=3, dim=5, num_axes=3)
-    assert isinstance(relative, Rotation)
+    assert isinstance(relative, SinusoidalBias)
     log_matrices, log_peak = relative.log_weights_by_axis(
         positions, torch.zeros((), dtype=torch.float64)
     )

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from teka.functional import (
     HyperbolicFeatures,
-    OptimalFeatures,
+    OptimalPositiveFeatures,
     PositiveFeatures,
     TrigonometricFeatures,
     draw_projection,
@@ -97,7 +97,7 @@ SCALE = 0.4
 FORMULAS = {
     PositiveFeatures: (positive, 1e-12),
     HyperbolicFeatures: (hyperbolic, 1e-12),
-    OptimalFeatures: (optimal, 1e-12),
+    OptimalPositiveFeatures: (optimal, 1e-12),
     TrigonometricFeatures: (trigonometric, 1e-10),
 }
 
@@ -134,8 +134,8 @@ def test_projection_of_another_size_raises(
         (PositiveFeatures, "fixed_norm", 256, 0.435),
         (HyperbolicFeatures, "orthogonal", 64, 0.73),
         (HyperbolicFeatures, "orthogonal", 256, 0.605),
-        (OptimalFeatures, "orthogonal", 64, 0.74),
-        (OptimalFeatures, "orthogonal", 256, 0.515),
+        (OptimalPositiveFeatures, "orthogonal", 64, 0.74),
+        (OptimalPositiveFeatures, "orthogonal", 256, 0.515),
     ],
 )
 def test_error_to_softmax(
@@ -157,7 +157,7 @@ def estimate(
         kernel.key_exponent(key, scale=scale).exp(),
     )
     factor = 1.0
-    if isinstance(kernel, OptimalFeatures):
+    if isinstance(kernel, OptimalPositiveFeatures):
         coefficient = least_variance_coefficient(kernel.mean_square, query.shape[-1], scale=scale)
         factor = (1 - 4 * coefficient) ** (query.shape[-1] / 2)
     return factor * (left @ right.transpose(-2, -1)) / left.shape[-1]
@@ -180,7 +180,7 @@ def test_estimate_is_unbiased_and_converges(kind: str, projection: str):
         actual = []
         for seed in range(150):
             kernel = build(
-                HyperbolicFeatures if kind == "hyperbolic" else OptimalFeatures,
+                HyperbolicFeatures if kind == "hyperbolic" else OptimalPositiveFeatures,
                 num_draws,
                 6,
                 projection,
@@ -188,7 +188,7 @@ def test_estimate_is_unbiased_and_converges(kind: str, projection: str):
             )
             kernel = (
                 fitted(kernel, query, key, scale=0.6)
-                if isinstance(kernel, OptimalFeatures) and kind == "fitted"
+                if isinstance(kernel, OptimalPositiveFeatures) and kind == "fitted"
                 else kernel
             )
             actual.append(estimate(kernel, query, key, scale=0.6))
@@ -199,7 +199,7 @@ def test_estimate_is_unbiased_and_converges(kind: str, projection: str):
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.25)
 
 
-@pytest.mark.parametrize("kind", [HyperbolicFeatures, OptimalFeatures])
+@pytest.mark.parametrize("kind", [HyperbolicFeatures, OptimalPositiveFeatures])
 def test_orthogonal_draws_do_not_increase_variance(kind: type[ExponentialFeatureKernel]):
     query, key = (draw_vectors(1, 1, 5, 6, seed=seed, deviation=0.5) for seed in (1, 2))
     spread = {}
@@ -267,9 +267,11 @@ def test_hyperbolic_variance_ratio():
     assert relative_error(variances[0] / variances[1] / expected, torch.ones_like(expected)) < 0.1
 
 
-def fitted(kernel: OptimalFeatures, query: Tensor, key: Tensor, *, scale: float) -> OptimalFeatures:
+def fitted(
+    kernel: OptimalPositiveFeatures, query: Tensor, key: Tensor, *, scale: float
+) -> OptimalPositiveFeatures:
     actual = fit(kernel, query, key, scale=scale)
-    assert isinstance(actual, OptimalFeatures)
+    assert isinstance(actual, OptimalPositiveFeatures)
     return actual
 
 
@@ -283,7 +285,7 @@ def second_moment(query: Tensor, key: Tensor, coefficient: float) -> float:
 
 def test_optimal_second_moment():
     query, key = (draw_vectors(1, 1, 2, 3, seed=seed, deviation=0.5) for seed in (1, 2))
-    kernel = build(OptimalFeatures, 200_000, 3, "independent")
+    kernel = build(OptimalPositiveFeatures, 200_000, 3, "independent")
     coefficient = least_variance_coefficient(None, 3, scale=1.0)
     assert isinstance(coefficient, float)
     left, right = (kernel.query_exponent(vectors, scale=1.0).exp() for vectors in (query, key))
@@ -304,7 +306,9 @@ def test_optimal_coefficient_minimizes_second_moment(deviation: float, mean: flo
     for other in (0.0, 0.9 * best, 1.1 * best, 2 * best):
         assert least <= second_moment(query, key, other) + 1e-12
     shift = query.mean(dim=0) + key.mean(dim=0)
-    centred = fitted(build(OptimalFeatures, 7, 7), query[None, None], key[None, None], scale=1.0)
+    centred = fitted(
+        build(OptimalPositiveFeatures, 7, 7), query[None, None], key[None, None], scale=1.0
+    )
     assert centred.mean_square is not None
     expected = (query[:, None] + (key - shift)[None, :]).square().sum(dim=-1).mean()
     assert float(centred.mean_square) == pytest.approx(float(expected), rel=1e-12)
@@ -322,7 +326,7 @@ def test_optimal_coefficient_without_spread_is_zero():
 
 def test_optimal_ignores_common_offsets_as_softmax():
     query, key, _ = draw_inputs(6)
-    kernel = build(OptimalFeatures)
+    kernel = build(OptimalPositiveFeatures)
     moved = attention_matrix(kernel, query, key + 3.0, scale=0.4)
     assert relative_error(moved, attention_matrix(kernel, query, key, scale=0.4)) < 1e-12
 
@@ -330,7 +334,7 @@ def test_optimal_ignores_common_offsets_as_softmax():
 def test_optimal_statistics_use_kept_tokens_without_gradient():
     query, key, _ = (tensor.requires_grad_() for tensor in draw_inputs(6))
     mask, query_mask = draw_mask(2, 6), draw_mask(2, 6, seed=1)
-    kernel = build(OptimalFeatures).with_statistics(
+    kernel = build(OptimalPositiveFeatures).with_statistics(
         query, key, scale=0.4, query_mask=query_mask, key_mask=mask
     )
     for statistic in (kernel.mean_square, kernel.query_mean, kernel.key_mean):
@@ -350,7 +354,7 @@ def test_optimal_gradient_is_unbiased():
     query.requires_grad_()
     gradients = []
     for seed in range(300):
-        kernel = fitted(build(OptimalFeatures, 8, 5, seed=seed), query, key, scale=0.6)
+        kernel = fitted(build(OptimalPositiveFeatures, 8, 5, seed=seed), query, key, scale=0.6)
         gradients.append(
             torch.autograd.grad(estimate(kernel, query, key, scale=0.6).sum(), query)[0]
         )
@@ -368,17 +372,17 @@ def test_optimal_error_is_at_most_positive_error(deviation: float, mean: float):
     query, key = (
         draw_vectors(1, 2, 128, 16, seed=seed, deviation=deviation, mean=mean) for seed in (1, 2)
     )
-    errors = {OptimalFeatures: 0.0, PositiveFeatures: 0.0}
+    errors = {OptimalPositiveFeatures: 0.0, PositiveFeatures: 0.0}
     for seed in range(10):
         for kind in errors:
-            kernel = kind(build(OptimalFeatures, 128, 16, seed=seed).projection)
+            kernel = kind(build(OptimalPositiveFeatures, 128, 16, seed=seed).projection)
             errors[kind] += softmax_error(kernel, query, key, scale=0.25)
-    assert errors[OptimalFeatures] < errors[PositiveFeatures]
+    assert errors[OptimalPositiveFeatures] < errors[PositiveFeatures]
 
 
 def test_optimal_with_large_means():
     query, key = (draw_vectors(1, 2, 64, 16, seed=seed, mean=8.0, deviation=0.4) for seed in (1, 2))
-    kernel = build(OptimalFeatures, 256, 16)
+    kernel = build(OptimalPositiveFeatures, 256, 16)
     assert softmax_error(kernel, query, key, scale=0.25) < 0.1
     assert softmax_error(PositiveFeatures(kernel.projection), query, key, scale=0.25) > 1
 

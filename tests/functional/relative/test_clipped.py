@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from teka import Grid
-from teka.functional import Clipped, ClippedFeatures, attention, draw_projection
+from teka.functional import ClippedDistanceBias, ClippedDistanceFeatures, attention, draw_projection
 from tests.contracts.cases import draw_inputs, relative_error
 
 
@@ -22,7 +22,7 @@ def embedding(max_distance: int, dim: int = 5) -> Tensor:
 def test_clipped_attention_equals_formula(shape: tuple[int, ...], max_distance: int):
     grid = Grid(shape)
     query, key, value = draw_inputs(grid.num_tokens, batch=1, heads=2)
-    relative = Clipped(embedding(max_distance))
+    relative = ClippedDistanceBias(embedding(max_distance))
     output = attention(
         query, key, value, kernel="constant", relative=relative, grid=grid, backend="rings"
     )
@@ -40,7 +40,7 @@ def test_clipped_attention_equals_formula(shape: tuple[int, ...], max_distance: 
 
 
 def test_ring_is_clipped_manhattan_distance():
-    relative = Clipped(embedding(3), ring_width=2.0)
+    relative = ClippedDistanceBias(embedding(3), ring_width=2.0)
     offsets = torch.tensor(
         [[0, 0], [0.6, -0.3], [1.2, 0], [-3, 2.9], [3, -3.2], [100, 0]], dtype=torch.float64
     )
@@ -55,7 +55,7 @@ def test_spacing_and_ring_width_scale_together():
             key,
             value,
             kernel="constant",
-            relative=Clipped(embedding(3), step),
+            relative=ClippedDistanceBias(embedding(3), step),
             grid=Grid((3, 5), step),
         )
         for step in (1.0, 0.25, 3.0)
@@ -67,14 +67,19 @@ def test_spacing_and_ring_width_scale_together():
 def test_equal_offsets_are_in_the_same_ring():
     # Three cells of 0.1 are one and a half widths of 0.2: rounding must not put them now here, now
     # there.
-    ring = Clipped(embedding(4), ring_width=0.2).ring(Grid((11,), 0.1).offsets(dtype=torch.float64))
+    ring = ClippedDistanceBias(embedding(4), ring_width=0.2).ring(
+        Grid((11,), 0.1).offsets(dtype=torch.float64)
+    )
     for steps in range(11):
         assert len(set(ring.diagonal(steps).tolist())) == 1, steps
 
 
 @given(shift=st.floats(-50, 50))
 def test_shift_of_half_ring_distances(shift: float):
-    relative, positions = Clipped(embedding(4)), Grid((11,), 0.5).positions(dtype=torch.float64)
+    relative, positions = (
+        ClippedDistanceBias(embedding(4)),
+        Grid((11,), 0.5).positions(dtype=torch.float64),
+    )
     rings = [
         relative.ring(place[:, None] - place[None, :]) for place in (positions, positions + shift)
     ]
@@ -94,7 +99,7 @@ def test_shift_of_half_ring_distances(shift: float):
     ],
 )
 def test_rings_fit(grid: Grid, fits: bool):
-    assert Clipped(embedding(4)).supports_rings(grid) == fits
+    assert ClippedDistanceBias(embedding(4)).can_use_rings(grid) == fits
 
 
 @pytest.mark.parametrize(
@@ -110,16 +115,16 @@ def test_invalid_arguments_raise(
     size: tuple[int, ...], width: float, message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
-        Clipped(torch.zeros(size), width)
+        ClippedDistanceBias(torch.zeros(size), width)
 
 
 SCALE = 0.4
 
 
-def build(num_features: int, seed: int = 0) -> ClippedFeatures:
+def build(num_features: int, seed: int = 0) -> ClippedDistanceFeatures:
     embedding = torch.randn(4, 5, dtype=torch.float64, generator=Generator().manual_seed(0))
     projection = draw_projection(num_features, 5, generator=Generator().manual_seed(seed))
-    return ClippedFeatures(embedding, projection=projection)
+    return ClippedDistanceFeatures(embedding, projection=projection)
 
 
 @pytest.mark.parametrize("backend", ["dense", "rings"])
@@ -156,13 +161,15 @@ def test_clipped_features_attention_equals_formula(backend: str):
 
 def test_clipped_features_converge_to_clipped():
     query = draw_inputs(6, scale=0.3)[0]
-    exact = Clipped(build(1).distance_embedding * 0.3).log_rings(query, scale=SCALE).exp()
+    exact = (
+        ClippedDistanceBias(build(1).distance_embedding * 0.3).log_rings(query, scale=SCALE).exp()
+    )
     errors = []
     for num_features in (16, 256, 4096):
         actual = []
         for seed in range(8):
             relative = build(num_features, seed)
-            quiet = ClippedFeatures(
+            quiet = ClippedDistanceFeatures(
                 relative.distance_embedding * 0.3, projection=relative.projection
             )
             actual.append(
@@ -174,7 +181,9 @@ def test_clipped_features_converge_to_clipped():
 
 def test_clipped_features_are_finite_for_large_inputs():
     relative = build(7)
-    long = ClippedFeatures(30 * relative.distance_embedding.float(), projection=relative.projection)
+    long = ClippedDistanceFeatures(
+        30 * relative.distance_embedding.float(), projection=relative.projection
+    )
     assert torch.isfinite(
         long.log_rings(draw_inputs(6, scale=30.0, dtype=torch.float32)[0], scale=SCALE)
     ).all()
@@ -182,11 +191,11 @@ def test_clipped_features_are_finite_for_large_inputs():
 
 def test_clipped_features_need_a_projection():
     with pytest.raises(ValueError, match=r"projection must be a tensor.*got None"):
-        ClippedFeatures(torch.zeros(4, 5))
+        ClippedDistanceFeatures(torch.zeros(4, 5))
 
 
 def test_projection_of_another_size_raises(unchecked_annotations: None):
     with pytest.raises(
         ValueError, match=r"projection must have shape \(features, 5\).*got \(7, 4\)"
     ):
-        ClippedFeatures(torch.zeros(4, 5), projection=torch.zeros(7, 4))
+        ClippedDistanceFeatures(torch.zeros(4, 5), projection=torch.zeros(7, 4))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import BiasTable, GeneralizedQuadratic, Quadratic
+from teka.functional import BiasTable, GeneralizedQuadraticBias, QuadraticBias
 from teka.functional.positions import Positions
 
 
-def build() -> Quadratic:
-    return Quadratic.random_example(
+def build() -> QuadraticBias:
+    return QuadraticBias.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
@@ -38,7 +38,7 @@ def test_log_kernel_equals_formula():
 
 
 def test_query_attends_to_its_center():
-    relative = Quadratic(torch.tensor([[1.0, -2.0]]), torch.ones(1))
+    relative = QuadraticBias(torch.tensor([[1.0, -2.0]]), torch.ones(1))
     positions = Grid((5, 7)).positions()
     log_weights = relative.log_weight_at(positions[:, None] - positions[None, :])[0]
     query, key = 1 * 7 + 4, 2 * 7 + 2
@@ -71,7 +71,7 @@ def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
 
 def test_torus_distance_is_the_shorter_one():
     grid_positions = Positions(Grid((10, 10), periodic=(True, False)))
-    relative = Quadratic(torch.tensor([[4.0, 4.0]]), torch.ones(1)).adapt_to_positions(
+    relative = QuadraticBias(torch.tensor([[4.0, 4.0]]), torch.ones(1)).adapt_to_positions(
         grid_positions
     )
     # From 0 to the key 4 cells up is 8 cells from the centre, or 2 round the torus; along the other
@@ -82,7 +82,7 @@ def test_torus_distance_is_the_shorter_one():
 
 def test_quadratic_parameters_have_gradients():
     center, precision = (tensor.requires_grad_() for tensor in (build().center, build().precision))
-    Quadratic(center, precision, (5.0, 7.0)).log_weight_at(offsets_of()).sum().backward()
+    QuadraticBias(center, precision, (5.0, 7.0)).log_weight_at(offsets_of()).sum().backward()
     for tensor in (center, precision):
         assert tensor.grad is not None
         assert torch.count_nonzero(tensor.grad) == tensor.numel()
@@ -100,22 +100,22 @@ def test_invalid_shapes_raise(
     center: tuple[int, ...], precision: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
-        Quadratic(torch.ones(center), torch.ones(precision))
+        QuadraticBias(torch.ones(center), torch.ones(precision))
 
 
 def test_negative_precision_raises():
     with pytest.raises(
         ValueError, match=r"the smallest element of precision must be at least 0.*got -0.5"
     ):
-        Quadratic(torch.ones(3, 2), torch.tensor([1.0, -0.5, 2.0]))
+        QuadraticBias(torch.ones(3, 2), torch.tensor([1.0, -0.5, 2.0]))
 
 
 def test_quadratic_is_finite_at_large_offsets():
     assert math.isfinite(float(build().log_weight_at(torch.full((1, 2), 1e9)).min()))
 
 
-def build_of_generalized_quadratic() -> GeneralizedQuadratic:
-    return GeneralizedQuadratic.random_example(
+def build_of_generalized_quadratic() -> GeneralizedQuadraticBias:
+    return GeneralizedQuadraticBias.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
@@ -154,12 +154,12 @@ def test_isotropic_precision_equals_quadratic():
     center = offsets_of_of_generalized_quadratic(2)
     round_factor = torch.sqrt(2 * alpha)[:, None, None] * torch.eye(2, dtype=torch.float64)
     for periods in (None, (5.0, None)):
-        actual = GeneralizedQuadratic(center, round_factor, periods).log_weight_at(
+        actual = GeneralizedQuadraticBias(center, round_factor, periods).log_weight_at(
             offsets_of_of_generalized_quadratic(13)
         )
         assert torch.allclose(
             actual,
-            Quadratic(center, alpha, periods).log_weight_at(
+            QuadraticBias(center, alpha, periods).log_weight_at(
                 offsets_of_of_generalized_quadratic(13)
             ),
             atol=1e-12,
@@ -187,7 +187,7 @@ def test_generalized_quadratic_parameters_have_gradients():
             build_of_generalized_quadratic().precision_factor,
         )
     )
-    GeneralizedQuadratic(center, factor, (5.0, None)).log_weight_at(
+    GeneralizedQuadraticBias(center, factor, (5.0, None)).log_weight_at(
         offsets_of_of_generalized_quadratic(11)
     ).sum().backward()
     for tensor in (center, factor):
@@ -208,7 +208,7 @@ def test_generalized_quadratic_inconsistent_shapes_raise(
     center: tuple[int, ...], factor: tuple[int, ...], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
-        GeneralizedQuadratic(torch.ones(center), torch.ones(factor))
+        GeneralizedQuadraticBias(torch.ones(center), torch.ones(factor))
 
 
 def build_of_table(num_axes: int = 2) -> BiasTable:

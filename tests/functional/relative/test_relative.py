@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.functional import RELATIVES, Clipped
+from teka.functional import RELATIVES, ClippedDistanceBias
 from teka.functional.kernels import make_kernel
 from teka.functional.relative import make_relative
 from tests.contracts.cases import with_leaves
@@ -23,7 +23,7 @@ def test_make_relative_by_name_is_reproducible(name: str):
 
 
 def test_instance_is_returned_unchanged():
-    relative = Clipped(torch.zeros(3, 5))
+    relative = ClippedDistanceBias(torch.zeros(3, 5))
     assert make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax") is relative
 
 

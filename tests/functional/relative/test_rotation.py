@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Rotation, RotationJoint, attention
+from teka.functional import JointSinusoidalBias, SinusoidalBias, attention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 from teka.functional.relative.rotation import initial_frequencies, rotation_scale
@@ -38,7 +38,7 @@ def test_lemma_1(x: float, y: float, shift: float, frequency: float, alpha: floa
     )
     assert shifted_product == pytest.approx(product, abs=1e-10)
     numbers = torch.tensor([frequency, alpha, beta, x - y], dtype=torch.float64)
-    kernel = Rotation(numbers[:1], numbers[1].reshape(1, 1, 1), numbers[2].reshape(1, 1, 1))
+    kernel = SinusoidalBias(numbers[:1], numbers[1].reshape(1, 1, 1), numbers[2].reshape(1, 1, 1))
     assert float(kernel.axis_log_weights(0, numbers[3:])) == pytest.approx(product, abs=1e-10)
 
 
@@ -71,7 +71,7 @@ def test_lemma_1_needs_the_matrix_form():
 def test_rotation_equals_formula():
     grid = Grid((2, 3, 2), (1.0, 0.5, 2.0))
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=3, kernel="softmax")
-    assert isinstance(kernel, Rotation)
+    assert isinstance(kernel, SinusoidalBias)
     query = draw_inputs(12)[0]
     log_weights = kernel.log_weights(query, grid.offsets(dtype=torch.float64), scale=1.0)
     places = grid.positions(dtype=torch.float64).tolist()
@@ -92,7 +92,7 @@ def test_rotation_equals_formula():
 def test_logarithm_is_a_sum_over_axes():
     grid = Grid((5, 7), periodic=(True, False))
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
-    assert isinstance(kernel, Rotation)
+    assert isinstance(kernel, SinusoidalBias)
     dense = kernel.log_weights(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
     like = torch.zeros(0, dtype=torch.float64)
     apart = (Positions(grid).pairwise_axis_offsets(axis, like) for axis in (0, 1))
@@ -103,7 +103,7 @@ def test_logarithm_is_a_sum_over_axes():
 
 def test_offsets_may_differ_between_samples():
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
-    assert isinstance(kernel, Rotation)
+    assert isinstance(kernel, SinusoidalBias)
     offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
     query = draw_inputs(6, batch=4)[0]
     together = kernel.log_weights(query, offsets, scale=1.0)
@@ -138,18 +138,18 @@ def test_invalid_shapes_raise(
     unchecked_annotations: None,
 ):
     with pytest.raises(ValueError, match=message):
-        Rotation(torch.ones(frequency), torch.ones(cosine), torch.ones(sine))
+        SinusoidalBias(torch.ones(frequency), torch.ones(cosine), torch.ones(sine))
 
 
-def build(num_axes: int = 2) -> RotationJoint:
+def build(num_axes: int = 2) -> JointSinusoidalBias:
     relative = make_relative("rotation_joint", heads=3, dim=5, num_axes=num_axes, kernel="softmax")
-    assert isinstance(relative, RotationJoint)
+    assert isinstance(relative, JointSinusoidalBias)
     return relative
 
 
-def build_exact(num_axes: int = 2) -> Rotation:
+def build_exact(num_axes: int = 2) -> SinusoidalBias:
     joint = build(num_axes)
-    return Rotation(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
+    return SinusoidalBias(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
 
 
 def itself(grid_positions: Positions, num_prefix_tokens: int = 0) -> Positions:
@@ -228,17 +228,19 @@ def test_periodic_axis_raises():
     placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
         build().adapt_to_positions(placement)
-    assert isinstance(build().adapt_to_positions(itself(Positions(Grid((3, 5))))), RotationJoint)
+    assert isinstance(
+        build().adapt_to_positions(itself(Positions(Grid((3, 5))))), JointSinusoidalBias
+    )
 
 
 def test_rotation_joint_is_equivariant_in_expectation():
-    assert RotationJoint.equivariance == "in expectation"
-    assert Rotation.equivariance == "exact"
+    assert JointSinusoidalBias.equivariance == "in expectation"
+    assert SinusoidalBias.equivariance == "exact"
 
 
-def rotation(num_axes: int) -> Rotation:
+def rotation(num_axes: int) -> SinusoidalBias:
     relative = build_relative("rotation", heads=3, dim=5, num_axes=num_axes)
-    assert isinstance(relative, Rotation)
+    assert isinstance(relative, SinusoidalBias)
     return relative
 
 

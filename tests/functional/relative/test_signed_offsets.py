@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from teka import Grid
-from teka.functional import Rotation, Shaw, TransformerXLBias, attention
+from teka.functional import Shaw, SinusoidalBias, TransformerXLBias, attention
 from tests.contracts.cases import draw_inputs, relative_error
 
 SCALE = 5**-0.5
@@ -58,7 +58,9 @@ def test_transformer_xl_equals_paper():
 def test_transformer_xl_without_query_equals_rotation():
     inputs = draw_inputs(15)
     generator = torch.Generator().manual_seed(1)
-    rotation = Rotation.random_example(generator, heads=3, dim=5, num_axes=2, kernel="softmax")
+    rotation = SinusoidalBias.random_example(
+        generator, heads=3, dim=5, num_axes=2, kernel="softmax"
+    )
     weights = (
         torch.cat([rotation.cosine_weight, rotation.sine_weight], dim=-1).mT
         * rotation.scale

@@ -5,7 +5,14 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from teka import Grid
-from teka.functional import Constant, ContentKernel, OptimalFeatures, Taylor2, Window, attention
+from teka.functional import (
+    Constant,
+    ContentKernel,
+    OptimalPositiveFeatures,
+    Taylor2,
+    WindowBias,
+    attention,
+)
 from teka.functional.backends.local_window import Tiling
 from teka.nn import TransformerBlock
 from tests.contracts.cases import draw_inputs, relative_error
@@ -23,7 +30,7 @@ def test_constant_kernel_in_a_window_is_a_convolution(backend: str):
         nothing,
         value,
         kernel=Constant(),
-        relative=Window(bias),
+        relative=WindowBias(bias),
         grid=GRID,
         backend=backend,
     )
@@ -43,13 +50,13 @@ def test_constant_kernel_in_a_window_is_a_convolution(backend: str):
 
 @pytest.mark.parametrize(
     "kernel",
-    [OptimalFeatures(torch.randn(6, 5).double()), Taylor2("mean")],
+    [OptimalPositiveFeatures(torch.randn(6, 5).double()), Taylor2("mean")],
     ids=lambda kernel: kernel.name,
 )
 def test_fitted_kernels_work_in_tiles(kernel: ContentKernel):
     query, key, value = draw_inputs(GRID.num_tokens)
     assert max(Tiling(GRID, 2).counts) > 1
-    relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
+    relative = WindowBias(torch.randn(3, 5, 5, dtype=torch.float64))
     options = {"kernel": kernel, "relative": relative, "grid": GRID}
     actual = [
         attention(query, key + 1, value, **options, backend=backend)
@@ -61,7 +68,7 @@ def test_fitted_kernels_work_in_tiles(kernel: ContentKernel):
 @pytest.mark.parametrize("backend", ["dense", "windows"])
 def test_keys_beyond_the_window_have_no_weight(backend: str):
     query, key, value = draw_inputs(GRID.num_tokens)
-    relative = Window(torch.randn(3, 5, 5, dtype=torch.float64))
+    relative = WindowBias(torch.randn(3, 5, 5, dtype=torch.float64))
     cells = GRID.positions()
     near = (GRID.wrap(cells - cells[3 * 11 + 1]).abs() <= 2).all(dim=-1)
     options = {"kernel": "softmax", "relative": relative, "grid": GRID, "backend": backend}
@@ -109,10 +116,10 @@ def test_window_heads_have_linear_cost():
     ("build", "message"),
     [
         (
-            lambda: Window(torch.zeros(2, 3, 5)),
+            lambda: WindowBias(torch.zeros(2, 3, 5)),
             r"bias must have shape \(heads, 2 reach \+ 1.*got \(2, 3, 5\)",
         ),
-        (lambda: Window(torch.zeros(2, 4, 4)), "bias must have"),
+        (lambda: WindowBias(torch.zeros(2, 4, 4)), "bias must have"),
         (
             lambda: TransformerBlock(8, 1, window_reach=1),
             "heads must be at least 2 with window_reach=1.*got 1",

@@ -195,8 +195,8 @@ def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one
     general = make_gaussian_or_table(
         "generalized_quadratic", heads=2000, sides=(4, 6), embedding_dim=8
     )()
-    assert isinstance(quadratic, relative.Quadratic)
-    assert isinstance(general, relative.GeneralizedQuadratic)
+    assert isinstance(quadratic, relative.QuadraticBias)
+    assert isinstance(general, relative.GeneralizedQuadraticBias)
     for kernel in (quadratic, general):
         assert float(kernel.center.detach().std()) == pytest.approx(2, rel=0.05)
     torch.testing.assert_close(quadratic.precision, torch.full((2000,), 0.5))

@@ -18,7 +18,7 @@ from reproduction.heads.measure import (
 from teka import Grid
 from teka.functional import RelativeKernel, relative
 from teka.functional.positions import Positions
-from teka.nn import EmbeddedTable, LearnedRelativeKernel
+from teka.nn import EmbeddedBiasTable, LearnedRelativeKernel
 from teka.nn.relative import RelativeModule
 from teka.training import Run
 
@@ -47,8 +47,8 @@ def measure(kernel: RelativeKernel, grid: Grid = GRID) -> dict[str, Tensor]:
     return measure_heads([Constant(kernel)], grid)
 
 
-def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.Quadratic:
-    return relative.Quadratic(
+def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.QuadraticBias:
+    return relative.QuadraticBias(
         torch.tensor(centers, dtype=torch.float64),
         torch.full((len(centers),), precision, dtype=torch.float64),
     )
@@ -78,7 +78,7 @@ def test_a_wide_gaussian_has_attention_with_its_own_mean_and_covariance():
 
 def test_a_table_has_attention_and_no_center():
     torch.manual_seed(0)
-    module = EmbeddedTable(2, 3, max_offset=12, embedding_dim=5)
+    module = EmbeddedBiasTable(2, 3, max_offset=12, embedding_dim=5)
     kernel = module().adapt_to_positions(Positions(GRID))
     assert isinstance(kernel, relative.BiasTable)
     heads = measure_heads([module], GRID)
@@ -145,7 +145,7 @@ def test_heads_with_the_same_offset_count_once():
 def test_the_spread_is_that_of_the_widest_direction():
     factor = torch.tensor([[[1.0, 1.0], [-1 / 3, 1 / 3]]], dtype=torch.float64) / math.sqrt(2)
     center = torch.zeros(1, 2, dtype=torch.float64)
-    heads = measure(relative.GeneralizedQuadratic(center, factor), Grid((41, 41)))
+    heads = measure(relative.GeneralizedQuadraticBias(center, factor), Grid((41, 41)))
     assert heads["spread"].item() == pytest.approx(3.0, rel=1e-3)
 
 

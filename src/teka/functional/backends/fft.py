@@ -59,7 +59,7 @@ def have_same_spacing(query: Grid, key: Grid) -> bool:
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
 
-def fft_sums(
+def fft_weighted_sums(
     tokens: LinearAttentionInputs,
     grids: tuple[Grid, Grid],
     log_weight_at: Callable[[Tensor], Tensor],

@@ -10,14 +10,14 @@ from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernels.random_features import (
     HyperbolicFeatures,
-    OptimalFeatures,
+    OptimalPositiveFeatures,
     PositiveFeatures,
     RandomFeatureKernel,
     TrigonometricFeatures,
 )
 from teka.functional.kernels.random_projection import default_num_features, draw_projection
 from teka.functional.kernels.rectified import FlooredRelu, Focused, Relu, SquaredRelu
-from teka.functional.kernels.similarity import Concatenation, DotProduct, Gaussian
+from teka.functional.kernels.similarity import ConcatenationKernel, DotProduct, Gaussian
 
 # Kernels without required arguments.
 DETERMINISTIC_KERNELS: dict[str, type[ContentKernel]] = {
@@ -32,13 +32,18 @@ DETERMINISTIC_KERNELS: dict[str, type[ContentKernel]] = {
         Constant,
         Gaussian,
         DotProduct,
-        Concatenation,
+        ConcatenationKernel,
     )
 }
 # Kernels with a random projection.
 RANDOM_KERNELS: dict[str, type[RandomFeatureKernel]] = {
     kernel.name: kernel
-    for kernel in (PositiveFeatures, HyperbolicFeatures, OptimalFeatures, TrigonometricFeatures)
+    for kernel in (
+        PositiveFeatures,
+        HyperbolicFeatures,
+        OptimalPositiveFeatures,
+        TrigonometricFeatures,
+    )
 }
 # Kernels with learned parameters, which start from `with_identity_weights`.
 LEARNED_KERNELS: dict[str, type[Hedgehog]] = {Hedgehog.name: Hedgehog}

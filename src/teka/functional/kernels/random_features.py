@@ -168,7 +168,7 @@ class HyperbolicFeatures(ExponentialFeatureKernel):
 
 
 @dataclass(frozen=True)
-class OptimalFeatures(ExponentialFeatureKernel):
+class OptimalPositiveFeatures(ExponentialFeatureKernel):
     """Positive random features with the least variance, to estimate softmax attention.
 
         φ_r(x) ∝ exp(A‖w_r‖² + √(1−4A) w_rᵀx − ‖x‖²/2)
@@ -197,8 +197,8 @@ class OptimalFeatures(ExponentialFeatureKernel):
     Source: Likhosherstov et al. 2022 (Chefs' Random Tables), §3. The shift is derived above.
 
     >>> import torch
-    >>> from teka.functional import OptimalFeatures, attention
-    >>> kernel = OptimalFeatures(torch.randn(8, 4))
+    >>> from teka.functional import OptimalPositiveFeatures, attention
+    >>> kernel = OptimalPositiveFeatures(torch.randn(8, 4))
     >>> query, key, value = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64)
     >>> output = attention(query, key, value, kernel=kernel)
     >>> torch.allclose(attention(query, key + 5, value, kernel=kernel), output)  # as for softmax
@@ -221,14 +221,14 @@ class OptimalFeatures(ExponentialFeatureKernel):
 
     def with_statistics(
         self, query: Queries, key: Keys, *, scale: float, query_mask: QueryMask, key_mask: KeyMask
-    ) -> "OptimalFeatures":
+    ) -> "OptimalPositiveFeatures":
         means, squares = [], []
         for vectors, mask in ((query, query_mask), (key, key_mask)):
             scaled = vectors.detach() * math.sqrt(scale)
             mean = masked_mean(scaled, mask)
             means.append(mean)
             squares.append(masked_mean((scaled - mean).square().sum(dim=-1, keepdim=True), mask))
-        return OptimalFeatures(self.projection, squares[0] + squares[1], *means)
+        return OptimalPositiveFeatures(self.projection, squares[0] + squares[1], *means)
 
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return A‖w_r‖² + √(1−4A) w_rᵀ(x−x̄) − ‖x−x̄‖²/2."""
@@ -255,7 +255,7 @@ class OptimalFeatures(ExponentialFeatureKernel):
 def least_variance_coefficient(
     mean_square: Tensor | None, dim: int, *, scale: float
 ) -> float | Tensor:
-    """Return the parameter A ≤ 0 with which `OptimalFeatures` have the least variance.
+    """Return the parameter A ≤ 0 with which `OptimalPositiveFeatures` have the least variance.
 
     Args:
         mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and

@@ -61,7 +61,7 @@ class DotProduct(FeatureKernel):
 
 
 @dataclass(frozen=True)
-class Concatenation(ContentKernel):
+class ConcatenationKernel(ContentKernel):
     """The ReLU of the sum of all entries of a query and a key, used as their similarity.
 
     The weighted sum of the values is divided by the number of keys. Non-local networks use
@@ -71,10 +71,10 @@ class Concatenation(ContentKernel):
     Source: Wang et al. 2018 (Non-local neural networks), equation 5.
 
     >>> import torch
-    >>> from teka.functional import Concatenation
+    >>> from teka.functional import ConcatenationKernel
     >>> query = torch.tensor([[[[1.0, 2.0]]]])
     >>> key = torch.tensor([[[[3.0, 1.0], [3.0, -9.0]]]])
-    >>> Concatenation().weights(query, key, scale=1.0).flatten()
+    >>> ConcatenationKernel().weights(query, key, scale=1.0).flatten()
     tensor([7., 0.])
     """
 

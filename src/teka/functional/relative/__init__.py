@@ -8,24 +8,24 @@ from torch import Generator
 from teka.errors import unknown_name, wrong_value
 from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.relative.biases import Alibi, Decay, Kerple, T5Bias
-from teka.functional.relative.clipped import Clipped, ClippedFeatures
+from teka.functional.relative.clipped import ClippedDistanceBias, ClippedDistanceFeatures
 from teka.functional.relative.fourier import Fourier
-from teka.functional.relative.quadratic import BiasTable, GeneralizedQuadratic, Quadratic
+from teka.functional.relative.quadratic import BiasTable, GeneralizedQuadraticBias, QuadraticBias
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.relative.rotary import Rotary
-from teka.functional.relative.rotation import Rotation, RotationJoint
+from teka.functional.relative.rotation import JointSinusoidalBias, SinusoidalBias
 from teka.functional.relative.signed_offsets import Shaw, TransformerXLBias
-from teka.functional.relative.window import Window
+from teka.functional.relative.window import WindowBias
 
 RELATIVES: dict[str, type[RelativeKernel]] = {
     kind.name: kind
     for kind in (
-        Rotation,
-        RotationJoint,
-        Clipped,
-        ClippedFeatures,
-        Quadratic,
-        GeneralizedQuadratic,
+        SinusoidalBias,
+        JointSinusoidalBias,
+        ClippedDistanceBias,
+        ClippedDistanceFeatures,
+        QuadraticBias,
+        GeneralizedQuadraticBias,
         BiasTable,
         Fourier,
         Rotary,
@@ -35,7 +35,7 @@ RELATIVES: dict[str, type[RelativeKernel]] = {
         Kerple,
         Shaw,
         TransformerXLBias,
-        Window,
+        WindowBias,
     )
 }
 

@@ -39,7 +39,7 @@ MAX_DISTANCE = 6
 
 
 @dataclass(frozen=True)
-class Clipped(PositiveRelativeKernel):
+class ClippedDistanceBias(PositiveRelativeKernel):
     """An attention weight that depends on the query and on the clipped distance of the key.
 
         c = exp(scale · qᵀw_r),   r = min(‖Δ‖₁ / ring_width, k)
@@ -53,8 +53,8 @@ class Clipped(PositiveRelativeKernel):
     the range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
 
     >>> import torch
-    >>> from teka.functional import Clipped
-    >>> kernel = Clipped(torch.zeros(4, 8))  # k = 3
+    >>> from teka.functional import ClippedDistanceBias
+    >>> kernel = ClippedDistanceBias(torch.zeros(4, 8))  # k = 3
     >>> kernel.ring(torch.tensor([[0.0, 0.0], [1.0, -1.0], [-2.0, 7.0]]))
     tensor([0, 2, 3])
 
@@ -87,7 +87,7 @@ class Clipped(PositiveRelativeKernel):
     @classmethod
     def with_initial_parameters(
         cls, *, dim_head: int, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
-    ) -> "Clipped":
+    ) -> "ClippedDistanceBias":
         """Return embeddings of zeros."""
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         return cls(torch.zeros(max_distance + 1, dim_head), ring_width)
@@ -100,7 +100,7 @@ class Clipped(PositiveRelativeKernel):
         """
         return self.distance_embedding.shape[0] - 1
 
-    def supports_rings(self, grid: Grid) -> bool:
+    def can_use_rings(self, grid: Grid) -> bool:
         """Return True if the backend "rings", which sums keys at equal distance, fits a grid.
 
         Neighboring tokens must be one ring width apart. Along a periodic axis, all rings except the
@@ -142,7 +142,7 @@ class Clipped(PositiveRelativeKernel):
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         grid = positions.shared_grid
-        if grid is None or not self.supports_rings(grid):
+        if grid is None or not self.can_use_rings(grid):
             return {}
         if sizes.is_causal and (grid.num_axes > 1 or grid.periodic[0]):
             return {}
@@ -206,18 +206,19 @@ def decode_with_rings(
 
 
 @dataclass(frozen=True)
-class ClippedFeatures(Clipped):
+class ClippedDistanceFeatures(ClippedDistanceBias):
     """Attention weights of clipped distances as in Horn et al. 2021, estimated by random features.
 
-    The weight of `Clipped` depends on the query and on an embedding of the distance. This class
-    estimates the weight by the inner product of positive random features of the query and of the
-    embedding. The estimate costs more than the exact `Clipped`. Shifting all positions does not
-    change the estimate.
+    The weight of `ClippedDistanceBias` depends on the query and on an embedding of the distance.
+    This class estimates the weight by the inner product of positive random features of the query
+    and of the embedding. The estimate costs more than the exact `ClippedDistanceBias`. Shifting all
+    positions does not change the estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 2). The denominator is from this library.
 
     >>> import torch, teka
-    >>> relative = teka.functional.ClippedFeatures(torch.randn(3, 4), projection=torch.randn(2, 4))
+    >>> embedding, projection = torch.randn(3, 4), torch.randn(2, 4)
+    >>> relative = teka.functional.ClippedDistanceFeatures(embedding, projection=projection)
     >>> options = {"kernel": "relu", "relative": relative, "grid": teka.Grid(8, periodic=True)}
     >>> tokens = torch.randn(3, 1, 2, 8, 4)  # queries, keys and values
     >>> output = teka.functional.attention(*tokens, **options)
@@ -226,8 +227,8 @@ class ClippedFeatures(Clipped):
     True
 
     Args:
-        distance_embedding: As for `Clipped`.
-        ring_width: As for `Clipped`.
+        distance_embedding: As for `ClippedDistanceBias`.
+        ring_width: As for `ClippedDistanceBias`.
         projection: Draws of the random features, shape (m, d).
 
     Raises:
@@ -250,7 +251,7 @@ class ClippedFeatures(Clipped):
         max_distance: int = MAX_DISTANCE,
         ring_width: float = 1.0,
         num_features: int | None = None,
-    ) -> "ClippedFeatures":
+    ) -> "ClippedDistanceFeatures":
         """Create attention weights of clipped distances, with zeros as distance embeddings.
 
         The random projection is 0, too, until `teka.nn.RandomFeatures` draws it. For queries of
@@ -263,7 +264,9 @@ class ClippedFeatures(Clipped):
         return cls(embedding, ring_width, torch.zeros(num_features, dim_head))
 
     @classmethod
-    def random_example(cls, generator: Generator, *, dim: int, **sizes: Any) -> "ClippedFeatures":
+    def random_example(
+        cls, generator: Generator, *, dim: int, **sizes: Any
+    ) -> "ClippedDistanceFeatures":
         """Create an example with random distance embeddings and an orthogonal random projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         projection = draw_projection(default_num_features(dim), dim, generator=generator)

@@ -82,7 +82,7 @@ class Fourier(StationaryRelativeKernel):
     """
 
     name = "fourier"
-    has_linear_features = True
+    has_features_with_positions = True
     supports_decoding = True
     nonnegative_tensors = ("constant_weight", "amplitude")
     example_sizes: ClassVar[dict[str, int]] = {"waves": NUM_FOURIER_WAVES}

@@ -48,7 +48,7 @@ class CenteredRelativeKernel(StationaryRelativeKernel):
 
 
 @dataclass(frozen=True)
-class Quadratic(CenteredRelativeKernel, SeparableRelativeKernel):
+class QuadraticBias(CenteredRelativeKernel, SeparableRelativeKernel):
     """Position-dependent attention weight whose logarithm is quadratic, a Gaussian of the offset.
 
         log c = −α ‖(x_j − x_i) − Δ_h‖²
@@ -59,7 +59,8 @@ class Quadratic(CenteredRelativeKernel, SeparableRelativeKernel):
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
     >>> import torch, teka
-    >>> kernel = teka.functional.Quadratic(torch.tensor([[2.0]]), precision=torch.tensor([50.0]))
+    >>> center, precision = torch.tensor([[2.0]]), torch.tensor([50.0])
+    >>> kernel = teka.functional.QuadraticBias(center, precision)
     >>> options = {"kernel": "constant", "relative": kernel, "grid": teka.Grid(5, periodic=True)}
     >>> value = torch.arange(5.0).view(1, 1, 5, 1)
     >>> teka.functional.attention(value, value, value, **options).flatten().round()
@@ -82,7 +83,7 @@ class Quadratic(CenteredRelativeKernel, SeparableRelativeKernel):
     periods: tuple[float | None, ...] | None = None
 
     @classmethod
-    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "Quadratic":
+    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "QuadraticBias":
         """Create Gaussian position weights with random centers, from which training starts.
 
         Centers are normally distributed with standard deviation 2, and precisions are 1.
@@ -100,7 +101,7 @@ class Quadratic(CenteredRelativeKernel, SeparableRelativeKernel):
 
 
 @dataclass(frozen=True)
-class GeneralizedQuadratic(CenteredRelativeKernel):
+class GeneralizedQuadraticBias(CenteredRelativeKernel):
     """Position-dependent attention weight, a Gaussian of the offset with any covariance matrix.
 
         log c = −½ ‖L (x_j − x_i − Δ_h)‖²
@@ -111,9 +112,9 @@ class GeneralizedQuadratic(CenteredRelativeKernel):
     Source: Cordonnier et al. 2020, equation 16.
 
     >>> import torch
-    >>> from teka.functional import GeneralizedQuadratic
+    >>> from teka.functional import GeneralizedQuadraticBias
     >>> factor = torch.tensor([[[0.0, 0.0], [0.0, 2.0]]])  # any distance along the first axis
-    >>> kernel = GeneralizedQuadratic(torch.zeros(1, 2), factor)
+    >>> kernel = GeneralizedQuadraticBias(torch.zeros(1, 2), factor)
     >>> kernel.log_weight_at(torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 1.0]])).exp()
     tensor([[1.0000, 1.0000, 0.1353]])
 
@@ -121,7 +122,7 @@ class GeneralizedQuadratic(CenteredRelativeKernel):
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
         precision_factor: L in units of length^−1, shape (heads, axes, axes). It can be any square
             matrix.
-        periods: As for `Quadratic`.
+        periods: As for `QuadraticBias`.
     """
 
     name = "generalized_quadratic"
@@ -130,7 +131,7 @@ class GeneralizedQuadratic(CenteredRelativeKernel):
     periods: tuple[float | None, ...] | None = None
 
     @classmethod
-    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadratic":
+    def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadraticBias":
         """Return centers Δ_h ~ N(0, 2²) and identity matrices L."""
         sizes = {"num_axes": num_axes, "heads": heads}
         check_tensor_sizes(sizes)

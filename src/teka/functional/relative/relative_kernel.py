@@ -76,8 +76,8 @@ class RelativeKernel(TensorShapeChecks, ABC):
       multiplying weights.
     - `appends_features`: True if the kernel only appends `num_position_features` entries to queries
       and keys.
-    - `has_linear_features`: True if `features_with_positions` is implemented, so that sums over
-      keys can be split across chunks and processes.
+    - `has_features_with_positions`: True if `features_with_positions` is implemented, so that sums
+      over keys can be split across chunks and processes.
     - `supports_decoding`: True if `decode_step` is implemented, so that causal attention can
       generate one token at a time with a state of fixed size.
     - `requires_unit_steps`: True if `decode_step` takes one token at a time and needs tokens that
@@ -107,7 +107,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
     uses_query: ClassVar[bool] = False
     rotates_features: ClassVar[bool] = False
     appends_features: ClassVar[bool] = False
-    has_linear_features: ClassVar[bool] = False
+    has_features_with_positions: ClassVar[bool] = False
     supports_decoding: ClassVar[bool] = False
     requires_unit_steps: ClassVar[bool] = False
     nonnegative_tensors: ClassVar[tuple[str, ...]] = ()

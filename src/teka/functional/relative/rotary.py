@@ -102,7 +102,7 @@ class Rotary(RelativeKernel):
 
     name = "rotary"
     rotates_features = True
-    has_linear_features = True
+    has_features_with_positions = True
     supports_decoding = True
 
     frequency: Float[Tensor, "heads pairs axes"]

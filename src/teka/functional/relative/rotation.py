@@ -55,7 +55,7 @@ def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
 
 
 @dataclass(frozen=True)
-class Rotation(SeparableRelativeKernel):
+class SinusoidalBias(SeparableRelativeKernel):
     """A position bias of attention scores that is a learned sum of sinusoids of the offset.
 
     For the offset Δ_a of query and key along each axis a and the frequencies ω_s, the bias is
@@ -78,9 +78,9 @@ class Rotation(SeparableRelativeKernel):
     library.
 
     >>> import math, torch
-    >>> from teka.functional import Rotation
+    >>> from teka.functional import SinusoidalBias
     >>> cosine, sine = torch.tensor([[[2.0]]]), torch.tensor([[[1.0]]])
-    >>> kernel = Rotation(torch.tensor([math.pi / 2]), cosine, sine)
+    >>> kernel = SinusoidalBias(torch.tensor([math.pi / 2]), cosine, sine)
     >>> kernel.log_weight_at(torch.tensor([[0.0], [1.0], [-1.0], [2.0]])).round(decimals=3)
     tensor([[ 2.,  1., -1., -2.]])
 
@@ -117,7 +117,7 @@ class Rotation(SeparableRelativeKernel):
         num_frequencies: int = NUM_FREQUENCIES,
         frequency: Tensor | None = None,
         weight_scale: float = 1.0,
-    ) -> "Rotation":
+    ) -> "SinusoidalBias":
         """Create a position bias with random weights of sinusoids, to start training.
 
         The weights α and β are normally distributed, and the frequencies are those of the paper.
@@ -144,7 +144,7 @@ class Rotation(SeparableRelativeKernel):
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
-    def random_example(cls, generator: Generator, **sizes: Any) -> "Rotation":
+    def random_example(cls, generator: Generator, **sizes: Any) -> "SinusoidalBias":
         """Create an example with random weights of sinusoids, and the frequencies of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().random_example(generator, **sizes)
@@ -210,12 +210,12 @@ def append_position_features(vectors: Tokens, features: Tensor, positions: Posit
 
 
 @dataclass(frozen=True)
-class RotationJoint(Rotation):
-    """The position bias `Rotation`, computed by appending sinusoids of the position to vectors.
+class JointSinusoidalBias(SinusoidalBias):
+    """The bias of `SinusoidalBias`, computed by appending sinusoids of the position to vectors.
 
     This is the form of the paper. The similarity function (content kernel) takes the longer vectors
     [q; u(x_i) W] and [k; u(x_j)], where u(x) contains sinusoids of the position x and W contains
-    the learned weights. With the softmax kernel the result is that of `Rotation`. With random
+    the learned weights. With the softmax kernel the result is that of `SinusoidalBias`. With random
     features it is the same only in expectation over their draws.
     For a single draw w, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
     u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output by about the
@@ -224,9 +224,9 @@ class RotationJoint(Rotation):
     Source: Horn et al. 2021, §2.3 (strategy 1).
 
     >>> import torch
-    >>> from teka.functional import RotationJoint, attention
+    >>> from teka.functional import JointSinusoidalBias, attention
     >>> tokens, positions = torch.randn(3, 1, 1, 6, 4), torch.arange(6.0)[:, None]
-    >>> joint = RotationJoint(torch.ones(1), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+    >>> joint = JointSinusoidalBias(torch.ones(1), torch.ones(1, 1, 1), torch.ones(1, 1, 1))
     >>> for kernel in ("softmax", "positive"):
     ...     output = attention(*tokens, kernel=kernel, relative=joint, positions=positions)
     ...     shifted = attention(*tokens, kernel=kernel, relative=joint, positions=positions + 1)
@@ -235,10 +235,10 @@ class RotationJoint(Rotation):
     positive False
 
     Args:
-        frequency: As for `Rotation`.
-        cosine_weight: As for `Rotation`.
-        sine_weight: As for `Rotation`.
-        scale: As for `Rotation`.
+        frequency: As for `SinusoidalBias`.
+        cosine_weight: As for `SinusoidalBias`.
+        sine_weight: As for `SinusoidalBias`.
+        scale: As for `SinusoidalBias`.
 
     Raises:
         ValueError: The content kernel does not estimate softmax, or an axis is periodic.
@@ -260,7 +260,7 @@ class RotationJoint(Rotation):
     def num_position_features(self) -> int:
         return 2 * self.cosine_weight[0].numel()
 
-    def adapt_to_positions(self, positions: Positions) -> "RotationJoint":
+    def adapt_to_positions(self, positions: Positions) -> "JointSinusoidalBias":
         """Return the kernel itself.
 
         Raises:

@@ -189,8 +189,8 @@ class TransformerXLBias(PositiveRelativeKernel):
 
     With b = W v the weights are the content–position and the position–position terms of the paper,
     (q + v)ᵀW'r_Δ with sinusoids r_Δ. The term uᵀk of the paper is a bias u of the queries in qᵀk.
-    With the frequencies of `Rotation` the kernel is strategy 1 of Horn et al. 2021 with weights
-    that depend on the query.
+    With the frequencies of `SinusoidalBias` the kernel is strategy 1 of Horn et al. 2021 with
+    weights that depend on the query.
 
     Source: Dai et al. 2019, §3.3; Cordonnier et al. 2020, equation 8, for two axes.
 

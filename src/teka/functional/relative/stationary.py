@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
 from teka.functional.backends.costs import Cost
-from teka.functional.backends.fft import fft_cost, fft_sums, have_same_spacing
+from teka.functional.backends.fft import fft_cost, fft_weighted_sums, have_same_spacing
 from teka.functional.backends.linear import AttentionSizes
 from teka.functional.backends.separable import separable_cost, separable_sums
 from teka.functional.positions import Positions
@@ -64,7 +64,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
     ) -> WeightedSums:
         assert positions.grids is not None
         wide = to_float64(tokens.value.new_empty(0))
-        return fft_sums(
+        return fft_weighted_sums(
             tokens,
             positions.grids,
             self.log_weight_at,

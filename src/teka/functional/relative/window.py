@@ -34,7 +34,7 @@ MAX_AXES = 62
 
 
 @dataclass(frozen=True)
-class Window(StationaryRelativeKernel):
+class WindowBias(StationaryRelativeKernel):
     """Local-window attention (neighborhood attention) with learned position biases.
 
     A query attends to keys at offsets Δ of at most r tokens along each axis. The weight of a key is
@@ -47,7 +47,7 @@ class Window(StationaryRelativeKernel):
 
     >>> import torch, teka
     >>> value = torch.tensor([0.0, 3.0, 0.0, 0.0, 9.0]).view(1, 1, 5, 1)
-    >>> window = teka.functional.Window(torch.zeros(1, 3))  # a moving average with r = 1
+    >>> window = teka.functional.WindowBias(torch.zeros(1, 3))  # a moving average with r = 1
     >>> options = {"kernel": "constant", "relative": window, "grid": teka.Grid(5)}
     >>> teka.functional.attention(value, value, value, **options).flatten()
     tensor([1.5000, 1.0000, 1.0000, 3.0000, 4.5000])
@@ -78,7 +78,7 @@ class Window(StationaryRelativeKernel):
     @classmethod
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE
-    ) -> "Window":
+    ) -> "WindowBias":
         """Return a bias of zeros for a reach of `max_distance` cells."""
         sizes = {"num_axes": num_axes, "heads": heads, "max_distance": max_distance}
         check_sizes(sizes)
@@ -89,7 +89,7 @@ class Window(StationaryRelativeKernel):
     @classmethod
     def random_example(
         cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any
-    ) -> "Window":
+    ) -> "WindowBias":
         """Return a bias ~ N(0, 1) for a reach of 2 cells."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from teka.checks import check_evaluation_mode, check_tensor
 from teka.functional import (
-    Clipped,
-    ClippedFeatures,
+    ClippedDistanceBias,
+    ClippedDistanceFeatures,
     Constant,
     ContentKernel,
     FeatureKernel,
@@ -32,9 +32,9 @@ from teka.nn.diagnostics.explain import report_layers
 from teka.nn.diagnostics.report import (
     ApproximationErrors,
     Diagnosis,
-    FeatureErrors,
     HeadMeasurements,
     LayerReports,
+    RandomFeatureErrors,
     find_problems,
     float16_headroom,
 )
@@ -227,7 +227,7 @@ def _feature_errors(
     weights: Tensor,
     equal_weights: Tensor,
     value: Tensor,
-) -> FeatureErrors | None:
+) -> RandomFeatureErrors | None:
     """Compare attention with random features to attention with the exact kernel.
 
     Random features approximate a kernel such as softmax. Return None if the heads use none.
@@ -239,9 +239,9 @@ def _feature_errors(
         if isinstance(relative, Rotary):
             # Rotated features estimate no other kernel, but the features before the rotation do.
             weights, exact_relative = weights_of(kernel, None), None
-    elif isinstance(relative, ClippedFeatures):
+    elif isinstance(relative, ClippedDistanceFeatures):
         draws = relative.projection
-        exact_relative = Clipped(relative.distance_embedding, relative.ring_width)
+        exact_relative = ClippedDistanceBias(relative.distance_embedding, relative.ring_width)
     else:
         return None
     assert isinstance(draws, Tensor)
@@ -251,7 +251,7 @@ def _feature_errors(
     num_features, dim = draws.shape
     # The mean squared norm of a draw is `dim`.
     squared_norms = draws.double().square().sum(dim=1)
-    return FeatureErrors(
+    return RandomFeatureErrors(
         exact=name_kernels(exact_kernel, exact_relative),
         num_features=num_features,
         is_biased=bool((squared_norms / dim - 1).abs().max() < 1e-3),

@@ -119,7 +119,7 @@ class ApproximationErrors:
 
 
 @dataclass(frozen=True)
-class FeatureErrors:
+class RandomFeatureErrors:
     """Errors of the random features that approximate the kernel of some attention heads.
 
     The errors are relative to the output of the exact kernel, and computed in float64.
@@ -170,7 +170,7 @@ class HeadMeasurements:
     relative: str | None
     heads: tuple[int, ...]
     backend: str
-    features: FeatureErrors | None
+    features: RandomFeatureErrors | None
     bound: float | None
     output_ratio: float
     largest_output: float
