@@ -25,7 +25,13 @@ from teka.files import write_json
 from teka.training import Run
 
 SIDE = 32
-RECIPE = {"batch_size": 32, "weight_decay": 0.01, "label_smoothing": 0.05, "warmup": 0.3}
+RECIPE = {
+    "epochs": 20,
+    "batch_size": 32,
+    "weight_decay": 0.01,
+    "label_smoothing": 0.05,
+    "warmup": 0.3,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "vit": {
         "image_size": SIDE,
@@ -101,22 +107,17 @@ def save_transformers_model(classifier: Classifier, folder: Path) -> None:
     write_json(folder / "preprocessor_config.json", preprocessing)
 
 
-def main(*, out: Path = Path("runs/audited"), epochs: int = 20) -> None:
+def main(*, out: Path = Path("runs/audited")) -> None:
     """Train and write all models.
 
     Args:
         out: Folder of the models.
-        epochs: Number of epochs.
     """
     out.mkdir(parents=True, exist_ok=True)
     dataset = load("digits", image_size=SIDE, validation_size=0)
 
     def train(classifier: Classifier, learning_rate: float) -> None:
-        fit(
-            classifier,
-            dataset,
-            Run.from_fields(epochs=epochs, learning_rate=learning_rate, **RECIPE),
-        )
+        fit(classifier, dataset, Run.from_fields(learning_rate=learning_rate, **RECIPE))
         share = accuracy(classifier, dataset.test)
         print(f"{type(classifier.model).__name__}: accuracy {share:.1%}", flush=True)
 

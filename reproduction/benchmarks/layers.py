@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from reproduction.baselines.blocks import join_heads, project_heads
 from reproduction.benchmarks.measurement import interleaved_medians, run_script
 from teka import Grid
 from teka.files import read_json, write_json
 from teka.nn import Attention
 from teka.provenance import provenance
 
-DIM, HEADS, BATCH = 256, 8, 2
+DIM, HEADS, DIM_HEAD, BATCH = 256, 8, 32, 2
 # Fewer tokens are timed without torch.compile only.
 MIN_COMPILED_TOKENS = 196
 UNIT = "four products"
@@ -46,14 +47,11 @@ class FourProducts(nn.Module):
 
     def project(self, tokens: Tensor) -> list[Tensor]:
         """Return queries, keys and values of all heads."""
-        return [
-            projection(tokens).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for projection in self.projections[:3]
-        ]
+        return [project_heads(linear, tokens, DIM_HEAD) for linear in self.projections[:3]]
 
     def merge(self, heads: Tensor) -> Tensor:
         """Concatenate the heads and apply the output projection."""
-        return self.projections[3](heads.transpose(1, 2).flatten(2))
+        return join_heads(self.projections[3], heads)
 
 
 class PlainLayer(FourProducts):
@@ -61,7 +59,7 @@ class PlainLayer(FourProducts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.frequency = nn.Parameter(torch.randn(HEADS, DIM // HEADS // 2))
+        self.frequency = nn.Parameter(torch.randn(HEADS, DIM_HEAD // 2))
 
     def forward(self, tokens: Tensor) -> Tensor:
         angle = torch.arange(tokens.shape[1])[:, None] * self.frequency[:, None]
@@ -112,7 +110,7 @@ class RotarySoftmax(FourProducts):
         from rotary_embedding_torch import RotaryEmbedding
 
         super().__init__()
-        self.rotary = RotaryEmbedding(dim=DIM // HEADS)
+        self.rotary = RotaryEmbedding(dim=DIM_HEAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
         query, key, value = self.project(tokens)
@@ -124,7 +122,7 @@ def make_performer() -> nn.Module:
     """Return the self-attention layer of performer-pytorch."""
     from performer_pytorch import SelfAttention as PerformerAttention
 
-    return PerformerAttention(dim=DIM, heads=HEADS, dim_head=DIM // HEADS, causal=False)
+    return PerformerAttention(dim=DIM, heads=HEADS, dim_head=DIM_HEAD, causal=False)
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

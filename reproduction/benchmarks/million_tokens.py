@@ -10,14 +10,13 @@ weights, the tokens and their gradients.
 import multiprocessing
 import resource
 import time
-from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
 
 from reproduction.benchmarks.layers import DIM, HEADS, make_layer, run_layer
 from reproduction.benchmarks.measurement import run_script, save_results
-from teka.files import read_json
 
 OUT = Path(__file__).with_suffix(".json")
 LAYERS = (
@@ -45,24 +44,20 @@ def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
     }
 
 
-def main(*, tokens: int = 1024**2, layers: Sequence[str] = LAYERS, out: Path = OUT) -> None:
-    """Measure layers, and replace their rows in a file.
+def main(*, tokens: int = 1024**2, out: Path = OUT) -> None:
+    """Measure the layers, and write a file after each of them.
 
     Args:
         tokens: Number of tokens, a square.
-        layers: Names of layers, as for the benchmark of layers.
         out: The file.
     """
-    saved = read_json(out)["rows"] if out.exists() else []
-    rows = {(row["layer"], row["direction"]): row for row in saved}
+    rows = []
     settings = {"tokens": tokens, "batch": 1, "dim": DIM, "heads": HEADS}
-    for name in layers:
-        for backward in (False, True):
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                row = pool.apply(measure, (name, tokens, backward))
-            rows[name, row["direction"]] = row
-            print(row, flush=True)
-            save_results(out, settings=settings, rows=list(rows.values()))
+    for arguments in product(LAYERS, [tokens], [False, True]):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            rows.append(pool.apply(measure, arguments))
+        print(rows[-1], flush=True)
+        save_results(out, settings=settings, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Accuracy of the packaged models, and their unchanged predictions for shifted images.
 
     python -m reproduction.benchmarks.packaged_models --data-dir data --models mnist
-    python -m reproduction.benchmarks.packaged_models --models cifar10 --subpixels 2
 
 The results belong on the card of each model, `README.md` beside its weights.
 """
@@ -17,7 +16,6 @@ from teka.audit import wilson_interval
 from teka.data import load
 from teka.models import load as load_model
 from teka.models.model_file import PRETRAINED
-from teka.nn.sampling import SubpixelAlignment
 
 NEIGHBORS = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
 # Mode, shifts and number of images of each kind of shifts.
@@ -30,11 +28,9 @@ KINDS = {
 }
 
 
-def measure(name: str, data_dir: str, subpixels: int) -> pd.DataFrame:
+def measure(name: str, data_dir: str) -> pd.DataFrame:
     """Print the accuracy on unshifted images, and return the unchanged predictions."""
     model = load_model(name)
-    if subpixels > 1:
-        model.align = SubpixelAlignment(subpixels)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
     share = accuracy(model, test)
     interval = wilson_interval(round(share * len(test)), len(test))
@@ -46,16 +42,15 @@ def measure(name: str, data_dir: str, subpixels: int) -> pd.DataFrame:
     return pd.DataFrame(rows).T
 
 
-def main(*, data_dir: str = "data", models: Sequence[str] = PRETRAINED, subpixels: int = 1) -> None:
+def main(*, data_dir: str = "data", models: Sequence[str] = PRETRAINED) -> None:
     """Measure the models and print tables.
 
     Args:
         data_dir: Folder of the data sets.
         models: Names of packaged models.
-        subpixels: Align the images to this fraction of a pixel first, with `SubpixelAlignment`.
     """
     for name in models:
-        print(measure(name, data_dir, subpixels).to_string(), flush=True)
+        print(measure(name, data_dir).to_string(), flush=True)
 
 
 if __name__ == "__main__":

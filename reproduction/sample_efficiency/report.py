@@ -1,6 +1,7 @@
 """Tables and a figure of accuracy against the number of training images."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,19 +60,18 @@ def images_needed(accuracy: pd.Series, target: float) -> float:
 
 def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
     """Return the images that each model needs to reach the default at 1,000 images, as text."""
-    groups = []
-    for (data, _), group in cells.groupby(["data", "seed"], sort=False):
-        curves = group.pivot(
-            index="num_images", columns=["training", "model"], values=quantity
-        ).sort_index()
-        if REFERENCE in curves and REFERENCE_IMAGES in curves.index:
-            target = curves.loc[REFERENCE_IMAGES, REFERENCE]
-            needed = [images_needed(curves[name].dropna(), target) for name in curves]
-            keys = pd.MultiIndex.from_tuples([(data, *name) for name in curves], names=LEVELS)
-            groups.append(pd.Series(needed, keys))
-    if not groups:
-        return pd.Series(dtype=object, index=pd.MultiIndex.from_tuples([], names=LEVELS))
-    return pd.concat(groups).groupby(level=LEVELS, sort=False).agg(_format_counts)
+    levels = ["data", "seed", "training", "model"]
+    table = cells.set_index([*levels, "num_images"])[quantity]
+    curves = table.unstack("num_images", sort=False).sort_index(axis=1)
+    needed: dict[Any, float] = {}
+    for name, curve in curves.iterrows():
+        reference = (*name[:2], *REFERENCE)
+        if reference in curves.index and REFERENCE_IMAGES in curves:
+            target = curves.loc[reference, REFERENCE_IMAGES]
+            needed[name] = images_needed(curve.dropna(), target)
+    index = pd.MultiIndex.from_tuples(needed, names=levels)
+    counts = pd.Series(needed.values(), index, dtype=float).dropna()
+    return counts.groupby(level=LEVELS, sort=False).agg(_format_counts)
 
 
 def _format_counts(counts: pd.Series) -> str:

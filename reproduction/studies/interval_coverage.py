@@ -59,28 +59,20 @@ POPULATIONS = {
 }
 
 
-@cache
-def all_images() -> Tensor:
-    """Return the properties (4, N) of all images: margin, effect, size of errors, output norm."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
-
-
-def respond(model: Model, images: Tensor, draw: int, gain: float = 0.0) -> Responses:
+def respond(model: Model, images: Tensor, draw: int) -> Responses:
     """Return the responses of a model to images.
 
     Args:
         model: The distribution of models.
-        images: Properties of the images.
+        images: Properties (4, N) of the images: margin, effect, size of errors and output norm.
         draw: Number of the model among those of the distribution.
-        gain: Added to the margins.
     """
     generator = torch.Generator().manual_seed(1000 + draw)
     shape = (len(SHIFTS), images.shape[1])
     noise = torch.randn(shape, generator=generator, dtype=torch.float64)
     noise[ZERO] = 0.0
     effect = model.effect * (model.spread * images[1]).exp() * noise
-    margin = model.margin + gain + images[0] + effect
+    margin = model.margin + images[0] + effect
     others = torch.randint(1, NUM_CLASSES, shape, generator=generator)
     distance = torch.tensor(SHIFTS, dtype=torch.float64).norm(dim=1)[:, None]
     size = (model.tail * images[2] - model.tail**2 / 2).exp() * (0.3 * noise).exp() * distance
@@ -101,9 +93,11 @@ def respond(model: Model, images: Tensor, draw: int, gain: float = 0.0) -> Respo
 
 
 @cache
-def population(name: str, draw: int = 0, gain: float = 0.0) -> tuple[Responses, dict[str, Any]]:
+def population(model: Model, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
     """Return the responses of a model to all images, and the true numbers and curves."""
-    responses = respond(POPULATIONS[name], all_images(), draw, gain)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
+    responses = respond(model, images, draw)
     metrics = summarize(responses, num_resamples=40)
     curves = {f"curve {name}": np.array(curve.values) for name, curve in metrics.curves.items()}
     numbers = {name: estimate.value for name, estimate in metrics.numbers.items()}
@@ -117,10 +111,10 @@ def take_images(responses: Responses, indices: Tensor) -> Responses:
     return replace(responses, labels=responses.labels[indices], **tables)
 
 
-def audit(name: str, num_images: int, seed: int) -> Iterator[tuple[str, str, bool]]:
+def audit(model: Model, num_images: int, seed: int) -> Iterator[tuple[str, str, bool]]:
     """Yield for each interval of an audit its kind, its metric, and True if it covers."""
-    responses, truth = population(name)
-    better, better_truth = population(name, 1, 0.2)
+    responses, truth = population(model)
+    better, better_truth = population(model._replace(margin=model.margin + 0.2), 1)
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(NUM_POPULATION, (num_images,), generator=generator)
     seen = take_images(responses, images)
@@ -147,17 +141,24 @@ def covers(lower: Any, upper: Any, true: Any) -> bool:
     return bool(((lower <= true) & (true <= upper)).all())
 
 
+def upper_end(is_covered: pd.Series) -> float:
+    """Return the upper end of the 95 % interval of a coverage."""
+    return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
+
+
 def simulate(name: str, num_images: int, simulations: int) -> pd.DataFrame:
     """Return how often each interval covers the true number."""
     torch.set_num_threads(1)
-    rows = [row for seed in range(simulations) for row in audit(name, num_images, seed)]
+    model = POPULATIONS[name]
+    rows = [row for seed in range(simulations) for row in audit(model, num_images, seed)]
     table = pd.DataFrame(rows, columns=["kind", "metric", "covered"])
-    groups = table.groupby(["kind", "metric"], sort=False).covered
-    counts = groups.agg(["sum", "count"]).reset_index()
-    upper = [wilson_interval(int(row["sum"]), int(row["count"]))[1] for _, row in counts.iterrows()]
-    counts["coverage"] = (counts["sum"] / counts["count"]).round(3)
-    counts["upper"] = np.round(upper, 3)
-    counts = counts.drop(columns="sum").rename(columns={"count": "intervals"})
+    covered = table.groupby(["kind", "metric"], sort=False).covered
+    columns = {
+        "intervals": covered.count(),
+        "coverage": covered.mean().round(3),
+        "upper": covered.agg(upper_end),
+    }
+    counts = pd.DataFrame(columns).round(3).reset_index()
     return counts.assign(population=name, images=num_images)
 
 
