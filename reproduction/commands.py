@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from reproduction.horn2021.report import write_reproduction
-from reproduction.horn2021.scales import read_scale, target_levels
+from reproduction.horn2021.report import read_scale, target_levels, write_reproduction
 from reproduction.sample_efficiency.report import write_report
 from reproduction.sample_efficiency.train import train_cell
 from reproduction.study import Study, read_study, run_study, write_study
@@ -137,14 +136,6 @@ def _run(
     **options: Any,
 ) -> None:
     if not grid.summary:
-        run_study(
-            plan,
-            folder,
-            data_dir=grid.data_dir,
-            processes=grid.processes,
-            parallel=grid.parallel,
-            only=only,
-            command=command,
-            **options,
-        )
+        options |= {name: getattr(grid, name) for name in ("data_dir", "processes", "parallel")}
+        run_study(plan, folder, only=only, command=command, **options)
     print(write(plan, folder))

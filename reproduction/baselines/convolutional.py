@@ -21,20 +21,18 @@ RESNET_BLOCKS = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
 
 
 def convolve(
-    in_channels: int, out_channels: int, kernel_size: int = 3, stride: int = 1
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int = 3,
+    stride: int = 1,
+    *,
+    is_normalized: bool = False,
 ) -> list[nn.Module]:
-    """Create a convolution and a ReLU."""
-    padding = kernel_size // 2
-    return [nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding), nn.ReLU()]
-
-
-def convolve_and_normalize(
-    in_channels: int, out_channels: int, kernel_size: int = 3, stride: int = 1
-) -> list[nn.Module]:
-    """Create a convolution without bias, and its batch normalization."""
-    padding = kernel_size // 2
-    convolution = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=False)
-    return [convolution, nn.BatchNorm2d(out_channels)]
+    """Create a convolution and a ReLU, or a convolution and a batch normalization."""
+    sizes = in_channels, out_channels, kernel_size, stride, kernel_size // 2
+    if is_normalized:
+        return [nn.Conv2d(*sizes, bias=False), nn.BatchNorm2d(out_channels)]
+    return [nn.Conv2d(*sizes), nn.ReLU()]
 
 
 class AlexNet(ImageClassifier):
@@ -178,13 +176,13 @@ class ResidualBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            *convolve_and_normalize(in_channels, out_channels, stride=stride),
+            *convolve(in_channels, out_channels, stride=stride, is_normalized=True),
             nn.ReLU(),
-            *convolve_and_normalize(out_channels, out_channels),
+            *convolve(out_channels, out_channels, is_normalized=True),
         )
         self.shortcut = nn.Sequential()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut.extend(convolve_and_normalize(in_channels, out_channels, 1, stride))
+            self.shortcut.extend(convolve(in_channels, out_channels, 1, stride, is_normalized=True))
 
     def forward(self, maps: Images) -> Float[Tensor, "batch out_channels h w"]:
         return (self.shortcut(maps) + self.residual(maps)).relu()
@@ -231,12 +229,11 @@ class ResNet18(ImageClassifier):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, width=width)
         check_name("resnet_stem", resnet_stem, ("7x7", "3x3"))
-        self.stem = nn.Sequential()
+        kernel_size, stride = (7, 2) if resnet_stem == "7x7" else (3, 1)
+        stem = convolve(in_channels, width, kernel_size, stride, is_normalized=True)
+        self.stem = nn.Sequential(*stem, nn.ReLU())
         if resnet_stem == "7x7":
-            self.stem.extend(convolve_and_normalize(in_channels, width, 7, stride=2))
-            self.stem.extend([nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)])
-        else:
-            self.stem.extend([*convolve_and_normalize(in_channels, width), nn.ReLU()])
+            self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
         self.blocks = nn.Sequential()
         channels = width
         for multiple, stride in RESNET_BLOCKS:

@@ -6,13 +6,36 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.study import Study, read_cells, write_study
+from reproduction.study import Study, read_cells, read_study, write_study
 from reproduction.study.report import format_mean, over_seeds
+from teka.checks import check_name
 from teka.files import write_bytes
 from teka.reporting.plots import to_png
 
 FOLDER = Path(__file__).parent
 PAPER_IMAGE_SIZE = 32
+SCALES = ("small", "full", "full-cpu", "one-stem")
+
+
+def read_scale(scale: str) -> Study:
+    """Return the study of a scale.
+
+    "small" has small models and images, for a CPU. "full" is the experiment of the paper, for a
+    GPU. "full-cpu" has our models at full resolution, and "one-stem" the position encodings of the
+    paper behind one stem, both for a CPU.
+    """
+    check_name("scale", scale, SCALES)
+    return read_study(FOLDER / f"{scale}.yaml")
+
+
+def target_levels(study: Study, target: str) -> dict[str, list[str]]:
+    """Return the levels that "table1" or "figure1" needs. Table 1 needs every cell."""
+    check_name("target", target, ("table1", "figure1"))
+    if target == "table1":
+        return {}
+    models = study.factors["model"]
+    performers = [name for name in models if models[name].get("model", "performer") == "performer"]
+    return {"data": ["mnist", "fashion-mnist"], "model": performers}
 
 
 def read_paper_table() -> pd.DataFrame:

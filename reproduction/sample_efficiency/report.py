@@ -8,13 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.study.cells import read_cells
-from reproduction.study.report import (
-    describe_conditions,
-    format_mean,
-    half_width,
-    significant,
-    to_markdown,
-)
+from reproduction.study.report import format_mean, half_width, significant, write_page
 from reproduction.study.study import Study
 from teka.files import write_bytes
 from teka.reporting.plots import line_color, to_png
@@ -84,22 +78,19 @@ def _format_counts(counts: pd.Series) -> str:
 def write_report(study: Study, folder: Path) -> str:
     """Write `summary.md` and `accuracy.png` of the finished cells, and return the tables."""
     cells = read_cells(study, folder).reset_index()
-    parts = [f"# {study.name}", study.description.strip()]
+    tables = {}
     for quantity, heading in QUANTITIES.items():
         groups = cells.groupby([*LEVELS, "num_images"], sort=False)[quantity]
-        table = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
-        parts += [f"## {heading}", to_markdown(table)]
+        tables[heading] = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
     needed = {
         "as published": count_images_needed(cells, "accuracy"),
         "at random positions": count_images_needed(cells, "moved_accuracy"),
     }
-    parts += [f"## Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"]
-    parts += [to_markdown(pd.DataFrame(needed)), NOTES, describe_conditions(study, cells)]
-    parts += [f"CPU seconds of a training, median: {significant(cells.process_seconds.median())}."]
-    text = "\n\n".join(parts)
-    write_bytes(folder / "summary.md", f"{text}\n".encode())
+    heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
+    tables[heading] = pd.DataFrame(needed)
     write_bytes(folder / "accuracy.png", to_png(draw(cells)))
-    return text
+    seconds = f"CPU seconds of a training, median: {significant(cells.process_seconds.median())}."
+    return write_page(folder / "summary.md", study, cells, tables, f"{NOTES}\n\n{seconds}")
 
 
 def draw(cells: pd.DataFrame) -> Figure:

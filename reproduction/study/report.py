@@ -181,11 +181,25 @@ def write_study(
     tables["Comparison"] = format_table(cells, HEADINGS)
     if cells.stability.any():
         tables["Unchanged predictions"] = stability_table(cells)
+    return write_page(Path(folder) / f"{name}.md", study, cells, tables, NOTES)
+
+
+def write_page(
+    path: Path, study: Study, cells: pd.DataFrame, tables: Mapping[str, pd.DataFrame], notes: str
+) -> str:
+    """Write the tables of a study with its conditions, and return the page.
+
+    Args:
+        path: File to write.
+        study: The study.
+        cells: Its finished cells.
+        tables: Tables by heading.
+        notes: Text after the tables.
+    """
     parts = [f"# {study.name}", study.description.strip()]
     for heading, table in tables.items():
         parts += [f"## {heading}", to_markdown(table)]
-    text = "\n\n".join([*parts, NOTES, describe_conditions(study, cells)])
-    path = Path(folder) / f"{name}.md"
+    text = "\n\n".join([*parts, notes, describe_conditions(study, cells)])
     write_bytes(path, f"{text}\n".encode())
     return f"{text}\n\nwritten: {path}"
 

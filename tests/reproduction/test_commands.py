@@ -1,8 +1,11 @@
+import shutil
+
 import pytest
 import yaml
 
 from reproduction.__main__ import run as main
 from reproduction.commands import parse_only
+from reproduction.horn2021 import report
 from reproduction.study.cells import load_cells
 from tests.reproduction.study.conftest import TINY
 
@@ -104,7 +107,9 @@ def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
         content["base"].pop(name)
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    monkeypatch.setattr("reproduction.horn2021.scales.__file__", str(tmp_path / "scales.py"))
+    for name in ("horn2021_table1.csv", "horn2021_figure1.csv"):
+        shutil.copy(report.FOLDER / name, tmp_path)
+    monkeypatch.setattr(report, "FOLDER", tmp_path)
     out = tmp_path / "out"
     assert main(["reproduce", "figure1", "--only", "data=mnist", "--out", str(out)]) == 0
     assert load_cells(out / "cells.jsonl.gz").keys() == {"mnist--performer-absolute--seed-0"}

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from reproduction.horn2021.report import (
+    SCALES,
     accuracy_table,
     draw_figure1,
     paper_name,
     read_paper_figure,
     read_paper_table,
+    read_scale,
     write_reproduction,
 )
-from reproduction.horn2021.scales import SCALES, read_scale
 from reproduction.study import read_cells
 from tests.reproduction.conftest import failed_cell, saved_cell
 

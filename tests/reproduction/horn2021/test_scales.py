@@ -3,8 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from reproduction.horn2021.report import paper_name, read_paper_table
-from reproduction.horn2021.scales import read_scale, target_levels
+from reproduction.horn2021.report import paper_name, read_paper_table, read_scale, target_levels
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])
