@@ -17,11 +17,13 @@ from reproduction.study.measure import accuracy, predict
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import wilson_interval
 from teka.cli.app import CommandLine
+from teka.codec import encode
 from teka.data import Dataset, Split, load
 from teka.data.load import class_names
 from teka.files import make_directory, write_json
 from teka.models import ConvPerformer, ModelConfig, save
 from teka.models.conv_performer import ConvStage
+from teka.prediction.pictures import settings_for
 from teka.provenance import provenance
 
 # Choices use seeds 0 to 2 and held-out images. Only these seeds read the test images.
@@ -81,10 +83,21 @@ def cifar10(
         *dataset.sizes.values(),
         options=options,
         class_names=class_names("cifar10"),
-        facts={"data": "cifar10", "run": result},
+        pictures=encode(settings_for("cifar10", dataset.image_size)),
+        facts=make_facts(result),
     )
     save(model, folder / name, config, dtype="float16")
     print(f"written: {write_json(folder / f'{name}.json', result)}")
+
+
+def make_facts(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts that are saved with a model, in the layout of `teka train`."""
+    training = {name: value for name, value in result.items() if name not in ("seed", "test")}
+    facts: dict[str, Any] = {"run": {"data": "cifar10", "seed": result["seed"]}}
+    facts["training"] = training
+    if "test" in result:
+        facts["evaluation"] = {"dataset": "cifar10", **result["test"]}
+    return facts
 
 
 def train(

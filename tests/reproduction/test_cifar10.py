@@ -127,5 +127,9 @@ def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypat
     result: Any = read_json(folder.with_suffix(".json"))
     assert not result["attention"]
     assert result["seconds"] > 0
-    assert read_config(folder).class_names == ("dark", "bright")
+    config: Any = read_config(folder)
+    assert config.class_names == ("dark", "bright")
+    assert config.facts["run"] == {"data": "cifar10", "seed": 1}
+    assert config.facts["training"]["epochs"] == 1
+    assert "evaluation" not in config.facts  # 1 is not an evaluation seed
     assert load(folder)(dataset.test.images).shape == (len(dataset.test), 2)
