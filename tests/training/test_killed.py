@@ -82,8 +82,9 @@ def assert_same(first: Path, second: Path) -> None:
             for key, tensor in one["state_dict"].items()
         )
     one, other = (read_json(folder / "result.json") for folder in (first, second))
-    times = {"seconds": 0, "train_images_per_second": 0}
-    assert {**one, **times} == {**other, **times}
+    # Only processes of the tests see one core, and a training may finish before it is killed.
+    ignored = {"seconds": 0, "train_images_per_second": 0, "hardware": ""}
+    assert {**one, **ignored} == {**other, **ignored}
 
 
 def test_run_stops_early_after_its_best_epoch(stopping, whole):
