@@ -6,6 +6,7 @@ import torch
 
 from teka.audit import axis_shifts
 from teka.cli import main, shift
+from teka.models import Performer
 from teka.training import restore
 
 
@@ -77,6 +78,7 @@ def test_a_window_of_the_image_is_moved_in_mode_crop(trained_folder, tmp_path):
     options = ["--max-shift", "2", "--mode", "crop", "--out", str(tmp_path)]
     assert main(["shift", str(trained_folder), *options]) == 0
     trained = restore(trained_folder)
+    assert isinstance(trained.model, Performer)
     trained.model.resize(12)
     test = trained.dataset.test.to_intensities()
     with torch.inference_mode():
