@@ -29,6 +29,7 @@ LINES = (
     ("as published", "ResNet-18", "ResNet-18"),
     ("random shifts", "ResNet-18", "ResNet-18 + shifts"),
 )
+LABEL_DISTANCE = 4  # between the labels of two lines, in percent
 NOTES = """The tables give means over seeds ± half of the 95 % interval (Student's t).
 
 The last table counts the training images that a model needs to be as accurate as the default model
@@ -99,6 +100,7 @@ def draw(cells: pd.DataFrame) -> Figure:
     figure = Figure((1 + 4.5 * len(panels), 4), dpi=130, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, data in zip(axes, panels, strict=True):
+        ends = []
         for index, (training, model, label) in enumerate(LINES):
             is_shown = (cells.data == data) & (cells.training == training) & (cells.model == model)
             groups = cells[is_shown].groupby("num_images").moved_accuracy
@@ -107,8 +109,13 @@ def draw(cells: pd.DataFrame) -> Figure:
             mean, half = 100 * groups.mean(), 100 * half_width(groups)
             color = line_color(index)
             axis.errorbar(mean.index, mean, half.fillna(0), color=color, marker="o", markersize=3)
-            end = (mean.index[-1], mean.iloc[-1])
-            axis.annotate(label, end, (6, -3), textcoords="offset points", color=color, fontsize=8)
+            ends.append((mean.iloc[-1], mean.index[-1], label, color))
+        lowest = -np.inf
+        for end, num_images, label, color in sorted(ends):
+            lowest = max(end, lowest + LABEL_DISTANCE)
+            placement = {"xytext": (1.1 * num_images, lowest), "va": "center"}
+            text = axis.annotate(label, (num_images, end), color=color, fontsize=8, **placement)
+            text.set_in_layout(False)
         axis.set(title=data, xscale="log", xlabel="training images", xlim=(80, 900_000))
         axis.grid(axis="y", color="#dfe3e8")
         axis.spines[["top", "right"]].set_visible(False)
