@@ -214,12 +214,13 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_directory(argument: str, path: Path) -> Iterator[Path]:
+def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder, and rename it to `path` if the context ends without an error.
 
     Args:
         argument: Name of the argument, for the error message.
-        path: Folder to create or replace.
+        path: Folder to create.
+        replace: Replace an existing folder even if it is not empty.
     """
     parent = make_directory(argument, path.parent)
     with tempfile.TemporaryDirectory(
@@ -229,7 +230,7 @@ def atomic_directory(argument: str, path: Path) -> Iterator[Path]:
         old = Path(temporary, "old")
         new.mkdir()
         yield new
-        if path.exists():
+        if replace and path.exists():
             path.rename(old)
         try:
             new.replace(path)

@@ -205,7 +205,11 @@ def assert_equivariant(
     shifts: Iterable[Shift],
     *,
     tolerance: float = 1e-5,
-    **options: Any,
+    mode: str = "circular",
+    output: str = "auto",
+    border: int = 0,
+    canvas_size: Size | None = None,
+    background: Background = 0.0,
 ) -> EquivarianceError:
     """Assert that a function is equivariant or invariant to shifts, up to a tolerance.
 
@@ -214,11 +218,15 @@ def assert_equivariant(
     >>> _ = teka.testing.assert_equivariant(layer, torch.rand(1, 1, 6, 6), shifts=[(0, 3)])
 
     Args:
-        function: See `equivariance_error`.
+        function: The function, in evaluation mode if it is a module.
         inputs: Inputs (B, C, *S).
         shifts: Shifts in cells.
         tolerance: Largest relative error that passes.
-        **options: Options of `equivariance_error`, such as `mode` and `border`.
+        mode: What happens at the edges, as in `equivariance_error`.
+        output: "dense", "invariant" or "auto".
+        border: Number of cells at each edge that are not compared.
+        canvas_size: Size of the canvas in mode "canvas".
+        background: Value of the cells that enter over an edge.
 
     Returns:
         The errors.
@@ -229,8 +237,17 @@ def assert_equivariant(
     """
     __tracebackhide__ = True
     check_number("tolerance", tolerance, TOLERANCE, low=0)
-    errors = equivariance_error(function, inputs, shifts, **options)
-    worst = f"shift {errors.worst_shift} (mode {errors.mode!r}, output {errors.output!r})"
+    errors = equivariance_error(
+        function,
+        inputs,
+        shifts,
+        mode=mode,
+        output=output,
+        border=border,
+        canvas_size=canvas_size,
+        background=background,
+    )
+    worst = f"shift {errors.worst_shift} (mode {mode!r}, output {errors.output!r})"
     _assert_within(tolerance, errors, "translation equivariant", worst)
     return errors
 

@@ -96,7 +96,7 @@ class _Console(Console):
 
 
 def _write_default(value: Any) -> Any:
-    """Return the default value of an option as it is typed, or None if it should not be shown."""
+    """Return the default value of an option as a user types it, or None if it is not shown."""
     if value is False or value == ():
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else value

@@ -74,7 +74,7 @@ def save(
         "dtype": dtype,
     }
     content = {"format_version": FORMAT_VERSION, **encode(config), "weights": description}
-    with atomic_directory("path", folder) as new:
+    with atomic_directory("path", folder, replace=True) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
         write_json(new / CONFIG_FILE, content)
     return folder
