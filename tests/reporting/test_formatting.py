@@ -1,7 +1,7 @@
 import pytest
 
 from teka.audit.page.metric_formatting import (
-    missing_intervals,
+    explain_missing_intervals,
     write_difference,
     write_interval,
     write_number,
@@ -66,10 +66,10 @@ def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_wid
     assert write_interval("mean_error", interval) == "0.1–0.2"
     few, alike = "none, which needs 10 images or more", "none, all images have this value"
     assert write_interval("mean_error", Estimate(0.107, 0.107, 0.107, 0.95, few)) == "–"
-    assert missing_intervals([few, "wilson", alike, few]) == (
+    assert explain_missing_intervals([few, "wilson", alike, few]) == (
         "–: no interval, which needs 10 images or more; or all images have this value."
     )
-    assert missing_intervals(["wilson"]) == ""
+    assert explain_missing_intervals(["wilson"]) == ""
 
 
 def test_differences_have_signs_and_p_values_three_decimals():

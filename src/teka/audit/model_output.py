@@ -215,7 +215,7 @@ def _select_field(
 
 
 def as_tensor(value: object) -> Tensor:
-    """Return a tensor or NumPy array as a dense tensor of real values."""
+    """Convert a tensor or NumPy array to a dense tensor of real values."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         try:

@@ -365,7 +365,7 @@ class Movement:
     def check(
         self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
     ) -> CheckedShifts:
-        """Check that shifts are possible, and return them without duplicates.
+        """Check that this mode allows the shifts, and return them without duplicates.
 
         Args:
             placed: Images returned by `place`.

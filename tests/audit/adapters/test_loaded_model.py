@@ -34,12 +34,12 @@ def test_with_placement_places_images():
     model = wrap_module(Answers().eval(), "a", "factory", transform, LoadOptions(device="cpu"))
     assert model.input_size == (5, 5)
     images = torch.rand(2, 1, 17, 13)
-    placing = model.with_placement()
+    placing = model.resizing_function()
     torch.testing.assert_close(placing(images), model.function(transform.place(images)))
     assert isinstance(placing, nn.Module)
     bare = LoadedModel("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
     expected = transform.place(images).sum(dim=(2, 3))
-    torch.testing.assert_close(bare.with_placement()(images), expected)
+    torch.testing.assert_close(bare.resizing_function()(images), expected)
 
 
 def test_the_wrapper_keeps_the_mode_of_the_module():

@@ -7,8 +7,8 @@ from PIL import Image
 
 from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.preprocessing import (
-    LIBRARIES,
     RESAMPLINGS,
+    ROUNDING_RULES,
     crop_center,
     resize,
     with_channels,
@@ -46,7 +46,7 @@ def test_resize_then_crop_gives_the_crop():
 def test_the_middle_begins_where_its_library_rounds_half_of_what_is_over():
     starts = {
         name: [library.start(over / 2) for over in (11, 13, -11, -13)]
-        for name, library in LIBRARIES.items()
+        for name, library in ROUNDING_RULES.items()
     }
     assert starts["transformers"] == [5, 6, -6, -7]
     assert starts["transformers with torchvision"] == [5, 6, -5, -6]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from teka.audit.adapters.preprocessing import LIBRARIES, Preprocessing
+from teka.audit.adapters.preprocessing import ROUNDING_RULES, Preprocessing
 from teka.audit.adapters.verify_transform import verify_against_library
 from teka.data import Normalize
 
@@ -39,12 +39,12 @@ def test_a_transform_that_differs_by_a_level_or_a_pixel_is_refused_with_the_diff
         ):
             verify_against_library(transform_of(other), READ, "m", "its transform")
     monkeypatch.setitem(
-        LIBRARIES, "rounding up", LIBRARIES["transformers"]._replace(start=math.ceil)
+        ROUNDING_RULES, "rounding up", ROUNDING_RULES["transformers"]._replace(start=math.ceil)
     )
     own = transform_of(replace(READ, library="rounding up"))
     assert verify_against_library(own, READ, "m", "its transform").library == "rounding up"
-    known = {name: LIBRARIES[name] for name in ("transformers", "torchvision")}
-    monkeypatch.setattr("teka.audit.adapters.verify_transform.LIBRARIES", known)
+    known = {name: ROUNDING_RULES[name] for name in ("transformers", "torchvision")}
+    monkeypatch.setattr("teka.audit.adapters.verify_transform.ROUNDING_RULES", known)
     with pytest.raises(ValueError, match="levels of 255"):
         verify_against_library(own, READ, "m", "its transform")
 

@@ -294,7 +294,7 @@ def make_audit_inputs(
     if options.image_size is None and subject.loads_at_input_size and takes_size:
         options = dataclasses.replace(options, image_size=subject.input_size)
     if is_late:
-        function = subject.with_placement()
+        function = subject.resizing_function()
         transform = Preprocessing(subject.in_channels)
     else:
         function = subject.function

@@ -235,8 +235,8 @@ class LoadedModel:
         """Number of input channels, or None if unknown."""
         return self.transform.in_channels
 
-    def with_placement(self) -> Model:
-        """Return a function of images of any size, which resizes them with `transform.place`."""
+    def resizing_function(self) -> Model:
+        """Return a function that resizes images with `transform.place` and calls the model."""
         return wrap_function(self.function, before=self.transform.place)
 
     def with_output(self, name: str) -> "LoadedModel":

@@ -52,8 +52,8 @@ def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: st
     return functional.resize(images, size, mode, antialias=True)
 
 
-class Library(NamedTuple):
-    """Rounding in the transforms of a library: its resize, and the start of its center crops.
+class RoundingRules(NamedTuple):
+    """Rules by which the transforms of an image library round when they resize and crop.
 
     Args:
         resize: Function that resizes uint8 images with rounding to whole levels.
@@ -65,11 +65,13 @@ class Library(NamedTuple):
     start: Callable[[float], int]
 
 
-LIBRARIES = {
-    "transformers": Library(resize, math.floor),
-    "transformers with torchvision": Library(_resize_by_torchvision, math.trunc),
+ROUNDING_RULES = {
+    "transformers": RoundingRules(resize, math.floor),
+    "transformers with torchvision": RoundingRules(_resize_by_torchvision, math.trunc),
     # Also for timm. Ties are rounded to even.
-    "torchvision": Library(resize, lambda half: round(half) if half > 0 else math.trunc(half)),
+    "torchvision": RoundingRules(
+        resize, lambda half: round(half) if half > 0 else math.trunc(half)
+    ),
 }
 
 
@@ -92,7 +94,7 @@ class Preprocessing:
         crop: Height and width of the center crop after the resize, padded with 0 if needed.
         normalization: Mean and deviation of intensities.
         blue_first: Whether the model expects the channels blue, green, red.
-        library: Library whose rounding is used, a name in `LIBRARIES`.
+        library: Name of the library whose rounding is used, a key of `ROUNDING_RULES`.
 
     >>> import torch
     >>> from teka.audit.adapters import Preprocessing
@@ -119,7 +121,7 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         check_name("resampling", self.resampling, RESAMPLINGS)
-        check_name("library", self.library, LIBRARIES)
+        check_name("library", self.library, ROUNDING_RULES)
         for argument in ("resize", "crop"):
             if getattr(self, argument) is not None:
                 check_image_size(argument, getattr(self, argument))
@@ -150,7 +152,7 @@ class Preprocessing:
             images: Levels in uint8 or intensities in [0, 1].
         """
         placed = with_channels(images, self.in_channels)
-        library = LIBRARIES[self.library]
+        library = ROUNDING_RULES[self.library]
         is_levels = placed.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
         if size != tuple(images.shape[2:]):

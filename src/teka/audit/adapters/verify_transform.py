@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from teka.audit.adapters.loaded_model import load_safely
-from teka.audit.adapters.preprocessing import LIBRARIES, Preprocessing
+from teka.audit.adapters.preprocessing import ROUNDING_RULES, Preprocessing
 from teka.data import Normalize
 from teka.errors import wrong_value
 
@@ -53,7 +53,7 @@ def verify_against_library(
             for picture in pictures
         ]
     smallest = torch.inf
-    for library in dict.fromkeys((transform.library, *LIBRARIES)):
+    for library in dict.fromkeys((transform.library, *ROUNDING_RULES)):
         candidate = replace(transform, library=library)
         try:
             largest = max(map(partial(_difference, candidate), pictures, expected))

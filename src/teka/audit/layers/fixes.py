@@ -154,7 +154,7 @@ def _window_sizes(module: nn.Module) -> list[int]:
 
 
 def _find_positions(model: nn.Module, trace: ModelTrace, absolute: Sequence[str]) -> dict[str, str]:
-    """Return the position embeddings, and why they cannot be replaced by their mean or ""."""
+    """Return a reason why each position embedding cannot be replaced by its mean, or ""."""
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     reasons = {}
     for holder in absolute:

@@ -235,9 +235,10 @@ def takes_maps(module: nn.Module) -> bool:
 
 
 def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
-    """Return the input cells per output cell along both axes that a layer declares, or None.
+    """Return the stride of a convolution or pooling layer along both axes, or None.
 
-    Only convolutions and pooling layers declare a stride.
+    The stride is the number of input cells per output cell, so it is 1/s for a transposed
+    convolution with the attribute stride = s.
     """
     stride = getattr(module, "stride", None)
     if not takes_maps(module) or stride is None or not hasattr(module, "kernel_size"):

@@ -38,7 +38,7 @@ THRESHOLD_ROUNDINGS = 4
 
 
 def is_inside(name: str, module: str) -> bool:
-    """Return True if a module is a part of another one, judging by their names for display."""
+    """Return True if `name` is the name of a submodule of `module`, as a report shows names."""
     return name.startswith(f"{module}.") or (module == "(model)" != name)
 
 

@@ -105,7 +105,7 @@ def compare_shifts(
         blocks = maps.unflatten(0, (num_blocks, -1))
         # Cells wrap around the torus only if they fill the image exactly.
         wraps = movement.wraps and tensor.layout.fills(trace.seen_size)
-        sums[tensor][chosen] += _sum_squares(blocks, tensor, shifts[chosen], wraps)
+        sums[tensor][chosen] += _sum_squared_errors(blocks, tensor, shifts[chosen], wraps)
         if not sums[tensor].isfinite().all():
             tensor.failure = "it holds NaN or infinity for shifted images"
 
@@ -121,16 +121,17 @@ def compare_shifts(
             tensor.errors = LayerErrors(sums[tensor], shifts, tensor.layout.stride)
 
 
-def _sum_squares(
+def _sum_squared_errors(
     blocks: Float[Tensor, "blocks images channels height width"],
     tensor: TracedTensor,
     shifts: CheckedShifts,
     wraps: bool,
 ) -> Sums:
-    """Return the sums over images that define the errors of a tensor at each shift.
+    """Return the sums over images from which the errors of a tensor at each shift are computed.
 
-    Each other block is compared with the first one after it was moved by the nearest whole numbers
-    of cells. For each image, the move with the smallest error counts.
+    The values for the unshifted images are moved by the same shift and compared with the values for
+    the shifted images. If a shift is not a whole number of cells, the numbers next to it are tried,
+    and the move with the smallest error is used for each image.
 
     Args:
         blocks: Values of a tensor for the unshifted images, and then for each shift.
@@ -154,13 +155,15 @@ def _sum_squares(
             cells_by_move.append(cells_to_compare(tensor, move, wraps))
     values = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
     values = values.unflatten(-1, grid)
-    masks = [torch.stack(each).double() for each in zip(*cells_by_move, strict=True)]
+    masks = [torch.stack(axis).double() for axis in zip(*cells_by_move, strict=True)]
     inside, interior = masks[:2], masks[2:]
-    every, size = torch.einsum("qmirc,mr,mc->qmi", values, *inside)
-    inner, _ = torch.einsum("qmirc,mr,mc->qmi", values, *interior)
-    num_inside, num_inner = (
+    inside_error, size = torch.einsum("qmirc,mr,mc->qmi", values, *inside)
+    interior_error, _ = torch.einsum("qmirc,mr,mc->qmi", values, *interior)
+    border_error = (inside_error - interior_error).clamp(min=0)
+    num_inside, num_interior = (
         torch.einsum("mr,mc->m", *mask)[:, None].expand_as(size) for mask in (inside, interior)
     )
-    columns = inner, num_inner, (every - inner).clamp(min=0), num_inside - num_inner, size
-    candidates = torch.stack(columns, dim=-1).split([len(each) for each in moves])
-    return torch.stack([sums_of_best_move(each).sum(dim=0) for each in candidates])
+    num_border = num_inside - num_interior
+    columns = interior_error, num_interior, border_error, num_border, size
+    sums_by_shift = torch.stack(columns, dim=-1).split([len(block_moves) for block_moves in moves])
+    return torch.stack([sums_of_best_move(sums).sum(dim=0) for sums in sums_by_shift])

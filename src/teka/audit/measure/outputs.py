@@ -61,8 +61,8 @@ def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, s
     step = torch.tensor([shift[1], shift[0]] * 2, dtype=torch.float64)
     overlaps = []
     for detected, expected in zip(found.double().cpu(), reference.double().cpu(), strict=True):
-        boxes, classes = _objects(detected, -step, size)
-        before, classes_before = _objects(expected, step, size)
+        boxes, classes = _find_complete_objects(detected, -step, size)
+        before, classes_before = _find_complete_objects(expected, step, size)
         shares = intersection_over_union(boxes, before + step)
         shares = shares * (classes[:, None] == classes_before)
         rows, columns = linear_sum_assignment(shares.numpy(), maximize=True)
@@ -72,12 +72,12 @@ def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, s
     return torch.stack(overlaps)
 
 
-def _objects(
+def _find_complete_objects(
     detections: Float[Tensor, "boxes numbers"], step: Tensor, size: Sizes
 ) -> tuple[Tensor, Tensor]:
-    """Return the boxes and classes of objects that count.
+    """Return the boxes and classes of the detected objects that are compared.
 
-    Their score is sufficient, and they are complete before and after a step of their corners.
+    Their score is at least `LEAST_SCORE`, and they lie inside the image before and after a shift.
     """
     boxes = detections[:, :4]
     score, kind = detections[:, 4:].max(dim=1)

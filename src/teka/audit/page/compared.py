@@ -5,9 +5,9 @@ from typing import Any
 
 from teka.audit.page.charts import curve_figure
 from teka.audit.page.metric_formatting import (
+    explain_missing_intervals,
     is_share,
     metric_title,
-    missing_intervals,
     write_difference,
 )
 from teka.audit.report import AuditReport
@@ -116,7 +116,7 @@ def _write_lead(number: str, difference: Difference) -> str:
     return f"{value}{unit} ({interval}, {write_p_value(difference.p_value)})"
 
 
-def differing_shifts(comparison: Comparison) -> str:
+def describe_differing_shifts(comparison: Comparison) -> str:
     """Write at how many shifts the accuracies of two models differ significantly: "80 of 81".
 
     The result is "" if there is no accuracy.
@@ -134,9 +134,9 @@ def reference_model(pairs: Sequence[Pair]) -> int:
     return min((pair.first for pair in pairs), default=0)
 
 
-def missing_difference_intervals(pairs: Sequence[Pair]) -> str:
+def explain_missing_difference_intervals(pairs: Sequence[Pair]) -> str:
     """Explain why intervals of differences are missing, or return an empty text."""
-    return missing_intervals(
+    return explain_missing_intervals(
         difference.method for pair in pairs for difference in pair.comparison.numbers.values()
     )
 
@@ -169,7 +169,7 @@ def comparison_sections(
             "pairs": valid,
             "curves": [figure] if figure else [],
             "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
-            "missing": missing_difference_intervals(valid),
+            "missing": explain_missing_difference_intervals(valid),
         }
         sections.append(section)
     return sections

@@ -74,7 +74,7 @@ def write_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]
     }
 
 
-def missing_intervals(methods: Iterable[str]) -> str:
+def explain_missing_intervals(methods: Iterable[str]) -> str:
     """Explain in a sentence why intervals are missing. Return an empty text if none is missing."""
     reasons = dict.fromkeys(
         method.removeprefix("none, ") for method in methods if not has_interval(method)

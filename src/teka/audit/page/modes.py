@@ -5,7 +5,7 @@ from typing import Any
 
 from teka.audit.movement import MODES, Movement
 from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart
-from teka.audit.page.metric_formatting import is_share, missing_intervals, write_with_unit
+from teka.audit.page.metric_formatting import explain_missing_intervals, is_share, write_with_unit
 from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
@@ -58,7 +58,7 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
     methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
     names = [method.replace("wilson", "Wilson score") for method in methods if has_interval(method)]
     note = f"Interval methods: {listed(names) or 'none'}."
-    return f"{sentence} {note} {missing_intervals(methods)}".strip()
+    return f"{sentence} {note} {explain_missing_intervals(methods)}".strip()
 
 
 def confidences(metrics: Iterable[Metrics]) -> str:

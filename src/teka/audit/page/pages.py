@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.charts import curve_figure, layer_chart
-from teka.audit.page.compared import comparison_sections, differing_shifts
+from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.layers import explain_layers
 from teka.audit.page.metric_formatting import (
+    explain_missing_intervals,
     metric_title,
-    missing_intervals,
     write_differences,
     write_estimate,
 )
@@ -89,11 +89,13 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
     return rows
 
 
-def interval_note(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
+def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
     """Explain the intervals below the metrics, and why any are missing."""
     results = [metrics for report in reports for metrics in report.metrics]
     estimates = [metrics.numbers.get(name) for metrics in results for name in columns]
-    gaps = missing_intervals(estimate.method for estimate in estimates if estimate is not None)
+    gaps = explain_missing_intervals(
+        estimate.method for estimate in estimates if estimate is not None
+    )
     return f"Below each number is its {confidences(results)} interval. {gaps}".strip()
 
 
@@ -261,14 +263,14 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "columns": columns,
         "rows": audit_rows(reports),
         "first_numbers": audit_columns(reports, FIRST_NUMBERS)[:3],
-        "interval_note": interval_note(reports, columns),
+        "interval_note": explain_intervals(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
         "examples": write_examples(reports) if any(report.examples for report in reports) else "",
         "protocols": protocol_sections(reports),
     }
     functions = (
-        differing_shifts,
+        describe_differing_shifts,
         explain_layers,
         layer_chart,
         listed,

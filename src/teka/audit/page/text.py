@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import (
     best_model,
-    differing_shifts,
-    missing_difference_intervals,
+    describe_differing_shifts,
+    explain_missing_difference_intervals,
     reference_model,
     valid_pairs,
 )
@@ -17,7 +17,7 @@ from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
     caveat_models,
-    interval_note,
+    explain_intervals,
     used_images,
 )
 from teka.audit.report import AuditReport
@@ -112,7 +112,7 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
         if report.invalid
     ]
     if rows:
-        notes.append(interval_note(reports, columns))
+        notes.append(explain_intervals(reports, columns))
         notes += ["Shares are in %."] if any(map(is_share, columns)) else []
         counts = dict.fromkeys(row.shifts for row in audited)
         if len(counts) > 1:
@@ -152,7 +152,7 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
             if pair.first == reference_model(valid):
                 names = reports[pair.first].name, reports[pair.second].name
                 texts.append(_differences(pair.comparison, *names))
-        texts.append(missing_difference_intervals(valid))
+        texts.append(explain_missing_difference_intervals(valid))
     return "\n\n".join(filter(None, texts))
 
 
@@ -167,6 +167,6 @@ def _differences(comparison: Comparison, first: str, second: str) -> str:
     )
     heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "p-value")
     lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
-    if count := differing_shifts(comparison):
+    if count := describe_differing_shifts(comparison):
         lines.append(f"The accuracies differ significantly at {count} shifts.")
     return "\n".join(lines)

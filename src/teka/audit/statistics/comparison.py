@@ -21,10 +21,10 @@ from teka.audit.statistics.intervals import (
     Curve,
     Estimate,
     ImageBootstrap,
+    add_two_images,
     difference_curve,
     estimate_mean,
     has_interval,
-    with_two_images,
 )
 from teka.audit.statistics.metrics import CURVES, NUMBERS, average
 from teka.checks import check_instance, check_number, check_sizes
@@ -137,7 +137,7 @@ def compare_responses(
         values, others = (metric.of_images(responses) for responses in pair)
         differences = values.astype(float) - others
         if metric.is_share:
-            draws = padded_bootstrap.means(with_two_images(differences))
+            draws = padded_bootstrap.means(add_two_images(differences))
             found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
             mean, other = (

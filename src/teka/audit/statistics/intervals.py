@@ -292,7 +292,7 @@ class ImageAverage:
 
 
 def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
-    """Return an estimate. If its interval has width 0, all images have the same value."""
+    """Create an `Estimate`. If its interval has width 0, the method is replaced by a reason."""
     value, lower, upper = map(float, (value, *ends))
     if has_interval(method) and upper - lower <= ROUNDING * abs(value):
         method = NO_SPREAD
@@ -395,8 +395,8 @@ def mean_curve(
     return make_curve(values, ends, BOOTSTRAP)
 
 
-def with_two_images(differences: Values) -> ndarray:
-    """Return the differences of images with the differences 1 and −1 of two more images."""
+def add_two_images(differences: Values) -> ndarray:
+    """Append the differences 1 and −1 of two added images to the differences of images."""
     ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
     return np.concatenate([differences, ends], axis=-1)
 
@@ -406,10 +406,10 @@ def difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
 
     Args:
         differences: Difference of each image at each shift.
-        bootstrap: Resamples of the images and of two more, see `with_two_images`.
+        bootstrap: Resamples of the images and of two more, see `add_two_images`.
     """
     values = differences.mean(axis=1)
-    padded = with_two_images(differences)
+    padded = add_two_images(differences)
     center = padded.mean(axis=1)
     draws = bootstrap.means(padded)
     width = bootstrap.critical_value(bootstrap.deviations(center, draws)) * draws.std(axis=0)
