@@ -91,7 +91,7 @@ def cifar10(
 
 
 def make_facts(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts that are saved with a model, in the layout of `teka train`."""
+    """Return the facts to save with a model, in the layout of `teka.training.export`."""
     training = {name: value for name, value in result.items() if name not in ("seed", "test")}
     facts: dict[str, Any] = {"run": {"data": "cifar10", "seed": result["seed"]}}
     facts["training"] = training

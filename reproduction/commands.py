@@ -13,6 +13,7 @@ from reproduction.sample_efficiency.train import train_cell
 from reproduction.study import Study, read_study, run_study, write_study
 from reproduction.study.step_seconds import measure_step_seconds
 from teka.cli.app import CommandLine
+from teka.errors import wrong_value
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ def study(
         command: The command line.
     """
     plan = read_study(file)
+    if plan.script:
+        hint = f"Run python -m {plan.script}."
+        raise wrong_value("file", str(file), "a study that this command can train", hint)
     folder = file.with_suffix("") if out is None else out
     if step_seconds:
         path = measure_step_seconds(
@@ -136,6 +140,14 @@ def _run(
     **options: Any,
 ) -> None:
     if not grid.summary:
-        options |= {name: getattr(grid, name) for name in ("data_dir", "processes", "parallel")}
-        run_study(plan, folder, only=only, command=command, **options)
+        run_study(
+            plan,
+            folder,
+            data_dir=grid.data_dir,
+            processes=grid.processes,
+            parallel=grid.parallel,
+            only=only,
+            command=command,
+            **options,
+        )
     print(write(plan, folder))

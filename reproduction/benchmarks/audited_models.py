@@ -116,20 +116,20 @@ def main(*, out: Path = Path("runs/audited")) -> None:
     out.mkdir(parents=True, exist_ok=True)
     dataset = load("digits", image_size=SIDE, validation_size=0)
 
-    def train(classifier: Classifier, learning_rate: float) -> None:
+    def train(name: str, classifier: Classifier, learning_rate: float) -> None:
         fit(classifier, dataset, Run.from_fields(learning_rate=learning_rate, **RECIPE))
         share = accuracy(classifier, dataset.test)
-        print(f"{type(classifier.model).__name__}: accuracy {share:.1%}", flush=True)
+        print(f"{name}: accuracy {share:.1%}", flush=True)
 
     for name in CONFIGS:
         torch.manual_seed(0)
         classifier = Classifier(make_model(name), Normalize.from_images(dataset.train.images))
-        train(classifier, 2e-3)
+        train(name, classifier, 2e-3)
         save_transformers_model(classifier, out / name)
     torch.manual_seed(0)
     classifier = Classifier(make_invariant(), Normalize((0.0,), (1.0,)))
     # The mean over all positions of a small digit is small, and learns slowly.
-    train(classifier, 1e-2)
+    train("invariant", classifier, 1e-2)
     save_file(classifier.model.state_dict(), out / "invariant.safetensors")
 
 

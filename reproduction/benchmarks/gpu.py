@@ -60,7 +60,14 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
 def call_repeatedly(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], *, use_triton: bool, backward: bool
 ) -> None:
-    """Call a function many times, so that the time to start the first call does not matter."""
+    """Call a function many times without pause, so that the time to start one hardly matters.
+
+    Args:
+        function: Attention.
+        inputs: Its arguments.
+        use_triton: Let teka use its Triton kernels. Otherwise it uses plain PyTorch.
+        backward: Compute the gradients too.
+    """
     has_triton = triton_backend.HAS_TRITON and use_triton
     with patch.object(triton_backend, "HAS_TRITON", has_triton), torch.set_grad_enabled(backward):
         for _ in range(NUM_CALLS):
@@ -72,7 +79,7 @@ def call_repeatedly(
 def make_variants(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
-    """Return a function of `backward` for every variant of an attention, by name."""
+    """Return the variants of an attention by name. Each is a function of `backward`."""
     query = inputs[0]
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"

@@ -19,13 +19,7 @@ from reproduction.benchmarks.layers import DIM, HEADS, make_layer, run_layer
 from reproduction.benchmarks.measurement import run_script, save_results
 
 OUT = Path(__file__).with_suffix(".json")
-LAYERS = (
-    "squared_relu × rotary",
-    "teka, causal",
-    "squared_relu",
-    "squared_relu × fourier",
-    "squared_relu × clipped",
-)
+LAYERS = ("squared_relu × rotary", "teka, causal")
 
 
 def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
@@ -45,7 +39,7 @@ def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
 
 
 def main(*, tokens: int = 1024**2, out: Path = OUT) -> None:
-    """Measure the layers, and write a file after each of them.
+    """Measure the layers, and save all results after each pass.
 
     Args:
         tokens: Number of tokens, a square.

@@ -73,7 +73,7 @@ def _format_counts(counts: pd.Series) -> str:
     """Return the geometric mean of numbers of images, the smallest and the largest, as text."""
     values = np.exp(np.log(counts).mean()), counts.min(), counts.max()
     texts = [significant(value) if np.isfinite(value) else "not reached" for value in values]
-    return f"{texts[0]} ({texts[1]} to {texts[2]})"
+    return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def write_report(study: Study, folder: Path) -> str:
@@ -110,11 +110,12 @@ def draw(cells: pd.DataFrame) -> Figure:
             color = line_color(index)
             axis.errorbar(mean.index, mean, half.fillna(0), color=color, marker="o", markersize=3)
             ends.append((mean.iloc[-1], mean.index[-1], label, color))
-        lowest = -np.inf
-        for end, num_images, label, color in sorted(ends):
-            lowest = max(end, lowest + LABEL_DISTANCE)
-            placement = {"xytext": (1.1 * num_images, lowest), "va": "center"}
-            text = axis.annotate(label, (num_images, end), color=color, fontsize=8, **placement)
+        height = -np.inf
+        # Labels of lines that end close together are moved up, so that they do not overlap.
+        for accuracy, num_images, label, color in sorted(ends):
+            height = max(accuracy, height + LABEL_DISTANCE)
+            position = (1.1 * num_images, height)
+            text = axis.annotate(label, position, color=color, fontsize=8, va="center")
             text.set_in_layout(False)
         axis.set(title=data, xscale="log", xlabel="training images", xlim=(80, 900_000))
         axis.grid(axis="y", color="#dfe3e8")

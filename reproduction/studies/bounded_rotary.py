@@ -26,6 +26,8 @@ RESULTS = Path(__file__).with_suffix("")
 *RATES, LARGEST_RATE = STUDY.factors["rate"]
 SELECTION_SEEDS = range(6)
 EVALUATION_SEEDS = range(10, 16)
+# λ of the denominator, which no option of a model sets.
+LENGTH_SHARES = {"mixed, λ = 0.1": 0.1, "mixed, λ = 0.3": 0.3}
 
 
 def watch_outputs(model: nn.Module) -> list[float]:
@@ -49,14 +51,12 @@ def train_cell(
     """Train and measure one model; with a tuning seed only on held-out images."""
     dataset = load_dataset(cell.run.replace(data_dir=data_dir).images)
     model = make_model(cell, dataset)
+    length_share = LENGTH_SHARES.get(cell.labels["candidate"])
     for layer in model.modules():
-        if (
-            isinstance(layer, LearnedRelativeKernel)
-            and cell.labels["candidate"] == "mixed, λ = 0.1"
-        ):
-            layer.options["length_share"] = 0.1  # no option of a model sets λ
+        if length_share is not None and isinstance(layer, LearnedRelativeKernel):
+            layer.options["length_share"] = length_share
     outputs = watch_outputs(model)
-    result = fit(model, dataset, cell)
+    result = fit(model, dataset, cell, command)
     result["largest_output"] = max(outputs)
     if cell.run.seed < FIRST_TUNING_SEED:
         result["accuracy"] = accuracy(model, dataset.test)
@@ -65,8 +65,15 @@ def train_cell(
 
 def main(*, data_dir: str | None = None, processes: int = 1) -> None:
     """Train the models that are missing: first those that tune the learning rates."""
-    options: Any = {"train_cell": train_cell, "data_dir": data_dir, "processes": processes}
-    train = partial(run_study, STUDY, RESULTS, **options)
+    train = partial(
+        run_study,
+        STUDY,
+        RESULTS,
+        train_cell=train_cell,
+        data_dir=data_dir,
+        processes=processes,
+        command="python -m reproduction.studies.bounded_rotary",
+    )
     tuning_seeds = [str(seed) for seed in STUDY.seeds if seed >= FIRST_TUNING_SEED]
     train(only={"seed": tuning_seeds, "rate": RATES})
     for levels in best_levels(STUDY, RESULTS):

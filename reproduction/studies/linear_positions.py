@@ -40,6 +40,7 @@ from teka.nn import Attention, RandomFeatures
 from teka.nn.relative import RelativeModule
 from teka.testing import equivariance_error
 
+SELECTION_SEEDS = range(3)
 STUDY = read_study(Path(__file__).with_suffix(".yaml"))
 RESULTS = Path(__file__).with_suffix("")
 TIMES = RESULTS / "times.json"
@@ -184,7 +185,7 @@ def train_cell(
     for layer in list(model.modules()):
         if isinstance(layer, Attention):
             replace_kernels(layer, cell.labels["candidate"])
-    result = fit(model, dataset, cell)
+    result = fit(model, dataset, cell, command)
     if cell.run.seed < FIRST_TUNING_SEED:
         result["accuracy"] = accuracy(model, dataset.test)
         images = dataset.test.images[:100].double()
@@ -222,8 +223,15 @@ def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False
     if times:
         write_json(TIMES, measure_times())
         return
-    options: Any = {"train_cell": train_cell, "data_dir": data_dir, "processes": processes}
-    train = partial(run_study, STUDY, RESULTS, **options)
+    train = partial(
+        run_study,
+        STUDY,
+        RESULTS,
+        train_cell=train_cell,
+        data_dir=data_dir,
+        processes=processes,
+        command="python -m reproduction.studies.linear_positions",
+    )
     train(only={"seed": [str(FIRST_TUNING_SEED)]})
     for levels in best_levels(STUDY, RESULTS):
         train(only=levels)

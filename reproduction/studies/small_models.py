@@ -26,13 +26,14 @@ def make_model(cell: Cell, dataset: Dataset) -> nn.Module:
     return cell.run.make_model(**dataset.sizes)
 
 
-def fit(model: nn.Module, dataset: Dataset, cell: Cell) -> dict[str, Any]:
+def fit(model: nn.Module, dataset: Dataset, cell: Cell, command: str) -> dict[str, Any]:
     """Train a model on one thread with AdamW and a one-cycle schedule.
 
     Args:
         model: Model to train.
         dataset: Training images and held-out images.
         cell: Cell with the number of epochs, the largest learning rate and the seed.
+        command: Command line that is saved with the result.
 
     Returns:
         The content to save: the CPU seconds, the loss on the held-out images, statistics of the
@@ -62,7 +63,7 @@ def fit(model: nn.Module, dataset: Dataset, cell: Cell) -> dict[str, Any]:
         "seconds": seconds,
         "validation_loss": cross_entropy(predict(model, held_out.images), held_out.labels).item(),
         "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
-        **provenance(""),
+        **provenance(command),
     }
 
 

@@ -100,7 +100,7 @@ def denominator_table() -> pd.DataFrame:
 
 def linear_table() -> pd.DataFrame:
     """Compare published linear attentions with ours."""
-    cells = read_tuned(linear_positions, range(3))
+    cells = read_tuned(linear_positions, linear_positions.SELECTION_SEEDS)
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
     table = table_by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})

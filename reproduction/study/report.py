@@ -47,7 +47,7 @@ there is a table of unchanged predictions, it gives the lowest value of all seed
 
 
 def significant(number: float | int) -> str:
-    """Write a number with three significant digits and no exponent: "1.23", "36.0", "1,230"."""
+    """Write a number with at least three significant digits and no exponent: "1.23", "1,234"."""
     if number == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(number))))
@@ -209,6 +209,7 @@ def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
     conditions = [
         f"{heading}: {'; '.join(sorted(cells[name].astype(str).unique()))}."
         for name, heading in CONDITIONS.items()
+        if name in cells
     ]
     num_finished, num_failed = cells.accuracy.count(), cells.failed.count()
     num_models = len(study.cells())

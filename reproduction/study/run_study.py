@@ -165,6 +165,7 @@ def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Pat
         cell: Cell of the study.
         folder: Folder of the cells, for the error message.
     """
+    # Early cells of bounded_rotary and linear_positions were saved without a run.
     if "run" in saved.get(cell.name, {}):
         fields = cell.run.differing_fields(Run.from_dict(saved[cell.name]["run"]))
         if fields:

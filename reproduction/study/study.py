@@ -121,6 +121,7 @@ class Study:
         reference: Levels of some factors. The tables compare every cell with the cell that has
             these levels instead of its own.
         description: Purpose of the study.
+        script: Module that trains the study, or "" if the command `study` can train it.
 
     Raises:
         ValueError: A factor or level is unknown, a name occurs twice, or a run is invalid.
@@ -134,6 +135,7 @@ class Study:
     measure: Measure = field(default_factory=Measure)
     reference: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
+    script: str = ""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

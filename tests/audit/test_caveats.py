@@ -167,7 +167,7 @@ def test_images_of_one_class_limit_what_a_flat_curve_says():
     assert not list(no_better_than_chance(responses(ONES.expand(2, -1), ONES)))
 
 
-def test_responses_without_classes_are_refused():
+def test_outputs_without_classes_have_no_caveat_about_predictions():
     zeros = torch.zeros(1, 2, dtype=torch.float64)
     dense = Responses(
         Movement("circular"),

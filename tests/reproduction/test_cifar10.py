@@ -83,6 +83,12 @@ def test_without_attention_there_is_one_optimizer():
     assert len(make_optimizers(model)) == 1
 
 
+def test_the_test_accuracy_is_saved_as_the_evaluation():
+    facts = cifar10.make_facts({"seed": 10, "epochs": 1, "test": {"accuracy": 0.5}})
+    assert facts["evaluation"] == {"dataset": "cifar10", "accuracy": 0.5}
+    assert facts["training"] == {"epochs": 1}
+
+
 def test_rates_rise_and_fall_linearly():
     factors = [rate_factor(step, 1000) for step in (0, 115, 230, 615)]
     assert factors == pytest.approx([0.2, 0.6, 1.0, 0.535])
@@ -132,4 +138,5 @@ def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypat
     assert config.facts["run"] == {"data": "cifar10", "seed": 1}
     assert config.facts["training"]["epochs"] == 1
     assert "evaluation" not in config.facts  # 1 is not an evaluation seed
+    assert config.pictures["fit"] == "whole"
     assert load(folder)(dataset.test.images).shape == (len(dataset.test), 2)

@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -115,3 +116,11 @@ def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
     assert load_cells(out / "cells.jsonl.gz").keys() == {"mnist--performer-absolute--seed-0"}
     assert (out / "figure1.png").is_file()
     assert "1 of 2 models finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["bounded_rotary", "linear_positions"])
+def test_a_study_with_a_script_is_not_trained_by_the_command(name, capsys):
+    path = Path(__file__).parents[2] / "reproduction" / "studies" / f"{name}.yaml"
+    assert main(["study", str(path), "--summary"]) == 2
+    message = capsys.readouterr().err
+    assert f"Run python -m reproduction.studies.{name}" in message

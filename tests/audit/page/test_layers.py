@@ -8,10 +8,11 @@ from tests.audit.page.audit_reports import make_layers, make_report
 
 
 def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positions():
+    aliasing = "is the first layer to break equivariance at shifts"
     blamed = [(role, name) for role, name, _ in explain_layers(make_layers())]
     assert blamed == [
-        (BREAK_ROLES["interior"], "add_position"),
-        (BREAK_ROLES["aliasing"], "embed"),
+        ("is the first layer to break equivariance inside the image", "add_position"),
+        (f"{aliasing} that are not a multiple of its stride", "embed"),
         ("adds the most error", "add_position"),
         ("also adds error", "blocks.0.attention.output.dense"),
         ("contains absolute positions", "add_position.position"),

@@ -95,7 +95,8 @@ def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, t
     trained = restore(folder)
     assert evaluate(trained).accuracy == models.accuracy.tuned
     settings = AuditSettings(shifts=axis_shifts(1), parts=())
-    assert audit(trained.model, trained.dataset.test.images, settings=settings).metrics
+    report = audit(trained.model, trained.dataset.test.images, settings=settings)
+    assert report.metrics[0].num_images == len(trained.dataset.test)
     loaded = load(export(trained, tmp_path / "model"))
     images = trained.dataset.test.images[:5]
     torch.testing.assert_close(loaded(images), trained.model(images))
