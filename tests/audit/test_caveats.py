@@ -5,17 +5,17 @@ from torch import Tensor, nn
 from teka.audit import square_shifts
 from teka.audit.caveats import (
     Caveat,
-    batch_dependence,
-    collapsed_predictions,
-    few_images,
-    fill_value,
-    multiples_of_stride,
-    no_better_than_chance,
-    non_determinism,
-    other_scale,
-    random_features,
-    resized,
-    training_mode,
+    warn_about_batch_dependence,
+    warn_about_chance_accuracy,
+    warn_about_equal_predictions,
+    warn_about_few_images,
+    warn_about_fill_value,
+    warn_about_missed_aliasing,
+    warn_about_nondeterminism,
+    warn_about_other_scale,
+    warn_about_random_features,
+    warn_about_resizing,
+    warn_about_training_mode,
 )
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
@@ -43,18 +43,18 @@ def test_an_unknown_severity_is_refused():
 
 def test_a_part_that_trains_is_named():
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
-    assert not list(training_mode(module))
+    assert not list(warn_about_training_mode(module))
     module[1].train()
-    (caveat,) = training_mode(module)
+    (caveat,) = warn_about_training_mode(module)
     assert (caveat.name, caveat.severity) == ("training mode", "note")
     assert "1 of its parts, the first '1'" in caveat.message
 
 
 def test_a_difference_between_two_equal_calls_invalidates_and_rounding_does_not():
-    (caveat,) = non_determinism(0.02)
+    (caveat,) = warn_about_nondeterminism(0.02)
     assert caveat.severity == "invalidates"
     assert "differ by 0.02" in caveat.message
-    assert not list(non_determinism(1e-7))
+    assert not list(warn_about_nondeterminism(1e-7))
 
 
 def test_layers_that_are_equivariant_in_expectation_only_are_named():
@@ -63,13 +63,13 @@ def test_layers_that_are_equivariant_in_expectation_only_are_named():
             super().__init__()
             self.equivariance = kind
 
-    (caveat,) = random_features(
+    (caveat,) = warn_about_random_features(
         nn.ModuleDict({"first": Drawing({"shift": "in expectation"}), "last": nn.ReLU()})
     )
     assert caveat.severity == "limits"
     assert "1 layers (the first 'first')" in caveat.message
     assert not list(
-        random_features(
+        warn_about_random_features(
             nn.Sequential(Drawing({"shift": "exact"}), Drawing({}), Drawing("anything"))
         )
     )
@@ -77,13 +77,13 @@ def test_layers_that_are_equivariant_in_expectation_only_are_named():
         Attention(16, heads=2, kernel="positive", relative=relative)
         for relative in ("rotation_joint", "rotary")
     )
-    (caveat,) = random_features(nn.ModuleDict({"first": joint, "last": rotary}))
+    (caveat,) = warn_about_random_features(nn.ModuleDict({"first": joint, "last": rotary}))
     assert "1 layers (the first 'first')" in caveat.message
 
 
 def test_images_are_few_if_the_interval_is_wider_than_five_points():
     for images, found in [(50, 1), (100, 1), (150, 0), (10_000, 0)]:
-        caveats = list(few_images(images, 0.95))
+        caveats = list(warn_about_few_images(images, 0.95))
         assert [one.severity for one in caveats] == ["limits"] * found, (images, found)
         assert images != 50 or "from 78.6 to 95.7 %" in caveats[0].message, (images, found)
 
@@ -96,13 +96,17 @@ def normalised_over_batches(*, running: bool) -> nn.Module:
 
 def test_an_image_that_is_answered_otherwise_when_alone_is_found_with_the_layer():
     images = torch.randn(5, 3, 7, 7)
-    (caveat,) = batch_dependence(normalised_over_batches(running=False), images, 0.0)
+    (caveat,) = warn_about_batch_dependence(normalised_over_batches(running=False), images, 0.0)
     assert (caveat.name, caveat.severity) == ("batch statistics", "invalidates")
     assert "no running statistics in 1." in caveat.message
-    assert not list(batch_dependence(normalised_over_batches(running=True), images, 0.0))
-    assert not list(batch_dependence(normalised_over_batches(running=False), images[:1], 0.0))
+    assert not list(warn_about_batch_dependence(normalised_over_batches(running=True), images, 0.0))
+    assert not list(
+        warn_about_batch_dependence(normalised_over_batches(running=False), images[:1], 0.0)
+    )
     assert list(
-        batch_dependence(lambda batch: batch.flatten(1) - batch.flatten(1).mean(0), images, 0.0)
+        warn_about_batch_dependence(
+            lambda batch: batch.flatten(1) - batch.flatten(1).mean(0), images, 0.0
+        )
     )
 
 
@@ -111,8 +115,8 @@ def test_a_difference_of_batches_within_the_noise_is_none():
         return images.flatten(1) * (1 + 0.05 * (len(images) == 1))
 
     images = torch.randn(5, 1, 3, 3)
-    assert not list(batch_dependence(noisy, images, 0.01))
-    assert len(list(batch_dependence(noisy, images, 0.0))) == 1
+    assert not list(warn_about_batch_dependence(noisy, images, 0.01))
+    assert len(list(warn_about_batch_dependence(noisy, images, 0.0))) == 1
 
 
 def normalised() -> Tensor:
@@ -123,31 +127,31 @@ def normalised() -> Tensor:
 
 def test_normalised_images_filled_with_zero_are_found():
     images = normalised()
-    (caveat,) = fill_value(images, Movement("zero"))
+    (caveat,) = warn_about_fill_value(images, Movement("zero"))
     assert caveat.severity == "limits"
     assert "100.0 % of the border's pixels are -0.424" in caveat.message
     assert "background=-0.4242" in caveat.message
     ground = float(images[0, 0, 0, 0])
-    (caveat,) = fill_value(images, Movement("zero", background=(ground, 0.0)))
+    (caveat,) = warn_about_fill_value(images, Movement("zero", background=(ground, 0.0)))
     assert "(channel 1)" in caveat.message
     for movement in (
         Movement("zero", background=ground),
         Movement("circular"),
         Movement("lossless"),
     ):
-        assert not list(fill_value(images, movement))
+        assert not list(warn_about_fill_value(images, movement))
 
 
 def test_natural_images_get_a_note_if_they_were_normalised():
     torch.manual_seed(0)
-    (caveat,) = fill_value(torch.randn(3, 3, 7, 11), Movement("zero"))
+    (caveat,) = warn_about_fill_value(torch.randn(3, 3, 7, 11), Movement("zero"))
     assert caveat.severity == "note"
-    assert not list(fill_value(torch.rand(3, 3, 7, 11), Movement("zero")))
+    assert not list(warn_about_fill_value(torch.rand(3, 3, 7, 11), Movement("zero")))
 
 
 def test_a_constant_predictor_is_found():
     for labels in [THREE, None]:
-        (caveat,) = collapsed_predictions(responses(ONES.expand(4, -1), labels))
+        (caveat,) = warn_about_equal_predictions(responses(ONES.expand(4, -1), labels))
         assert (caveat.name, caveat.severity) == ("constant predictor", "invalidates"), labels
         right = "" if labels is None else ", the label of 33.3 % of the images"
         assert f"100.0 % of all predictions are class 1{right}." in caveat.message, labels
@@ -156,15 +160,15 @@ def test_a_constant_predictor_is_found():
 def test_nearly_all_answers_alike_are_a_collapse_and_answers_of_many_classes_are_not():
     predictions = torch.ones(4, 30, dtype=torch.int64)
     predictions[0, 0] = 0
-    (caveat,) = collapsed_predictions(responses(predictions, THREE))
+    (caveat,) = warn_about_equal_predictions(responses(predictions, THREE))
     assert caveat.name == "collapsed predictions"
-    assert not list(collapsed_predictions(responses(THREE.expand(4, -1), THREE)))
+    assert not list(warn_about_equal_predictions(responses(THREE.expand(4, -1), THREE)))
 
 
 def test_images_of_one_class_limit_what_a_flat_curve_says():
-    (caveat,) = collapsed_predictions(responses(ONES.expand(4, -1), ONES))
+    (caveat,) = warn_about_equal_predictions(responses(ONES.expand(4, -1), ONES))
     assert (caveat.name, caveat.severity) == ("one class", "limits")
-    assert not list(no_better_than_chance(responses(ONES.expand(2, -1), ONES)))
+    assert not list(warn_about_chance_accuracy(responses(ONES.expand(2, -1), ONES)))
 
 
 def test_outputs_without_classes_have_no_caveat_about_predictions():
@@ -177,18 +181,18 @@ def test_outputs_without_classes_have_no_caveat_about_predictions():
         zeros,
         zeros + 1,
     )
-    assert not list(collapsed_predictions(dense))
+    assert not list(warn_about_equal_predictions(dense))
 
 
 def test_a_model_at_chance_is_found_and_a_better_one_not():
     labels = torch.arange(300) % 3
-    (caveat,) = no_better_than_chance(responses((labels * 0)[None].expand(2, -1), labels))
+    (caveat,) = warn_about_chance_accuracy(responses((labels * 0)[None].expand(2, -1), labels))
     assert caveat.severity == "invalidates"
     assert "33.3 % of 300 images are classified correctly" in caveat.message
-    assert not list(no_better_than_chance(responses(labels.expand(2, -1), labels)))
-    assert not list(no_better_than_chance(responses(labels.expand(2, -1), None)))
+    assert not list(warn_about_chance_accuracy(responses(labels.expand(2, -1), labels)))
+    assert not list(warn_about_chance_accuracy(responses(labels.expand(2, -1), None)))
     # Of two images that are both right, chance says nothing; that they are few is another caveat.
-    assert not list(no_better_than_chance(responses(labels[:2].expand(2, -1), labels[:2])))
+    assert not list(warn_about_chance_accuracy(responses(labels[:2].expand(2, -1), labels[:2])))
 
 
 def test_shifts_by_whole_patches_alone_are_found():
@@ -199,27 +203,27 @@ def test_shifts_by_whole_patches_alone_are_found():
         ([(0, 0), (0, 3)], (1, 1), False),
         ([(0, 0)], (4, 4), False),
     ]:
-        caveats = list(multiples_of_stride(tuple(shifts), stride))
+        caveats = list(warn_about_missed_aliasing(tuple(shifts), stride))
         assert bool(caveats) == found, (shifts, stride, found)
         assert (
-            not found or "a multiple of the model's grid of 4 × 4 pixels" in caveats[0].message
+            not found or "a multiple of the model's stride of 4 × 4 pixels" in caveats[0].message
         ), (shifts, stride, found)
 
 
 def test_images_at_another_scale_than_in_use_are_noted():
-    (found,) = other_scale(235, 240)
-    assert "resized to a shorter side of 240" in found.message
+    (found,) = warn_about_other_scale(235, 240)
+    assert "resized images to a shorter side of 240" in found.message
     assert "own transform resizes to a shorter side of 235" in found.message
-    (squashed,) = other_scale((224, 224), (240, 240))
-    assert "resized to 240 × 240" in squashed.message
-    assert not list(other_scale(256, 256))
-    assert not list(other_scale(None, (240, 240)))
+    (squashed,) = warn_about_other_scale((224, 224), (240, 240))
+    assert "resized images to 240 × 240" in squashed.message
+    assert not list(warn_about_other_scale(256, 256))
+    assert not list(warn_about_other_scale(None, (240, 240)))
 
 
 def test_shifts_of_resized_images_are_counted_in_both_pixels():
-    (after,) = resized((28, 28), (224, 224), before_resize=False, max_shift=8)
+    (after,) = warn_about_resizing((28, 28), (224, 224), before_resize=False, max_shift=8)
     assert "Images of 28 × 28 were resized to 224 × 224 and then shifted" in after.message
     assert "8 pixels is 1 pixels" in after.message
-    (before,) = resized((28, 28), (56, 56), before_resize=True, max_shift=8)
+    (before,) = warn_about_resizing((28, 28), (56, 56), before_resize=True, max_shift=8)
     assert "one pixel of a shift is 2 pixels for the model" in before.message
-    assert not list(resized((28, 30), (28, 30), before_resize=False, max_shift=8))
+    assert not list(warn_about_resizing((28, 30), (28, 30), before_resize=False, max_shift=8))

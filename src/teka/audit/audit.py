@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from teka.audit import caveats
-from teka.audit.caveats import Caveat, training_mode
+from teka.audit.caveats import Caveat, warn_about_training_mode
 from teka.audit.layers.localize import LayerFindings, locate_layers
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.noise import NoiseFloor, noise_floor
@@ -247,7 +247,7 @@ def _examine_layers(context: AuditContext) -> None:
     # If the output is exact, the layers compensate for each other, as after `teka fix`.
     if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
         context.layers = replace(context.layers, breaks={})
-    context.caveats += caveats.multiples_of_stride(context.shifts, _coarsest_stride(context))
+    context.caveats += caveats.warn_about_missed_aliasing(context.shifts, _coarsest_stride(context))
 
 
 def _coarsest_stride(context: AuditContext) -> tuple[int, ...]:
@@ -282,7 +282,7 @@ def _choose_examples(context: AuditContext) -> None:
 def _check_validity(context: AuditContext) -> None:
     settings = context.settings
     responses = context.responses[0]
-    problems = caveats.validity(
+    problems = caveats.check_validity(
         context.model,
         context.unshifted_images(),
         context.responses,
@@ -292,11 +292,11 @@ def _check_validity(context: AuditContext) -> None:
     )
     context.caveats.extend(problems)  # keeps the caveats from before an error
     for mode in settings.modes:
-        context.caveats += caveats.fill_value(context.images, context.movement(mode))
+        context.caveats += caveats.warn_about_fill_value(context.images, context.movement(mode))
     if context.labels is not None:
-        context.caveats += caveats.unused_labels(responses)
+        context.caveats += caveats.warn_about_unused_labels(responses)
     if settings.output == "auto":
-        context.caveats += caveats.single_values(responses)
+        context.caveats += caveats.warn_about_single_values(responses)
 
 
 def audit(
@@ -392,7 +392,7 @@ def audit(
     )
     module = module_of(model)
     if module is not None:
-        context.caveats += training_mode(module)
+        context.caveats += warn_about_training_mode(module)
     model_class = type(module or model).__name__
     facts = {
         "kind": model_class,

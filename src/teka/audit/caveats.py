@@ -1,4 +1,4 @@
-"""Checks for conditions that could make the results of an audit misleading or invalid."""
+"""Warnings about conditions that make the results of an audit invalid or misleading."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SEVERITIES = {
     "limits": "Limited validity",
     "note": "Worth knowing",
 }
-"""Heading of the caveats of each severity, the most serious one first."""
+"""Heading above the caveats of each severity, from the most to the least serious severity."""
 FILLING_MODES = ("zero", "canvas")
 # Relative differences that are rounding errors: between equal calls, and between different batch
 # sizes, which change the order of summation.
@@ -40,7 +40,7 @@ FEW_IMAGES = 10  # from this number on, predictions of one class are suspicious 
 
 @dataclass(frozen=True)
 class Caveat:
-    """Warning about a condition that could make the results of an audit misleading.
+    """Warning that the results of an audit may be invalid or misleading, and why.
 
     Args:
         name: Fixed name of the condition, such as "training mode".
@@ -56,7 +56,7 @@ class Caveat:
         check_name("severity", self.severity, SEVERITIES)
 
 
-def validity(
+def check_validity(
     function: Model,
     images: ImageSet,
     responses: Sequence[Responses],
@@ -65,72 +65,80 @@ def validity(
     batch_size: int,
     confidence: float = 0.95,
 ) -> Iterator[Caveat]:
-    """Check if the results of an audit are valid, and yield a caveat for each problem.
+    """Check whether the results of an audit can be trusted, and yield a caveat for each problem.
 
-    A caveat of severity "invalidates" means that no result is valid. The checks that call the model
-    come last, so that the other caveats are known if a call fails.
+    If any caveat has the severity "invalidates", no result of the audit is valid. Checks that call
+    the model come last, so that an error of the model does not lose the other caveats.
 
     Args:
         function: The model, in evaluation mode.
         images: A few unshifted images as the model takes them.
         responses: The model's responses to all images at every shift, for each mode.
-        repeat: Relative difference of two calls on the same images, from `noise_floor`.
+        repeat: Relative difference between the outputs of two calls on the same images, from
+            `noise_floor`.
         batch_size: Number of images per call.
         confidence: Confidence level of the interval that decides if there are too few images.
     """
     module = module_of(function)
-    yield from non_determinism(repeat)
-    yield from few_images(min(each.num_images for each in responses), confidence)
+    yield from warn_about_nondeterminism(repeat)
+    yield from warn_about_few_images(min(each.num_images for each in responses), confidence)
     if module is not None:
-        yield from random_features(module)
+        yield from warn_about_random_features(module)
     # A caveat that holds in several modes is listed once.
     by_name: dict[str, Caveat] = {}
     for each in responses:
-        for caveat in (*collapsed_predictions(each), *no_better_than_chance(each)):
+        for caveat in (*warn_about_equal_predictions(each), *warn_about_chance_accuracy(each)):
             by_name.setdefault(caveat.name, caveat)
     yield from by_name.values()
     if responses[0].predictions is None:
-        yield from constant_output(function, images, responses[0].output, batch_size)
-    yield from batch_dependence(function, images, repeat)
+        yield from warn_about_constant_output(function, images, responses[0].output, batch_size)
+    yield from warn_about_batch_dependence(function, images, repeat)
 
 
-def training_mode(module: nn.Module) -> Iterator[Caveat]:
-    """Report that a module was passed in training mode. An audit uses evaluation mode."""
+def warn_about_training_mode(module: nn.Module) -> Iterator[Caveat]:
+    """Warn if the model was passed in training mode, because an audit uses evaluation mode."""
     parts = [name or "the model itself" for name, part in module.named_modules() if part.training]
     if parts:
         message = (
             f"The model was in training mode ({len(parts)} of its parts, the first {parts[0]!r}). "
-            "It was measured in evaluation mode, without dropout and with running statistics. Call "
-            ".eval() before you use the model."
+            "The audit used evaluation mode: no dropout, and batch normalization with running "
+            "statistics. Call .eval() before you use the model."
         )
         yield Caveat("training mode", "note", message)
 
 
-def non_determinism(repeat: float) -> Iterator[Caveat]:
-    """Report that two calls on the same images differ by the relative difference `repeat`."""
+def warn_about_nondeterminism(repeat: float) -> Iterator[Caveat]:
+    """Warn if the model is not deterministic: two calls on the same images give different outputs.
+
+    Args:
+        repeat: Relative difference between the outputs of the two calls.
+    """
     if repeat > REPEAT_ROUNDING:
         message = (
-            "The model is not deterministic: two calls on the same images differ by "
-            f"{write_size(repeat)} of their size. A part of the model is random in each call, such "
-            "as dropout or random features. Make it deterministic and audit again."
+            "The model is not deterministic: the outputs of two calls on the same images differ by "
+            f"{write_size(repeat)} of their size. Find the part that is random in each call, such "
+            "as dropout or random features, make it deterministic, and audit again."
         )
         yield Caveat("non-determinism", "invalidates", message)
 
 
-def few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
-    """Report that there are too few images to estimate an accuracy within ±5 points."""
+def warn_about_few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
+    """Warn if there are too few images to estimate an accuracy within ±5 percentage points."""
     lower, upper = wilson_interval(round(0.9 * num_images), num_images, confidence)
     if upper - lower > 2 * WIDE_INTERVAL:
         message = (
-            f"With {num_images} images, the interval of an accuracy of about 90 % is from "
-            f"{write_share(lower)} to {write_share(upper)} %, so smaller differences between "
-            "shifts or between models may be chance."
+            f"With only {num_images} images, the confidence interval of an accuracy of 90 % is "
+            f"from {write_share(lower)} to {write_share(upper)} %. Differences between shifts or "
+            "between models that are smaller than this may be chance. Use more images."
         )
         yield Caveat("too few images", "limits", message)
 
 
-def random_features(module: nn.Module) -> Iterator[Caveat]:
-    """Report layers whose attribute `equivariance` declares "in expectation" for shifts."""
+def warn_about_random_features(module: nn.Module) -> Iterator[Caveat]:
+    """Warn about layers that are equivariant only on average over random draws of features.
+
+    Layers declare this by `equivariance = {"shift": "in expectation"}`.
+    """
     named = []
     for name, part in module.named_modules():
         declared = getattr(part, "equivariance", None)
@@ -138,22 +146,26 @@ def random_features(module: nn.Module) -> Iterator[Caveat]:
             named.append(name)
     if named:
         message = (
-            f"{len(named)} layers (the first {named[0]!r}) have relative positions inside random "
-            "features. They are equivariant only on average over random draws, so a different draw "
-            "gives different results."
+            f"{len(named)} layers (the first {named[0]!r}) apply random features to positions. "
+            "They are equivariant to shifts only on average over random draws of these features, "
+            "so a different draw gives different results."
         )
         yield Caveat("random features", "limits", message)
 
 
-def batch_dependence(function: Model, images: ImageSet, noise: float) -> Iterator[Caveat]:
-    """Report that the output for an image depends on the other images of its batch.
+def warn_about_batch_dependence(
+    function: Model, images: ImageSet, noise: float
+) -> Iterator[Caveat]:
+    """Warn if the output for an image depends on the other images of its batch.
 
-    The output for the first image alone is compared with its output in a batch of eight.
+    The output for the first image in a call of its own is compared with its output in a batch of
+    up to eight images.
 
     Args:
         function: The model, in evaluation mode.
         images: A few unshifted images.
-        noise: Relative difference of two equal calls, which is tolerated.
+        noise: Relative difference between the outputs of two calls on the same images. Ten times
+            this difference is tolerated.
     """
     if len(images) < 2:
         return
@@ -164,8 +176,8 @@ def batch_dependence(function: Model, images: ImageSet, noise: float) -> Iterato
         )
     except ValueError as error:  # the model may require a fixed batch size
         message = (
-            "It is unknown if the output for an image depends on the other images of its batch, "
-            f"because a call failed: {error}."
+            "The audit could not check whether the output for an image depends on the other images "
+            f"of its batch, because a call of the model failed: {error}."
         )
         yield Caveat("batch not checked", "note", message)
         return
@@ -173,9 +185,9 @@ def batch_dependence(function: Model, images: ImageSet, noise: float) -> Iterato
     difference = 0.0 if torch.equal(alone, among) else relative_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
         message = (
-            "The output for an image depends on the other images of its batch: it changes by "
-            f"{write_size(difference)} of its size if the image is evaluated alone. All results "
-            "therefore depend on the batches."
+            "The output for an image depends on the other images of its batch. If the image is "
+            f"evaluated alone, the output changes by {write_size(difference)} of its size. All "
+            "results therefore depend on how images are grouped into batches."
         )
         parts = [
             name
@@ -188,10 +200,13 @@ def batch_dependence(function: Model, images: ImageSet, noise: float) -> Iterato
         yield Caveat("batch statistics", "invalidates", message)
 
 
-def constant_output(
+def warn_about_constant_output(
     function: Model, images: ImageSet, output: str, batch_size: int
 ) -> Iterator[Caveat]:
-    """Report that features, maps or boxes are the same for all images."""
+    """Warn if a model that is not a classifier returns the same output for different images.
+
+    A detector that finds no object, and a segmentation with a single class, are reported too.
+    """
     images = images if output == "boxes" else images[:8]
     batches = [batch.clone() for batch in images.split(batch_size)]
     outputs = torch.cat(
@@ -200,27 +215,31 @@ def constant_output(
     differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
     if output == "boxes" and not bool((outputs[..., 4:] >= LEAST_SCORE).any()):
         message = (
-            f"In {len(images)} unshifted images, no object has a score of {LEAST_SCORE} or more. A "
-            "detector that finds nothing is consistent at every shift. Check its scores and the "
-            "preprocessing of the images."
+            f"In {len(images)} unshifted images, no object has a score of {LEAST_SCORE} or more. "
+            "A detector that finds nothing gives the same result at every shift. Check the scores "
+            "and the preprocessing of the images."
         )
         yield Caveat("no objects found", "invalidates", message)
     elif output == "segmentation" and len(classes := outputs.argmax(dim=1).unique()) == 1:
         message = (
-            f"Every cell of {len(images)} images is of class {int(classes)}. An output that never "
+            f"Every pixel of {len(images)} images is of class {int(classes)}. An output that never "
             "changes is the same at every shift, even if the model ignores the image."
         )
         yield Caveat("constant predictor", "invalidates", message)
     elif differ and (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max():
         message = (
-            f"The output is the same for all of {len(images)} different images. An output that "
-            "never changes is the same at every shift, even if the model ignores the image."
+            f"The output is the same for {len(images)} different images. An output that never "
+            "changes is the same at every shift, even if the model ignores the image."
         )
         yield Caveat("constant output", "invalidates", message)
 
 
-def fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
-    """Report that the value that fills new pixels differs from the border of the images."""
+def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
+    """Warn if shifts fill pixels with a value that differs from the background of the images.
+
+    The background is the value of most pixels at the border. A different value creates an edge that
+    moves with the image.
+    """
     if movement.mode not in FILLING_MODES:
         return
     edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
@@ -236,22 +255,23 @@ def fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
         message = (
             f"{write_share(float(share[channel]))} % of the border's pixels are {value:.3g} "
             f"(channel {channel}), but shifts fill new pixels with {float(fill[channel]):.3g}. "
-            f"This creates an edge that real images do not have. Set background={value:.4g}, or "
-            "audit before normalization."
+            "The shifted images have an edge that real images do not have. To avoid it, set "
+            f"background={value:.4g}, or audit images before normalization."
         )
         yield Caveat("fill value", "limits", message)
     elif lowest < 0 and not fill.any():
         message = (
-            f"The images have values from {lowest:.3g} to {highest:.3g}, so they seem to be "
-            "normalized. Shifts fill new pixels with 0, which is then the mean color and not black."
+            f"The images have values from {lowest:.3g} to {highest:.3g}. They seem to be "
+            "normalized, so shifts fill new pixels with the mean color, which is 0, instead of "
+            "black."
         )
         yield Caveat("fill value", "note", message)
 
 
-def collapsed_predictions(responses: Responses) -> Iterator[Caveat]:
-    """Report that nearly all predictions of a classifier, or all labels, are one class.
+def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
+    """Warn if nearly all predictions of a classifier, or all labels of the images, are one class.
 
-    Shifts then hardly change the accuracy of any model.
+    Shifts then hardly change the accuracy, even of a model that is sensitive to shifts.
     """
     if responses.predictions is None:
         return
@@ -269,8 +289,8 @@ def collapsed_predictions(responses: Responses) -> Iterator[Caveat]:
             else f"are of class {int(labels[0])}"
         )
         message = (
-            f"All {responses.num_images} images {same}. A model that always predicts this label is "
-            "correct at every shift. Use images of all classes."
+            f"All {responses.num_images} images {same}. A model that ignores the image and always "
+            "predicts this label is correct at every shift. Use images of several classes."
         )
         yield Caveat("one class", "limits", message)
     elif share >= COLLAPSED_SHARE:
@@ -279,8 +299,8 @@ def collapsed_predictions(responses: Responses) -> Iterator[Caveat]:
             label_share = write_share(float((labels == top).double().mean()))
             note = f", the label of {label_share} % of the images"
         message = (
-            f"{write_share(share)} % of all predictions are {top_class}{note}. Predictions that "
-            "never change are consistent at every shift, even if the model ignores the image."
+            f"{write_share(share)} % of all predictions are {top_class}{note}. A model that always "
+            "predicts this is consistent at every shift, even if it ignores the image."
         )
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
         # A few images without labels may well be of one class.
@@ -288,8 +308,8 @@ def collapsed_predictions(responses: Responses) -> Iterator[Caveat]:
         yield Caveat(name, "limits" if is_plausible else "invalidates", message)
 
 
-def no_better_than_chance(responses: Responses) -> Iterator[Caveat]:
-    """Report that a classifier is not significantly better than the most common class."""
+def warn_about_chance_accuracy(responses: Responses) -> Iterator[Caveat]:
+    """Warn if a classifier is not significantly better than always predicting the same class."""
     labels = responses.labels
     correct = responses.correct
     if labels is None or correct is None:
@@ -303,26 +323,28 @@ def no_better_than_chance(responses: Responses) -> Iterator[Caveat]:
         kind = "set of labels" if responses.output in MULTILABEL else "class"
         message = (
             f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are classified "
-            f"correctly, which is not significantly more than the {write_share(commonest)} % of "
-            f"always predicting the most common {kind}. Check that the model was trained on these "
-            "classes and with the same preprocessing."
+            "correctly. Always predicting the most common "
+            f"{kind} would be correct for {write_share(commonest)} %, so the model is not "
+            "significantly better. Check that the model was trained on these classes and with the "
+            "same preprocessing."
         )
         yield Caveat("no better than chance", "invalidates", message)
 
 
-def unused_labels(responses: Responses) -> Iterator[Caveat]:
-    """Report that labels were given for a model that is not a classifier."""
+def warn_about_unused_labels(responses: Responses) -> Iterator[Caveat]:
+    """Warn that the audit ignores the labels because the model is not a classifier."""
     if responses.predictions is None:
         message = (
-            "Labels were given, but the output of the model was interpreted as "
-            f"{responses.output}, not as that of a classifier, so no accuracy was measured. If the "
-            "model is a classifier, set output, or choose the output that holds its logits."
+            "The labels were not used, because the output of the model was interpreted as "
+            f"{responses.output}. No accuracy was measured. If the model is a classifier, set "
+            "output to the kind of its output, such as logits, or choose the output that holds "
+            "its logits."
         )
         yield Caveat("labels not used", "limits", message)
 
 
-def single_values(responses: Responses) -> Iterator[Caveat]:
-    """Report that one value per image was interpreted as the output of a binary classifier."""
+def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
+    """Warn that a model with one value per image is treated as a binary classifier."""
     names = {
         "logits": ("logit", "0", "probabilities"),
         "probabilities": ("probability", "½", "logits"),
@@ -330,31 +352,36 @@ def single_values(responses: Responses) -> Iterator[Caveat]:
     if responses.num_values == 1 and responses.output in names:
         kind, threshold, other = names[responses.output]
         message = (
-            f"The model returns one value for each image, which was interpreted as the {kind} of "
-            f"class 1 of two: class 1 is predicted above {threshold}. If this is wrong, set output "
-            f"to {other} or to features."
+            "The model returns one value for each image. The audit treats the model as a binary "
+            f"classifier and the value as the {kind} of class 1: class 1 is predicted above "
+            f"{threshold}. If this is wrong, set output to {other} or to features."
         )
         yield Caveat("one value read as two classes", "note", message)
 
 
-def multiples_of_stride(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
-    """Report that all shifts are multiples of the model's stride, which hides aliasing."""
+def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
+    """Warn if all shifts are multiples of the model's stride, because this hides aliasing.
+
+    Args:
+        shifts: All shifts of the audit.
+        stride: Largest stride of a layer along each axis, in pixels of the image.
+    """
     between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
     if max(stride) > 1 and any(map(any, shifts)) and not between:
         message = (
-            "Every shift is a multiple of the model's grid of "
-            f"{' × '.join(map(str, stride))} pixels, so the effect of shifts between these "
-            "multiples, where aliasing occurs, was not measured. Add shifts of 1 pixel."
+            "Every shift is a multiple of the model's stride of "
+            f"{' × '.join(map(str, stride))} pixels. Aliasing occurs only at other shifts, so the "
+            "audit did not measure its effect. Add shifts of 1 pixel."
         )
         yield Caveat("phases unseen", "limits", message)
 
 
-def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
-    """Report that the audit resized images to another size than the model's own transform.
+def warn_about_other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
+    """Warn if the audit resized images to another size than the model's own transform does.
 
     Args:
-        usual: Size in the model's own transform.
-        placed: Size in the audit, which leaves room for shifts.
+        usual: Size of images after the model's own transform.
+        placed: Size of images in the audit, which leaves room for shifts.
     """
     if usual is not None and placed is not None and usual != placed:
         usual_size, audit_size = (
@@ -362,17 +389,17 @@ def other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
             for size in (usual, placed)
         )
         message = (
-            f"To make room for the shifts, images were resized to {audit_size}. The model's own "
-            f"transform resizes to {usual_size}. Even unshifted images therefore had a different "
-            "scale than in normal use."
+            f"To make room for the shifts, the audit resized images to {audit_size}. The model's "
+            f"own transform resizes to {usual_size}. Objects therefore have a different size in "
+            "the audit than in normal use, even in unshifted images."
         )
         yield Caveat("other scale", "note", message)
 
 
-def resized(
+def warn_about_resizing(
     image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float
 ) -> Iterator[Caveat]:
-    """Report that images were resized, so that pixels of the data and of the model differ.
+    """Warn if images were resized, because a shift then has another length for the model.
 
     Args:
         image_size: Size of the images in the data set.
@@ -391,7 +418,8 @@ def resized(
     if before_resize:
         message = (
             f"Images of {original} were shifted and then resized to {resized_to}: one pixel of a "
-            f"shift is {ratio:.3g} pixels for the model, and resizing does not commute exactly "
-            "with shifts."
+            f"shift is {ratio:.3g} pixels for the model. Resizing a shifted image is not exactly "
+            "the same as shifting a resized image, so even an equivariant model may change its "
+            "output."
         )
     yield Caveat("resize", "note", message)

@@ -386,10 +386,18 @@ def test_pictures_without_folders_of_classes_have_no_labels(tmp_path):
 
 
 def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tmp_path):
-    model = dataclasses.replace(model_of(Preprocessing(1), 10), declares_preprocessing=False)
-    caveats = make_audit_inputs(model, ImageOptions("digits", images=3), SETTINGS).known["caveats"]
-    assert caveats[0].name == "unknown preprocessing"
-    assert "--mean 0.485 0.456 0.406 --std" in caveats[0].message
+    for in_channels, has_color_options in ((1, False), (3, True)):
+        model = model_of(Preprocessing(in_channels), 10)
+        model = dataclasses.replace(model, declares_preprocessing=False)
+        options = ImageOptions("digits", images=3)
+        caveat = make_audit_inputs(model, options, SETTINGS).known["caveats"][0]
+        assert caveat.name == "unknown preprocessing", in_channels
+        assert "--mean 0.5 --std 0.5" in caveat.message, in_channels
+        assert ("0.485 0.456 0.406" in caveat.message) == has_color_options, in_channels
+        assert ("--bgr" in caveat.message) == has_color_options, in_channels
+        # Models of a comparison have equal caveats, which are shown once.
+        other = dataclasses.replace(model, name="another")
+        assert make_audit_inputs(other, options, SETTINGS).known["caveats"][0] == caveat
 
 
 def test_an_empty_folder_is_an_error(tmp_path):

@@ -16,7 +16,7 @@ from torch import Tensor
 from teka.audit.adapters.labels import match_labels
 from teka.audit.adapters.loaded_model import LoadedModel, Size
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.caveats import Caveat, other_scale, resized
+from teka.audit.caveats import Caveat, warn_about_other_scale, warn_about_resizing
 from teka.audit.model_call import Model
 from teka.audit.model_output import CLASSIFIERS, MULTILABEL
 from teka.audit.movement import ImageSet
@@ -306,15 +306,17 @@ def make_audit_inputs(
     chosen = read(options, placing, settings.seed, held_out)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
-    caveats = [] if subject.declares_preprocessing else [_unknown_preprocessing(subject)]
+    caveats = []
+    if not subject.declares_preprocessing:
+        caveats.append(_preprocessing_caveat(is_gray=chosen.images.shape[1] == 1))
     if chosen.image_size is not None:
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
         max_shift = max(max(map(abs, steps)) for steps in shifts)
         resizing = subject.transform if is_late else transform
         sizes = chosen.image_size, resizing.resized_size(chosen.image_size)
-        caveats += resized(*sizes, before_resize=is_late, max_shift=max_shift)
+        caveats += warn_about_resizing(*sizes, before_resize=is_late, max_shift=max_shift)
     if not is_late:
-        caveats += other_scale(subject.transform.resize, transform.resize)
+        caveats += warn_about_other_scale(subject.transform.resize, transform.resize)
     labels = None
     names = subject.class_names
     if chosen.labels is not None and not options.ignore_labels:
@@ -365,13 +367,17 @@ def make_audit_inputs(
     return AuditInputs(subject, function, chosen.images, labels, settings, known, description)
 
 
-def _unknown_preprocessing(subject: LoadedModel) -> Caveat:
+def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
+    # The message does not name the model, so that it is shown once for all models of a comparison.
+    color_options = (
+        ", or --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 (ImageNet), and with --bgr if the "
+        "model expects blue first"
+    )
     message = (
-        f"{subject.name} does not declare how its images are normalized, so it gets intensities "
-        "from 0 to 1. If its accuracy is too low or its predictions are all alike, repeat with the "
-        "normalization of its training, for example --mean 0.485 0.456 0.406 --std 0.229 0.224 "
-        "0.225 (ImageNet) or --mean 0 --std 0.00392157 (levels up to 255), and with --bgr if it "
-        "expects blue first."
+        "The model does not declare how its images are normalized, so it gets values from 0 to 1. "
+        "If its accuracy is too low or its predictions are all the same, repeat with the "
+        "normalization of its training: for example --mean 0.5 --std 0.5 (values from −1 to 1), or "
+        f"--mean 0 --std 0.00392157 (values from 0 to 255){'' if is_gray else color_options}."
     )
     return Caveat("unknown preprocessing", "limits", message)
 
