@@ -1,6 +1,6 @@
 """Errors of random features against exact softmax attention.
 
-    python -m reproduction.benchmarks.approximation             # measures; four minutes
+    python -m reproduction.benchmarks.approximation             # measures; two minutes
     python -m reproduction.benchmarks.approximation --table     # prints the committed errors
 
 Two errors are measured for each kernel, way of drawing and number of features, in float64:
