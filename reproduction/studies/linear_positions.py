@@ -31,8 +31,8 @@ from reproduction.study.study import Cell
 from teka import Grid
 from teka.files import write_json
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.linear import AttentionSizes, linear_cost, position_free_sums
+from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
+from teka.functional.backends.linear import attention_sums_without_positions
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import RelativeKernel
@@ -86,7 +86,7 @@ class Permutation(LinearRelative):
         index = index.flatten(1).expand_as(tokens.query_features)
         query_features = tokens.query_features.gather(-1, index)
         key_features = tokens.key_features.gather(-1, index)
-        return position_free_sums(
+        return attention_sums_without_positions(
             LinearAttentionInputs(tokens.query, query_features, key_features, tokens.value)
         )
 

@@ -10,16 +10,16 @@ from torch import Tensor
 from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.execution_mode import ExecutionMode, execution_mode
+from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
 from teka.functional.backends.attention_sums import (
     LinearAttentionInputs,
     WeightedSums,
     add_prefix_tokens,
 )
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
-from teka.functional.backends.linear import compute_features, position_free_sums
+from teka.functional.backends.linear import attention_sums_without_positions, compute_features
 from teka.functional.backends.triton import TritonAngles, can_use_triton
-from teka.functional.dispatch import Workload, choose_backend
+from teka.functional.dispatch import Workload, backend_costs, resolve_backend
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import (
     ContentKernel,
@@ -36,6 +36,9 @@ from teka.precision import without_autocast
 # Larger queries, keys or values are computed in float64, because products of four of them may
 # overflow in float32.
 LARGEST_IN_FLOAT32 = 1e4
+# Number of queries and of keys that the choice of the backend assumes if an exported graph serves
+# any number.
+DYNAMIC_TOKENS = 4096
 
 
 def check_query_key_value(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -166,6 +169,8 @@ class AttentionPlan:
         num_keys = key.shape[2]
         if self.is_causal and num_keys != num_queries:
             raise wrong_shape("key", key.shape, f"{num_queries} tokens, the same number as query")
+        if is_dynamic(num_queries, num_keys):
+            num_queries = num_keys = DYNAMIC_TOKENS
         work = Workload(
             self.kernel,
             self.relative,
@@ -179,7 +184,8 @@ class AttentionPlan:
             # A compiled graph may serve any batch size. A batch may be empty.
             batch=1 if torch.compiler.is_compiling() else max(1, batch),
         )
-        return replace(self, backend=choose_backend(backend, work, query.device.type))
+        chosen_backend = resolve_backend(backend, backend_costs(work), query.device.type)
+        return replace(self, backend=chosen_backend)
 
     def compute(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
@@ -321,7 +327,7 @@ class AttentionPlan:
     def _weighted_sums(self, tokens: LinearAttentionInputs) -> WeightedSums:
         relative, num_prefix_tokens = self.relative, self.positions.num_prefix_tokens
         if relative is None:
-            return position_free_sums(tokens)
+            return attention_sums_without_positions(tokens)
         sums = relative.weighted_sums(self.backend, tokens.after(num_prefix_tokens), self.positions)
         return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
 

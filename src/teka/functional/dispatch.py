@@ -6,16 +6,11 @@ from dataclasses import dataclass
 from teka._compat import replace
 from teka.checks import check_name
 from teka.errors import wrong_value
-from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
-from teka.functional.backends.costs import BACKENDS, Cost
-from teka.functional.backends.dense import dense_cost
-from teka.functional.backends.linear import AttentionSizes, linear_cost
+from teka.execution_mode import ExecutionMode, execution_mode
+from teka.functional.backends.costs import BACKENDS, AttentionSizes, Cost, dense_cost, linear_cost
 from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import RelativeKernel
-
-# Number of queries and of keys that the choice assumes if an exported graph serves any number.
-DYNAMIC_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -47,20 +42,6 @@ class Workload:
     is_causal: bool = False
     heads: int = 1
     batch: int = 1
-
-
-def choose_backend(backend: str, work: Workload, device_type: str) -> str:
-    """Return the name of the algorithm (backend) for an attention call.
-
-    With "auto", the algorithm with the lowest estimated cost is chosen. Any other name is checked
-    and returned.
-
-    Raises:
-        ValueError: The backend cannot compute the kernels.
-    """
-    if is_dynamic(work.num_queries, work.num_keys):
-        work = replace(work, num_queries=DYNAMIC_TOKENS, num_keys=DYNAMIC_TOKENS)
-    return resolve_backend(backend, backend_costs(work), device_type)
 
 
 def resolve_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:

@@ -10,12 +10,8 @@ from torch.autograd import Function
 
 from teka._compat import replace
 from teka.execution_mode import ExecutionMode, execution_mode
-from teka.functional.backends.linear import (
-    AttentionFeatures,
-    LinearState,
-    compute_features,
-    linear_sums,
-)
+from teka.functional.backends.attention_sums import AttentionFeatures
+from teka.functional.backends.linear import LinearState, compute_features, linear_attention_sums
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import RelativeKernel
@@ -126,7 +122,7 @@ class ChunkedLinearAttention:
         )
         query_vectors = self._vectors(tokens.query_features, rows, is_key=False)
         key_vectors = self._vectors(tokens.key_features, rows, is_key=True)
-        sums = linear_sums(tokens, query_vectors, key_vectors)
+        sums = linear_attention_sums(tokens, query_vectors, key_vectors)
         new_state = LinearState.from_keys(key_vectors, value, tokens.log_scale)
         if state is not None:
             sums = sums + state.read(query_vectors)

@@ -85,11 +85,11 @@ class CausalLM(nn.Module):
         check_tensor("tokens", tokens, *sizes, dtypes=INTEGER_DTYPES)
         hidden = self.embedding(tokens)
         states = [None] * len(self.blocks) if state is None else state
-        allocate_states = []
+        new_states = []
         for block, block_state in zip(self.blocks, states, strict=True):
             hidden, new_state = cast(TransformerBlock, block).step(hidden, block_state)
-            allocate_states.append(new_state)
-        return self._logits(hidden), tuple(allocate_states)
+            new_states.append(new_state)
+        return self._logits(hidden), tuple(new_states)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return linear(self.norm(hidden), self.embedding.weight)

@@ -9,7 +9,7 @@ from teka.functional.backends.attention_sums import (
     add_prefix_tokens,
 )
 from teka.functional.backends.feature_chunks import run_checkpointed
-from teka.functional.backends.linear import position_free_sums
+from teka.functional.backends.linear import attention_sums_without_positions
 from tests.contracts.cases import draw_inputs, relative_error
 
 
@@ -67,7 +67,7 @@ def test_where_no_key_counts_nothing_is_taken_from_other_sums():
 
 
 def linear(query: Tensor, key: Tensor, value: Tensor) -> WeightedSums:
-    return position_free_sums(LinearAttentionInputs(query, query, key, value))
+    return attention_sums_without_positions(LinearAttentionInputs(query, query, key, value))
 
 
 def test_with_a_kernel_of_one_it_is_linear_attention_over_all_tokens():

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from teka.functional.backends import linear
+from teka.functional.backends.attention_sums import AttentionFeatures
 from teka.functional.backends.decay_scan import BLOCK, scan
 
 
@@ -33,6 +34,8 @@ def test_a_causal_decay_is_that_of_every_pair_across_chunks_and_blocks(
         query @ key.mT * torch.exp(log_scale[:, :, None] - rate[:, None, None] * steps)
     ).tril()
     expected = weights @ value / weights.sum(dim=-1, keepdim=True)
-    features = linear.AttentionFeatures(query), linear.AttentionFeatures(key)
-    output = linear.causal_sums(*features, value, log_scale, rate).normalize(nonnegative=True)
+    features = AttentionFeatures(query), AttentionFeatures(key)
+    output = linear.causal_attention_sums(*features, value, log_scale, rate).normalize(
+        nonnegative=True
+    )
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-12)

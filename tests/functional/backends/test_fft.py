@@ -11,7 +11,7 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import GeneralizedQuadraticBias, attention
 from teka.functional.backends import feature_chunks
-from teka.functional.backends.fft import fft_weighted_sums, have_same_spacing, next_fast_length
+from teka.functional.backends.fft import fft_attention_sums, have_same_spacing, next_fast_length
 from teka.functional.relative.stationary import StationaryRelativeKernel
 from tests.contracts.cases import (
     build_relative,
@@ -21,7 +21,7 @@ from tests.contracts.cases import (
     with_leaves,
 )
 
-FFT = sys.modules[fft_weighted_sums.__module__]
+FFT = sys.modules[fft_attention_sums.__module__]
 STATIONARY = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier")
 
 

@@ -8,9 +8,13 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import ClippedDistanceBias, FeatureKernel, attention
 from teka.functional.backends import linear
-from teka.functional.backends.attention_sums import LinearAttentionInputs, append_ones
-from teka.functional.backends.linear import CHUNK_TOKENS, position_free_sums
-from teka.functional.backends.rings import causal_ring_sums
+from teka.functional.backends.attention_sums import (
+    AttentionFeatures,
+    LinearAttentionInputs,
+    append_ones,
+)
+from teka.functional.backends.linear import CHUNK_TOKENS, attention_sums_without_positions
+from teka.functional.backends.rings import causal_ring_attention_sums
 from teka.functional.kernels import make_kernel
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
@@ -21,7 +25,7 @@ def test_it_is_the_sum_over_keys_of_the_features_products():
         torch.rand(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (4, 6)
     )
     value = torch.randn(2, 3, 6, 5, dtype=torch.float64, generator=generator)
-    sums = position_free_sums(LinearAttentionInputs(query, query, key, value))
+    sums = attention_sums_without_positions(LinearAttentionInputs(query, query, key, value))
     numerator, denominator = torch.zeros(2, 3, 4, 5).double(), torch.zeros(2, 3, 4).double()
     for i in range(4):
         for j in range(6):
@@ -168,14 +172,14 @@ def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
     query, key = query.abs(), key.abs()
     terms = ((0.3, query[..., :3]),), ((0.3, key[..., :3]),)
     vectors = [
-        linear.AttentionFeatures(tensor, term if has_denominator else ())
+        AttentionFeatures(tensor, term if has_denominator else ())
         for tensor, term in zip((query, key), terms, strict=True)
     ]
-    whole = linear.causal_sums(*vectors, value, log_scale).normalize(nonnegative=True)
+    whole = linear.causal_attention_sums(*vectors, value, log_scale).normalize(nonnegative=True)
     state, outputs = None, []
     for token in range(21):
         query_token, key_token = (
-            linear.AttentionFeatures(
+            AttentionFeatures(
                 side.numerator[:, :, token : token + 1],
                 tuple((weight, term[:, :, token : token + 1]) for weight, term in side.denominator),
             )
@@ -233,7 +237,9 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
         query, query_features, key_features, value, log_scale if scaled else None, mask
     )
     log_rings = ClippedDistanceBias(embedding).log_rings(query, scale=0.4)
-    return causal_ring_sums(log_rings, tokens, Grid(NUM_TOKENS)).normalize(nonnegative=True)
+    return causal_ring_attention_sums(log_rings, tokens, Grid(NUM_TOKENS)).normalize(
+        nonnegative=True
+    )
 
 
 def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
@@ -288,4 +294,6 @@ def test_scales_of_any_size_stay_finite():
 def test_more_axes_or_an_axis_that_wraps_have_no_order_of_time(grid: Grid):
     one = torch.ones(1, 1, 20, 3)
     with pytest.raises(ValueError, match=r"grid must be .*got Grid"):
-        causal_ring_sums(torch.ones(1, 1, 20, 4), LinearAttentionInputs(one, one, one, one), grid)
+        causal_ring_attention_sums(
+            torch.ones(1, 1, 20, 4), LinearAttentionInputs(one, one, one, one), grid
+        )

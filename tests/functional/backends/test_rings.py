@@ -5,8 +5,8 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import ClippedDistanceBias, attention
 from teka.functional.backends import feature_chunks
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.rings import ring_sums, rings_cost
+from teka.functional.backends.costs import Cost, rings_cost
+from teka.functional.backends.rings import ring_sums
 from tests.contracts.cases import build_relative, draw_inputs, draw_mask, relative_error
 from tests.functional.backends.ring_cases import (
     GRIDS,

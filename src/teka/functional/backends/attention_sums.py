@@ -1,5 +1,6 @@
 """Inputs and results of linear attention: features of queries and keys, and sums over keys."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,6 +37,36 @@ def append_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
     The denominator of attention is the sum of the weights, which is the weighted sum of ones.
     """
     return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
+
+
+@dataclass(frozen=True)
+class AttentionFeatures:
+    """Feature vectors of queries or keys in linear attention.
+
+    Inner products of query and key features are the attention weights. Numerator and denominator of
+    the output may use different features.
+
+    Args:
+        numerator: Vectors whose inner products are the weights of the numerator.
+        denominator: Pairs of a weight and vectors: the denominator is the weighted sum of their
+            inner products. Empty if the denominator is the sum of the numerator's weights.
+    """
+
+    numerator: Tensor
+    denominator: tuple[tuple[float, Tensor], ...] = ()
+
+    @property
+    def terms(self) -> tuple[tuple[float, Tensor], ...]:
+        """Return the terms of the denominator, at least one."""
+        return self.denominator or ((1.0, self.numerator),)
+
+    def concatenate_denominator_features(self) -> Tensor:
+        """Concatenate all feature vectors of the attention denominator into one.
+
+        The denominator is Σ_t w_t a_tᵀb_t, a weighted sum of inner products of features of a query
+        and a key. Multiplying the features by √w_t turns it into one inner product of long vectors.
+        """
+        return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -165,8 +196,8 @@ class WeightedSums:
             # Absolute features, because a sum of products of both signs may be small without an
             # underflow.
             total = tokens.key_features.abs().sum(dim=2)[..., None]
-            backend_without_positions = (tokens.query_features.abs() @ total)[..., 0]
-            threshold = UNDERFLOW[tokens.value.dtype] * backend_without_positions
+            weights_without_positions = (tokens.query_features.abs() @ total)[..., 0]
+            threshold = UNDERFLOW[tokens.value.dtype] * weights_without_positions
             rows = selected_query_indices(self.denominator.abs() < threshold)
         return self.recompute_outputs(rows, tokens, log_weight_rows)
 

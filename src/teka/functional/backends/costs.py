@@ -4,7 +4,14 @@ The cost of an algorithm is its number of multiply-adds and of bytes that it mov
 constants convert this cost to a time.
 """
 
+import math
 from dataclasses import dataclass
+
+from teka._compat import replace
+from teka.functional.backends.decay_scan import BLOCK
+from teka.functional.backends.linear import CHUNK_TOKENS
+from teka.functional.backends.local_window import Tiling
+from teka.grid import Grid
 
 BACKENDS = ("auto", "dense", "linear", "toeplitz", "rings", "fft", "windows")
 BYTES = 4  # of a float32 element
@@ -68,3 +75,132 @@ class Cost:
         rate = RATES[backend] if device_type == "cpu" else GPU_SPEED
         fixed = rate.call / self.heads + rate.head
         return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """Numbers of tokens and features of an attention head, to estimate its amount of work."""
+
+    num_queries: int
+    num_keys: int
+    num_features: int
+    dim_value: int
+    is_causal: bool
+
+
+def dense_cost(
+    num_queries: int, num_keys: int, inner_product_size: int, dim_value: int, *, passes: int
+) -> Cost:
+    """Estimate the amount of work of attention that computes the weight of every query–key pair.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    """
+    pairs = num_queries * num_keys
+    return Cost(pairs * (inner_product_size + dim_value + 1), pairs * passes * 2 * BYTES)
+
+
+def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
+    """Estimate the amount of work of linear attention, to compare it with other algorithms.
+
+    The estimate consists of multiply-adds and bytes. Causal attention also computes the weights of
+    all pairs of tokens within short chunks.
+    """
+    num_features = sizes.num_features * feature_multiplier
+    num_products = (sizes.num_queries + sizes.num_keys) * num_features
+    multiply_adds = num_products * (sizes.dim_value + 1)
+    num_bytes = 2 * num_products * BYTES if feature_multiplier > 1 else 0
+    if sizes.is_causal:
+        pairs = sizes.num_keys * min(CHUNK_TOKENS, sizes.num_keys)
+        multiply_adds += pairs * (num_features + sizes.dim_value + 1)
+        num_bytes += pairs * 3 * 2 * BYTES
+    return Cost(multiply_adds, num_bytes)
+
+
+def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
+    """Estimate the amount of work of linear attention whose weights decay with the distance.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    """
+    if grid.num_axes == 1:
+        cost = linear_cost(replace(sizes, is_causal=True))
+        passes = 1 if sizes.is_causal else 2
+        return Cost(passes * cost.multiply_adds, passes * cost.bytes)
+    num_elements = sizes.num_keys * sizes.num_features * (sizes.dim_value + 1)
+    multiply_adds = sum(min(side, 3 * BLOCK) for side in grid.shape) * num_elements
+    return Cost(multiply_adds + 2 * num_elements, 6 * grid.num_axes * num_elements * BYTES)
+
+
+def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
+    """Estimate the amount of work of attention with one matrix of position weights per axis.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    """
+    channels = num_features * (dim_value + 1)
+    multiply_adds, moved, size = 0, 0, key.num_tokens
+    for query_side, key_side in zip(query.shape, key.shape, strict=True):
+        moved += size
+        multiply_adds += size * query_side
+        size = size // key_side * query_side
+        moved += size
+    moved += 2 * size
+    num_bytes = moved * channels * BYTES + _axis_matrices_bytes(query, key)
+    return Cost((multiply_adds + key.num_tokens + size) * channels, num_bytes)
+
+
+def _axis_matrices_bytes(query: Grid, key: Grid) -> int:
+    """Estimate the bytes moved to compute the matrix of position-dependent weights of each axis."""
+    sides = zip(query.shape, key.shape, strict=True)
+    return sum(query_side * key_side for query_side, key_side in sides) * 6 * 2 * BYTES
+
+
+def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
+    """Estimate the amount of work of attention that is computed by fast Fourier transforms.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    """
+    sides = zip(query.shape, key.shape, query.periodic, strict=True)
+    sizes = [
+        query_side if periodic else query_side + key_side - 1
+        for query_side, key_side, periodic in sides
+    ]
+    num_elements = math.prod(sizes) * num_features * (dim_value + 1)
+    multiply_adds = 2 * num_elements * 2 * 2.5 * math.log2(max(2, math.prod(sizes)))
+    return Cost(int(multiply_adds), num_elements * 2 * BYTES * (4 + 2 * len(sizes)))
+
+
+def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
+    """Estimate the amount of work of attention that first sums all keys at equal distance.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    """
+    # A product with a weight takes as long as five additions (measured). Distant tokens take as
+    # long as near rings.
+    additions = 2 * (3 * grid.num_axes + 5) * max_distance + 2 * grid.num_axes + 3
+    num_elements = grid.num_tokens * num_features * (dim_value + 1)
+    return Cost(num_elements * additions, num_elements * additions * 3 * BYTES)
+
+
+def signed_offset_cost(
+    num_tokens: int, num_features: int, dim_value: int, max_distance: int
+) -> Cost:
+    """Estimate the amount of work of linear attention with one weight per clipped offset.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    """
+    near = (2 * max_distance - 1) * (num_features + dim_value + 1)
+    far = 2 * num_features * (dim_value + 1)
+    return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
+
+
+def window_cost(tiling: Tiling, inner_product_size: int, dim_value: int) -> Cost:
+    """Estimate the amount of work of attention to local windows.
+
+    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    Keys and values are copied for each tile.
+    """
+    num_tiles = math.prod(tiling.counts)
+    # torch.compile cannot trace a generator as an argument.
+    num_keys = math.prod([side + 2 * tiling.reach for side in tiling.sides])
+    tile = dense_cost(math.prod(tiling.sides), num_keys, inner_product_size, dim_value, passes=4)
+    copied = num_keys * (inner_product_size + dim_value) * 2 * BYTES
+    return Cost(num_tiles * tile.multiply_adds, num_tiles * (tile.bytes + copied))

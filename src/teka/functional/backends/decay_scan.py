@@ -7,25 +7,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from teka._compat import replace
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
+    AttentionFeatures,
     LinearAttentionInputs,
     WeightedSums,
     append_ones,
 )
-from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import (
     apply_sums_to_queries,
     outer_product,
     sum_over_features,
 )
-from teka.functional.backends.linear import (
-    AttentionFeatures,
-    AttentionSizes,
-    causal_sums,
-    linear_cost,
-)
+from teka.functional.backends.linear import causal_attention_sums
 from teka.functional.shapes import Channels, Features
 from teka.grid import Grid
 
@@ -35,21 +29,7 @@ BLOCK = 16
 Rate = Float[Tensor, "heads"]
 
 
-def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
-    """Estimate the amount of work of linear attention whose weights decay with the distance.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    """
-    if grid.num_axes == 1:
-        cost = linear_cost(replace(sizes, is_causal=True))
-        passes = 1 if sizes.is_causal else 2
-        return Cost(passes * cost.multiply_adds, passes * cost.bytes)
-    num_elements = sizes.num_keys * sizes.num_features * (sizes.dim_value + 1)
-    multiply_adds = sum(min(side, 3 * BLOCK) for side in grid.shape) * num_elements
-    return Cost(multiply_adds + 2 * num_elements, 6 * grid.num_axes * num_elements * BYTES)
-
-
-def causal_decay_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums:
+def causal_decay_attention_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums:
     """Compute causal linear attention in which the weights of old tokens decay exponentially.
 
     The weight of key j for query i is multiplied by exp(−rate · (i − j)). Each head has its own
@@ -62,10 +42,10 @@ def causal_decay_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums
         log_scale = torch.zeros_like(tokens.value[..., 0]) if log_scale is None else log_scale
         log_scale = log_scale.masked_fill(~tokens.key_mask[:, None], LOWEST_LOG_SCALE)
     query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
-    return causal_sums(query, key, tokens.value, log_scale, rate)
+    return causal_attention_sums(query, key, tokens.value, log_scale, rate)
 
 
-def bidirectional_decay_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums:
+def bidirectional_decay_attention_sums(tokens: LinearAttentionInputs, rate: Rate) -> WeightedSums:
     """Compute bidirectional linear attention whose weights decay exponentially with the distance.
 
     The weight of key j for query i is multiplied by exp(−rate · |i − j|). The result is the sum of
@@ -73,15 +53,15 @@ def bidirectional_decay_sums(tokens: LinearAttentionInputs, rate: Rate) -> Weigh
     its contribution is subtracted once.
     """
     query, key, value = tokens.query_features, tokens.key_features, tokens.value
-    past = causal_sums(AttentionFeatures(query), AttentionFeatures(key), value, rate=rate)
+    past = causal_attention_sums(AttentionFeatures(query), AttentionFeatures(key), value, rate=rate)
     reversed_query, reversed_key = AttentionFeatures(query.flip(2)), AttentionFeatures(key.flip(2))
-    future = causal_sums(reversed_query, reversed_key, value.flip(2), rate=rate)
+    future = causal_attention_sums(reversed_query, reversed_key, value.flip(2), rate=rate)
     own = (query * key).sum(dim=-1)
     numerator = past.numerator + future.numerator.flip(2) - own[..., None] * value
     return WeightedSums(numerator, past.denominator + future.denominator.flip(2) - own)
 
 
-def grid_decay_sums(
+def grid_decay_attention_sums(
     tokens: LinearAttentionInputs, rates: Sequence[Rate], grid: Grid
 ) -> WeightedSums:
     """Compute linear attention on an image or volume, with weights that decay along every axis.

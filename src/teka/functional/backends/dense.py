@@ -13,7 +13,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
 from teka.functional.backends.attention_sums import WeightedSums, append_ones
-from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.kernels.content_kernel import DenseAttentionInputs, multiply_by_log_factors
 from teka.functional.shapes import Outputs, Queries
@@ -23,17 +22,6 @@ from teka.functional.shapes import Outputs, Queries
 MATRIX_ELEMENTS = 2**23
 # The rounding errors of float64 scores up to this size are far below 1.
 MAX_SCORE = 1e12
-
-
-def dense_cost(
-    num_queries: int, num_keys: int, inner_product_size: int, dim_value: int, *, passes: int
-) -> Cost:
-    """Estimate the amount of work of attention that computes the weight of every query–key pair.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    """
-    pairs = num_queries * num_keys
-    return Cost(pairs * (inner_product_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
 
 def dense_attention(

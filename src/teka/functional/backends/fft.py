@@ -18,7 +18,6 @@ from teka.functional.backends.attention_sums import (
     append_ones,
     selected_query_indices,
 )
-from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import sum_over_features
 from teka.functional.shapes import (
     KeyChannels,
@@ -35,21 +34,6 @@ from teka.precision import to_float64
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
-def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the amount of work of attention that is computed by fast Fourier transforms.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    """
-    sides = zip(query.shape, key.shape, query.periodic, strict=True)
-    sizes = [
-        query_side if periodic else query_side + key_side - 1
-        for query_side, key_side, periodic in sides
-    ]
-    num_elements = math.prod(sizes) * num_features * (dim_value + 1)
-    multiply_adds = 2 * num_elements * 2 * 2.5 * math.log2(max(2, math.prod(sizes)))
-    return Cost(int(multiply_adds), num_elements * 2 * BYTES * (4 + 2 * len(sizes)))
-
-
 def have_same_spacing(query: Grid, key: Grid) -> bool:
     """Return True if two grids of tokens have the same distance between neighboring tokens.
 
@@ -59,7 +43,7 @@ def have_same_spacing(query: Grid, key: Grid) -> bool:
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
 
-def fft_weighted_sums(
+def fft_attention_sums(
     tokens: LinearAttentionInputs,
     grids: tuple[Grid, Grid],
     log_weight_at: Callable[[Tensor], Tensor],

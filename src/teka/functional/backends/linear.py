@@ -3,7 +3,6 @@
 Bidirectional, causal and recurrent attention are supported.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,11 +17,11 @@ from teka.errors import wrong_value
 from teka.execution_mode import is_dynamic
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
+    AttentionFeatures,
     LinearAttentionInputs,
     WeightedSums,
     append_ones,
 )
-from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.shapes import (
     Channels,
@@ -44,34 +43,6 @@ MAX_CHUNKS_OF_MATRIX = 256
 BLOCK_CHUNKS = 16
 
 
-@dataclass(frozen=True)
-class AttentionSizes:
-    """Numbers of tokens and features of an attention head, to estimate its amount of work."""
-
-    num_queries: int
-    num_keys: int
-    num_features: int
-    dim_value: int
-    is_causal: bool
-
-
-def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
-    """Estimate the amount of work of linear attention, to compare it with other algorithms.
-
-    The estimate consists of multiply-adds and bytes. Causal attention also computes the weights of
-    all pairs of tokens within short chunks.
-    """
-    num_features = sizes.num_features * feature_multiplier
-    num_products = (sizes.num_queries + sizes.num_keys) * num_features
-    multiply_adds = num_products * (sizes.dim_value + 1)
-    num_bytes = 2 * num_products * BYTES if feature_multiplier > 1 else 0
-    if sizes.is_causal:
-        pairs = sizes.num_keys * min(CHUNK_TOKENS, sizes.num_keys)
-        multiply_adds += pairs * (num_features + sizes.dim_value + 1)
-        num_bytes += pairs * 3 * 2 * BYTES
-    return Cost(multiply_adds, num_bytes)
-
-
 def multiply_by_sinusoids(
     features: Float[Tensor, "*tokens features"], sinusoids: Float[Tensor, "*#tokens sinusoids"]
 ) -> Float[Tensor, "*tokens products"]:
@@ -81,36 +52,6 @@ def multiply_by_sinusoids(
     of the offset between them. Attention weights therefore depend on the positions, at linear cost.
     """
     return (features[..., None, :] * sinusoids[..., :, None]).flatten(-2)
-
-
-@dataclass(frozen=True)
-class AttentionFeatures:
-    """Feature vectors of queries or keys in linear attention.
-
-    Inner products of query and key features are the attention weights. Numerator and denominator of
-    the output may use different features.
-
-    Args:
-        numerator: Vectors whose inner products are the weights of the numerator.
-        denominator: Pairs of a weight and vectors: the denominator is the weighted sum of their
-            inner products. Empty if the denominator is the sum of the numerator's weights.
-    """
-
-    numerator: Tensor
-    denominator: tuple[tuple[float, Tensor], ...] = ()
-
-    @property
-    def terms(self) -> tuple[tuple[float, Tensor], ...]:
-        """Return the terms of the denominator, at least one."""
-        return self.denominator or ((1.0, self.numerator),)
-
-    def concatenate_denominator_features(self) -> Tensor:
-        """Concatenate all feature vectors of the attention denominator into one.
-
-        The denominator is Σ_t w_t a_tᵀb_t, a weighted sum of inner products of features of a query
-        and a key. Multiplying the features by √w_t turns it into one inner product of long vectors.
-        """
-        return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -220,11 +161,11 @@ class DecodingState:
     count: "DecodingState | None" = None
     kernels: tuple[str, str | None] | None = None
 
-    def check_same_shapes(self, new: LinearState) -> LinearState:
-        """Return the sums over earlier keys, after checking that new sums have the same shapes.
+    def check_compatible(self, new: LinearState) -> None:
+        """Check that the sums over new keys can be added to this state.
 
         Raises:
-            ValueError: The two have different shapes or dtypes.
+            ValueError: The sums have other shapes or another dtype than those of the state.
         """
         old_values, new_values = self.sums.values, new.values
         if old_values.shape != new_values.shape or old_values.dtype != new_values.dtype:
@@ -233,7 +174,6 @@ class DecodingState:
                 f"{tuple(old_values.shape)} and {old_values.dtype}",
                 f"of shape {tuple(new_values.shape)} and {new_values.dtype}",
             )
-        return self.sums
 
 
 def decoding_step(
@@ -257,7 +197,8 @@ def decoding_step(
     """
     sums = LinearState.from_keys(key, tokens.value, tokens.log_scale)
     if state is not None:
-        old = state.check_same_shapes(sums)
+        state.check_compatible(sums)
+        old = state.sums
         if rate is not None:
             log_peak = -rate if old.log_peak is None else old.log_peak - rate
             old = replace(old, log_peak=log_peak.expand(old.values.shape[:2]))
@@ -276,7 +217,7 @@ def decoding_step_without_positions(
     return decoding_step(tokens, query, AttentionFeatures(tokens.key_features), state)
 
 
-def causal_sums(
+def causal_attention_sums(
     query: AttentionFeatures,
     key: AttentionFeatures,
     value: Values,
@@ -311,7 +252,7 @@ def causal_sums(
     has_log_peak = rate is None and not is_dynamic(value.shape[2])
     log_peak = running_maximum(log_scale.detach()) if has_log_peak else None
     if not query.denominator:
-        sums = _scaled_causal_sums(
+        sums = _scaled_causal_attention_sums(
             query.numerator, key.numerator, log_scale, append_ones(value), rate
         )
         return WeightedSums.from_channels(sums, log_peak)
@@ -320,8 +261,12 @@ def causal_sums(
         key.concatenate_denominator_features(),
     )
     ones = torch.ones_like(log_scale)[..., None]
-    denominator = _scaled_causal_sums(query_vectors, key_vectors, log_scale, ones, rate)[..., 0]
-    numerator = _scaled_causal_sums(query.numerator, key.numerator, log_scale, value, rate)
+    denominator = _scaled_causal_attention_sums(query_vectors, key_vectors, log_scale, ones, rate)[
+        ..., 0
+    ]
+    numerator = _scaled_causal_attention_sums(
+        query.numerator, key.numerator, log_scale, value, rate
+    )
     return WeightedSums(numerator, denominator, log_peak)
 
 
@@ -387,7 +332,7 @@ def _sums_before(
     return pad(chunks[:, :, :-1], (0, 0, 0, 0, 1, 0)).cumsum(dim=2)
 
 
-def _scaled_causal_sums(
+def _scaled_causal_attention_sums(
     query: QueryFeatures,
     key: KeyFeatures,
     log_scale: Float[Tensor, "batch heads tokens"],
@@ -405,17 +350,17 @@ def _scaled_causal_sums(
     log_peak = channels.new_full(channels.shape[:2], -torch.inf)
     chunks = _split_into_chunks(query, key, log_scale[..., None], channels)
     if is_dynamic(num_tokens):
-        sums, _, _ = _causal_block_sums(chunks, state, log_peak, rate)
+        sums, _, _ = _causal_attention_sums_of_block(chunks, state, log_peak, rate)
         return sums.index_select(2, torch.arange(num_tokens, device=sums.device))
     blocks = []
     # Split and not sliced, because the gradients of slices are as large as the whole tensor.
     for block in zip(*(tensor.split(BLOCK_CHUNKS, dim=2) for tensor in chunks), strict=True):
-        sums, state, log_peak = _causal_block_sums(block, state, log_peak, rate)
+        sums, state, log_peak = _causal_attention_sums_of_block(block, state, log_peak, rate)
         blocks.append(sums)
     return torch.cat(blocks, dim=2)[:, :, :num_tokens]
 
 
-def _causal_block_sums(
+def _causal_attention_sums_of_block(
     tokens: Sequence[Float[Tensor, "batch heads chunks chunk _"]],
     state: Float[Tensor, "batch heads features channels"],
     log_peak: Float[Tensor, "batch heads"],
@@ -524,16 +469,16 @@ def compute_features(
     )
 
 
-def position_free_sums(tokens: LinearAttentionInputs) -> WeightedSums:
+def attention_sums_without_positions(tokens: LinearAttentionInputs) -> WeightedSums:
     """Compute linear attention whose weights do not depend on positions.
 
     Return the numerator and the denominator of each output.
     """
     query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
-    return linear_sums(tokens, query, key)
+    return linear_attention_sums(tokens, query, key)
 
 
-def linear_sums(
+def linear_attention_sums(
     tokens: LinearAttentionInputs, query: AttentionFeatures, key: AttentionFeatures
 ) -> WeightedSums:
     """Compute linear attention, and return the numerator and the denominator of each output.
@@ -547,13 +492,13 @@ def linear_sums(
         key: Vectors of the keys.
     """
     if tokens.group is not None:
-        return _sums_over_processes(tokens, query, key, tokens.group)
+        return _attention_sums_over_processes(tokens, query, key, tokens.group)
     if tokens.is_causal:
-        return causal_sums(query, key, tokens.value, tokens.log_scale)
+        return causal_attention_sums(query, key, tokens.value, tokens.log_scale)
     return LinearState.from_keys(key, tokens.value, tokens.log_scale).read(query)
 
 
-def _sums_over_processes(
+def _attention_sums_over_processes(
     tokens: LinearAttentionInputs,
     query: AttentionFeatures,
     key: AttentionFeatures,
@@ -590,7 +535,7 @@ def _sums_over_processes(
     state = LinearState(total(own.values), tuple(map(total, own.weights)), log_peak)
     if not tokens.is_causal:
         return state.read(query)
-    return causal_sums(query, key, tokens.value, log_scale) + state.read(query)
+    return causal_attention_sums(query, key, tokens.value, log_scale) + state.read(query)
 
 
 class _AllReduceSum(Function):

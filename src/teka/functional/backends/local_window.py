@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka._compat import replace
-from teka.functional.backends.costs import BYTES, Cost
-from teka.functional.backends.dense import dense_attention, dense_cost
+from teka.functional.backends.dense import dense_attention
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.shapes import Outputs
 from teka.grid import Grid
@@ -105,20 +104,6 @@ def _in_tiles(
 ) -> Shaped[Tensor, "batch_tiles heads cells channels"]:
     tiles = vectors.index_select(2, tokens.flatten()).unflatten(2, tokens.shape)
     return tiles.transpose(1, 2).flatten(0, 1)
-
-
-def window_cost(tiling: Tiling, inner_product_size: int, dim_value: int) -> Cost:
-    """Estimate the amount of work of attention to local windows.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    Keys and values are copied for each tile.
-    """
-    num_tiles = math.prod(tiling.counts)
-    # torch.compile cannot trace a generator as an argument.
-    num_keys = math.prod([side + 2 * tiling.reach for side in tiling.sides])
-    tile = dense_cost(math.prod(tiling.sides), num_keys, inner_product_size, dim_value, passes=4)
-    copied = num_keys * (inner_product_size + dim_value) * 2 * BYTES
-    return Cost(num_tiles * tile.multiply_adds, num_tiles * (tile.bytes + copied))
 
 
 def window_attention(

@@ -15,34 +15,22 @@ from teka._compat import replace
 from teka.errors import wrong_value
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
+    AttentionFeatures,
     LinearAttentionInputs,
     WeightedSums,
     append_ones,
 )
-from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import (
     apply_sums_to_queries,
     outer_product,
     sum_over_features,
 )
-from teka.functional.backends.linear import AttentionFeatures, causal_sums
+from teka.functional.backends.linear import causal_attention_sums
 from teka.functional.shapes import Cells, Channels, Features, RingWeights
 from teka.grid import Grid
 
 
-def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Estimate the amount of work of attention that first sums all keys at equal distance.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    """
-    # A product with a weight takes as long as five additions (measured). Distant tokens take as
-    # long as near rings.
-    additions = 2 * (3 * grid.num_axes + 5) * max_distance + 2 * grid.num_axes + 3
-    num_elements = grid.num_tokens * num_features * (dim_value + 1)
-    return Cost(num_elements * additions, num_elements * additions * 3 * BYTES)
-
-
-def weighted_ring_sums(
+def ring_attention_sums(
     log_rings: RingWeights, tokens: LinearAttentionInputs, grid: Grid
 ) -> WeightedSums:
     """Compute linear attention with weights that depend on the clipped Manhattan distance.
@@ -74,7 +62,7 @@ def weighted_ring_sums(
     return WeightedSums.from_channels(sums, log_peak)
 
 
-def causal_ring_sums(
+def causal_ring_attention_sums(
     log_rings: RingWeights, tokens: LinearAttentionInputs, grid: Grid
 ) -> WeightedSums:
     """Compute causal linear attention with weights that depend on the clipped distance.
@@ -100,7 +88,7 @@ def causal_ring_sums(
     far_keys, far_values = (
         pad(tensor, (0, 0, max_distance, 0))[:, :, :num_tokens] for tensor in (key_features, value)
     )
-    far = causal_sums(
+    far = causal_attention_sums(
         AttentionFeatures(query_features), AttentionFeatures(far_keys), far_values, far_scale
     )
     assert far.log_peak is not None
@@ -125,19 +113,7 @@ def causal_ring_sums(
     return WeightedSums(numerator, denominator, log_peak)
 
 
-def signed_offset_cost(
-    num_tokens: int, num_features: int, dim_value: int, max_distance: int
-) -> Cost:
-    """Estimate the amount of work of linear attention with one weight per clipped offset.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    """
-    near = (2 * max_distance - 1) * (num_features + dim_value + 1)
-    far = 2 * num_features * (dim_value + 1)
-    return Cost(num_tokens * (near + far), num_tokens * (near + 2 * far) * 3 * BYTES)
-
-
-def signed_offset_sums(
+def signed_offset_attention_sums(
     log_entries: RingWeights, tokens: LinearAttentionInputs, grid: Grid
 ) -> WeightedSums:
     """Compute linear attention on a sequence, with one weight per signed and clipped offset.
@@ -164,12 +140,12 @@ def signed_offset_sums(
         value=tokens.value.flip(2),
         key_mask=None if tokens.key_mask is None else tokens.key_mask.flip(1),
     )
-    future = causal_ring_sums(log_future.flip(2), reversed_tokens, grid)
+    future = causal_ring_attention_sums(log_future.flip(2), reversed_tokens, grid)
     assert future.log_peak is not None
     future = WeightedSums(
         future.numerator.flip(2), future.denominator.flip(2), future.log_peak.flip(2)
     )
-    return causal_ring_sums(log_entries[..., max_distance:], tokens, grid) + future
+    return causal_ring_attention_sums(log_entries[..., max_distance:], tokens, grid) + future
 
 
 def _shift_log_scale(

@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums, append_ones
-from teka.functional.backends.costs import BYTES, Cost
 from teka.functional.backends.feature_chunks import (
     apply_sums_to_queries,
     outer_product,
@@ -23,33 +22,9 @@ from teka.functional.shapes import (
     QueryFeatures,
     RowFunction,
 )
-from teka.grid import Grid
 
 
-def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the amount of work of attention with one matrix of position weights per axis.
-
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    """
-    channels = num_features * (dim_value + 1)
-    multiply_adds, moved, size = 0, 0, key.num_tokens
-    for query_side, key_side in zip(query.shape, key.shape, strict=True):
-        moved += size
-        multiply_adds += size * query_side
-        size = size // key_side * query_side
-        moved += size
-    moved += 2 * size
-    num_bytes = moved * channels * BYTES + _axis_matrices_bytes(query, key)
-    return Cost((multiply_adds + key.num_tokens + size) * channels, num_bytes)
-
-
-def _axis_matrices_bytes(query: Grid, key: Grid) -> int:
-    """Estimate the bytes moved to compute the matrix of position-dependent weights of each axis."""
-    sides = zip(query.shape, key.shape, strict=True)
-    return sum(query_side * key_side for query_side, key_side in sides) * 6 * 2 * BYTES
-
-
-def separable_sums(
+def separable_attention_sums(
     tokens: LinearAttentionInputs,
     log_matrices: AxisMatrices,
     log_peak: Float[Tensor, "1 heads queries"],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from teka.checks import POSITIVE_NUMBER, is_positive
 from teka.errors import wrong_value
-from teka.execution_mode import ExecutionMode, execution_mode, is_readable
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.kernels.content_kernel import FeatureKernel, mask_features
 from teka.functional.shapes import (
     CausalFeatures,
@@ -54,9 +54,10 @@ def _overflow_safe_factors(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | N
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)
     peak = torch.maximum(largest, -smallest)
-    if execution_mode(peak) is ExecutionMode.SHAPES_ONLY:
+    mode = execution_mode(peak)
+    if mode is ExecutionMode.SHAPES_ONLY:
         return None
-    if is_readable(peak) and peak.is_cpu:
+    if mode is ExecutionMode.EAGER and peak.is_cpu and peak.numel() > 0:
         low, high = torch.aminmax(peak)
         if float(low) >= 2 ** (-RANGE_BITS / 2) and float(high) <= 2 ** (RANGE_BITS / 2):
             return None

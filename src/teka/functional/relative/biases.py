@@ -12,20 +12,18 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.decay_scan import (
-    bidirectional_decay_sums,
-    causal_decay_sums,
-    decay_cost,
-    grid_decay_sums,
-)
-from teka.functional.backends.linear import (
+from teka.functional.backends.attention_sums import (
     AttentionFeatures,
-    AttentionSizes,
-    DecodingState,
-    decoding_step,
+    LinearAttentionInputs,
+    WeightedSums,
 )
+from teka.functional.backends.costs import AttentionSizes, Cost, decay_cost
+from teka.functional.backends.decay_scan import (
+    bidirectional_decay_attention_sums,
+    causal_decay_attention_sums,
+    grid_decay_attention_sums,
+)
+from teka.functional.backends.linear import DecodingState, decoding_step
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.stationary import (
     SeparableRelativeKernel,
@@ -79,11 +77,11 @@ class DecayRelativeKernel(SeparableRelativeKernel):
             for axis in range(grid.num_axes)
         ]
         if tokens.is_causal:
-            return causal_decay_sums(tokens, rates[0])
+            return causal_decay_attention_sums(tokens, rates[0])
         sums = (
-            bidirectional_decay_sums(tokens, rates[0])
+            bidirectional_decay_attention_sums(tokens, rates[0])
             if grid.num_axes == 1
-            else grid_decay_sums(tokens, rates, grid)
+            else grid_decay_attention_sums(tokens, rates, grid)
         )
         # The largest c of a query is 1, for the key at its own position.
         sums = replace(sums, log_peak=torch.zeros_like(sums.denominator))

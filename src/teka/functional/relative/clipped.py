@@ -13,15 +13,14 @@ from torch.nn.functional import pad
 
 from teka.checks import POSITIVE_NUMBER, check_sizes, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.linear import (
+from teka.functional.backends.attention_sums import (
     AttentionFeatures,
-    AttentionSizes,
-    DecodingState,
-    LinearState,
+    LinearAttentionInputs,
+    WeightedSums,
 )
-from teka.functional.backends.rings import causal_ring_sums, rings_cost, weighted_ring_sums
+from teka.functional.backends.costs import AttentionSizes, Cost, rings_cost
+from teka.functional.backends.linear import DecodingState, LinearState
+from teka.functional.backends.rings import causal_ring_attention_sums, ring_attention_sums
 from teka.functional.kernels.content_kernel import LOWEST_EXPONENT
 from teka.functional.kernels.random_features import PositiveFeatures
 from teka.functional.kernels.random_projection import default_num_features, draw_projection
@@ -154,7 +153,7 @@ class ClippedDistanceBias(PositiveRelativeKernel):
         grid = positions.shared_grid
         assert grid is not None
         log_rings = self.log_rings(tokens.query, scale=tokens.scale)
-        return (causal_ring_sums if tokens.is_causal else weighted_ring_sums)(
+        return (causal_ring_attention_sums if tokens.is_causal else ring_attention_sums)(
             log_rings, tokens, grid
         )
 
@@ -181,8 +180,12 @@ def decode_with_rings(
     key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
     new = LinearState.from_keys(AttentionFeatures(key_features), value, log_scale)
-    distant = new.without_keys() if state is None else state.check_same_shapes(new)
-    recent = [(key_features, log_scale, value), *(() if state is None else state.recent)]
+    distant = new.without_keys()
+    recent = [(key_features, log_scale, value)]
+    if state is not None:
+        state.check_compatible(new)
+        distant = state.sums
+        recent.extend(state.recent)
     if len(recent) > log_rings.shape[-1] - 1:
         oldest_features, oldest_scale, oldest_value = recent.pop()
         oldest = AttentionFeatures(oldest_features)

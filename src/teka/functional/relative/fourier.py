@@ -18,15 +18,16 @@ from teka.checks import (
     is_positive,
 )
 from teka.errors import wrong_value
-from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.linear import (
+from teka.functional.backends.attention_sums import (
     AttentionFeatures,
-    AttentionSizes,
+    LinearAttentionInputs,
+    WeightedSums,
+)
+from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
+from teka.functional.backends.linear import (
     DecodingState,
     decoding_step,
-    linear_cost,
-    linear_sums,
+    linear_attention_sums,
     multiply_by_sinusoids,
 )
 from teka.functional.kernels.content_kernel import smallest_normal
@@ -216,7 +217,7 @@ class Fourier(StationaryRelativeKernel):
     ) -> WeightedSums:
         if backend == "fft":
             return super().weighted_sums(backend, tokens, positions)
-        return linear_sums(tokens, *self._linear_features(tokens, positions))
+        return linear_attention_sums(tokens, *self._linear_features(tokens, positions))
 
     def features_with_positions(
         self, features: Tensor, positions: Positions, *, is_key: bool

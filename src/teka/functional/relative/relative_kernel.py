@@ -11,16 +11,15 @@ from torch.nn.functional import normalize, pad
 
 from teka.checks import check_nonnegative, check_tensor
 from teka.errors import wrong_value
-from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
+from teka.functional.backends.attention_sums import (
+    AttentionFeatures,
+    LinearAttentionInputs,
+    WeightedSums,
+)
+from teka.functional.backends.costs import AttentionSizes, Cost
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
 from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
-from teka.functional.backends.linear import (
-    AttentionFeatures,
-    AttentionSizes,
-    DecodingState,
-    position_free_sums,
-)
+from teka.functional.backends.linear import DecodingState, attention_sums_without_positions
 from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels.content_kernel import (
     ContentKernel,
@@ -319,7 +318,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         Return the numerator and the denominator of each output. By default, the weight of a pair is
         the similarity of query and key alone.
         """
-        return position_free_sums(
+        return attention_sums_without_positions(
             LinearAttentionInputs(query_features, query_features, key_features, value)
         )
 

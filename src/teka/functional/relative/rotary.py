@@ -10,17 +10,14 @@ from torch import Generator, Tensor
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_name, check_tensor_sizes, is_number, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.dense import fused_softmax_attention
-from teka.functional.backends.linear import (
+from teka.functional.backends.attention_sums import (
     AttentionFeatures,
-    AttentionSizes,
-    DecodingState,
-    decoding_step,
-    linear_cost,
-    linear_sums,
+    LinearAttentionInputs,
+    WeightedSums,
 )
+from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
+from teka.functional.backends.dense import fused_softmax_attention
+from teka.functional.backends.linear import DecodingState, decoding_step, linear_attention_sums
 from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import (
@@ -313,7 +310,7 @@ class Rotary(RelativeKernel):
         sines of the rotation angles. They are None for tokens without a position, which are not
         rotated.
         """
-        return linear_sums(
+        return linear_attention_sums(
             tokens,
             self._rotated_features(tokens.query_features, query_phasor),
             self._rotated_features(tokens.key_features, key_phasor),

@@ -12,9 +12,9 @@ from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.linear import AttentionSizes, DecodingState
-from teka.functional.backends.rings import causal_ring_sums, signed_offset_cost, signed_offset_sums
+from teka.functional.backends.costs import AttentionSizes, Cost, signed_offset_cost
+from teka.functional.backends.linear import DecodingState
+from teka.functional.backends.rings import causal_ring_attention_sums, signed_offset_attention_sums
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.clipped import MAX_DISTANCE, decode_with_rings
 from teka.functional.relative.relative_kernel import (
@@ -154,9 +154,11 @@ class Shaw(PositiveRelativeKernel):
         grid = positions.shared_grid
         assert grid is not None
         if tokens.is_causal:
-            return causal_ring_sums(self._log_weights_of_earlier_keys(tokens), tokens, grid)
+            return causal_ring_attention_sums(
+                self._log_weights_of_earlier_keys(tokens), tokens, grid
+            )
         log_entries = self.log_entries(tokens.query, scale=tokens.scale)
-        return signed_offset_sums(log_entries[..., 0, :], tokens, grid)
+        return signed_offset_attention_sums(log_entries[..., 0, :], tokens, grid)
 
     def decode_step(
         self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums
-from teka.functional.backends.costs import Cost
-from teka.functional.backends.fft import fft_cost, fft_weighted_sums, have_same_spacing
-from teka.functional.backends.linear import AttentionSizes
-from teka.functional.backends.separable import separable_cost, separable_sums
+from teka.functional.backends.costs import AttentionSizes, Cost, fft_cost, separable_cost
+from teka.functional.backends.fft import fft_attention_sums, have_same_spacing
+from teka.functional.backends.separable import separable_attention_sums
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import OffsetIndex, PositiveRelativeKernel
 from teka.functional.shapes import (
@@ -64,7 +63,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
     ) -> WeightedSums:
         assert positions.grids is not None
         wide = to_float64(tokens.value.new_empty(0))
-        return fft_weighted_sums(
+        return fft_attention_sums(
             tokens,
             positions.grids,
             self.log_weight_at,
@@ -160,7 +159,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         if backend == "fft":
             return super().weighted_sums(backend, tokens, positions)
         matrices = self.log_weights_by_axis(positions, tokens.value)
-        return separable_sums(
+        return separable_attention_sums(
             tokens,
             *matrices,
             lambda rows: self.log_weight_at(positions.pairwise_offsets(tokens.value, rows)),

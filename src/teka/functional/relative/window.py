@@ -11,10 +11,9 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import POSITIVE_NUMBER, check_dtype, check_sizes, check_tensor_sizes, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.functional.backends.costs import Cost
+from teka.functional.backends.costs import AttentionSizes, Cost, window_cost
 from teka.functional.backends.dense import dense_attention
-from teka.functional.backends.linear import AttentionSizes
-from teka.functional.backends.local_window import Tiling, window_attention, window_cost
+from teka.functional.backends.local_window import Tiling, window_attention
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.relative_kernel import check_num_axes, has_spacing

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from teka.functional.backends.linear import compute_features, position_free_sums
+from teka.functional.backends.linear import attention_sums_without_positions, compute_features
 from teka.functional.backends.triton import CONTENT_KERNELS, TritonAngles
 from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
 from teka.functional.kernels.content_kernel import FeatureKernel
@@ -182,7 +182,7 @@ def _twice_differentiable_attention(inputs: Sequence[Any], options: TritonOption
         is_causal=options.is_causal,
     )
     if query_angles is None:
-        sums = position_free_sums(tokens)
+        sums = attention_sums_without_positions(tokens)
     else:
         unused_frequency = query_angles.new_empty(query.shape[1], query_angles.shape[-1], 1)
         normalizer = "mixed" if options.length_share else "features"
