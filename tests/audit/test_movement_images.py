@@ -15,10 +15,10 @@ from teka.audit.movement import (
     blank_margins,
     check_lossless,
     check_window_shifts,
+    check_window_size,
     crop,
     fourier_shift,
     reflect,
-    window_size,
 )
 from tests.raising import raises_for
 
@@ -146,11 +146,11 @@ def test_a_window_that_would_leave_the_image_is_refused():
 def test_a_window_that_does_not_fit_is_refused():
     for crop_size in [9, (5,), (5, 14), (0, 5)]:
         with raises_for(crop_size, ValueError, match="crop_size must be"):
-            window_size("crop_size", (8, 13), crop_size)
+            check_window_size("crop_size", (8, 13), crop_size)
 
 
 def test_one_size_serves_every_axis():
-    assert window_size("crop_size", (8, 13), 5) == (5, 5)
+    assert check_window_size("crop_size", (8, 13), 5) == (5, 5)
 
 
 @st.composite

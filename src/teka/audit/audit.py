@@ -1,4 +1,4 @@
-"""Audit of a model, and the stages of an audit. If a stage fails, the others still run."""
+"""Audit of a model in several stages. If one stage fails, the other stages still run."""
 
 import dataclasses
 import math
@@ -65,7 +65,7 @@ class AuditContext:
         progress: Called with the name of a stage, the finished entries, all entries and the seconds
             left.
         checkpoint: Folder that keeps the state of interrupted measurements, or None.
-        noise: Difference of two equal calls.
+        noise: Differences between outputs of the same images.
         responses: Responses of the model in each measured mode.
         metrics: Metrics of each measured mode.
         layers: Which layers break equivariance.
@@ -99,9 +99,10 @@ class AuditContext:
     def attempt(
         self, name: str, stage: Callable[[], None], *, ignore_budget: bool = False
     ) -> BaseException | None:
-        """Run a stage, and record its error if it fails.
+        """Run a stage of the audit. If it fails, record the error in the report and continue.
 
-        The stage is skipped if a mode was measured and the time budget is spent.
+        If the time budget is spent, the stage is skipped and recorded as not done. The first mode
+        is measured in any case, so that a report has results.
 
         Args:
             name: Name of the stage in the report.
@@ -127,17 +128,17 @@ class AuditContext:
         return None
 
     def movement(self, mode: str) -> Movement:
-        """Return how images are moved in a mode."""
+        """Return the `Movement` of the audited images in a mode."""
         return self.settings.movement(mode, self.sizes)
 
     def unshifted_images(self) -> Tensor:
-        """Return a few unshifted images, as the input of the model in the first mode."""
+        """Return up to 32 unshifted images, prepared as the model's input in the first mode."""
         movement = self.movement(self.settings.modes[0])
         return movement.move(movement.place(self.few_images), (0, 0))
 
 
 def run_main_stages(context: AuditContext) -> None:
-    """Measure every mode, and check that the results are valid.
+    """Measure the model's outputs in every mode of shifting, and check whether they are valid.
 
     Raises:
         ValueError: No mode could be measured. The message is that of the first mode.
@@ -157,7 +158,7 @@ def run_main_stages(context: AuditContext) -> None:
 
 
 def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
-    """Run the stages that explain the main results: layers, published protocols and precision.
+    """Run the requested optional stages: layers, a published protocol, and rounding errors.
 
     Args:
         context: The audit, after `run_main_stages`.
@@ -247,11 +248,11 @@ def _examine_layers(context: AuditContext) -> None:
     # If the output is exact, the layers compensate for each other, as after `teka fix`.
     if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
         context.layers = replace(context.layers, breaks={})
-    context.caveats += caveats.warn_about_missed_aliasing(context.shifts, _coarsest_stride(context))
+    context.caveats += caveats.warn_about_missed_aliasing(context.shifts, _largest_stride(context))
 
 
-def _coarsest_stride(context: AuditContext) -> tuple[int, ...]:
-    """Return the largest stride of a layer along each axis, if a shift is at least as long."""
+def _largest_stride(context: AuditContext) -> tuple[int, ...]:
+    """Return the largest stride of any layer along each axis, at most the largest shift."""
     assert context.layers is not None
     strides = [
         layer.stride for layer in context.layers.findings if layer.grid and min(layer.grid) > 1
@@ -320,8 +321,8 @@ def audit(
 
     The report contains accuracy and consistency at each shift, the layers that break equivariance,
     and reasons why the results could be misleading. A module is measured in evaluation mode, and
-    its mode is restored afterwards. If a stage fails, its error is recorded and the others still
-    run.
+    its mode is restored afterwards. If a stage of the audit fails, the report records its error,
+    and the other stages still run.
 
     >>> import torch, teka
     >>> model = torch.nn.Sequential(

@@ -9,13 +9,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka.audit.measure.outputs import LEAST_SCORE
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import Model, evaluate_model
+from teka.audit.model_call import Model, evaluate_model, output_difference
 from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import ImageSet, Movement, background_value
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of
-from teka.precision import relative_difference
 from teka.reporting.formatting import write_share, write_size
 
 SEVERITIES = {
@@ -181,8 +180,7 @@ def warn_about_batch_dependence(
         )
         yield Caveat("batch not checked", "note", message)
         return
-    # A detector without detections returns zeros, to which relative differences are undefined.
-    difference = 0.0 if torch.equal(alone, among) else relative_difference(alone, among)
+    difference = output_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
         message = (
             "The output for an image depends on the other images of its batch. If the image is "

@@ -53,18 +53,18 @@ def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
 
 
 def set_model_code_context(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Set the context manager, such as a time limit, in which code of models runs from now on."""
+    """Run all code of models in a context manager from now on, such as one that limits the time."""
     global _model_code_context
     _model_code_context = context
 
 
 def model_code_context() -> AbstractContextManager[None]:
-    """Return the context manager in which code of models runs."""
+    """Return the context manager in which code of models runs, see `set_model_code_context`."""
     return _model_code_context()
 
 
 def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
-    """Call a model in inference mode, and return the output to measure.
+    """Call a model in inference mode, and return the part of its output that is measured.
 
     Args:
         function: The model.
@@ -102,7 +102,7 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
 
 
 def output_kind_of(function: object) -> str:
-    """Return the kind of output in the attribute `output_kind` of a function, or "auto"."""
+    """Return the kind of output that a function declares as `output_kind`, or "auto"."""
     kind = getattr(function, "output_kind", "auto")
     return kind if isinstance(kind, str) and kind in OUTPUT_CHOICES else "auto"
 
@@ -149,10 +149,10 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
 def evaluate_model(
     function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None
 ) -> Tensor:
-    """Return the output of a model for a batch as a new float64 tensor on the CPU.
+    """Return the measured part of a model's output as a new float64 tensor on the CPU.
 
-    Unlike `evaluate`, it accepts structured outputs, see `teka.audit.model_output`. Predicted
-    classes are counted from 1, because relative differences to a class 0 would be undefined.
+    The output may be structured, see `teka.audit.model_output`. If the model returns class indices,
+    1 is added, because a relative difference to class 0 would be undefined.
 
     Args:
         function: The model.
@@ -168,14 +168,14 @@ def evaluate_model(
     return evaluate(select_values, batch, expected_shape)
 
 
-def repeat_difference(second: Tensor, first: Tensor) -> float:
-    """Return the relative difference of the outputs of two calls for the same images.
+def output_difference(output: Tensor, reference: Tensor) -> float:
+    """Return ‖output − reference‖ / ‖reference‖, also for outputs of 0.
 
-    It is 0 if the outputs are equal, and 1 if only the output of the first call is zero.
+    The result is 0 if the outputs are equal, and 1 if only the reference is 0 everywhere.
     """
-    if torch.equal(second, first):
+    if torch.equal(output, reference):
         return 0.0
-    return relative_difference(second, first) if first.any() else 1.0
+    return relative_difference(output, reference) if reference.any() else 1.0
 
 
 def weights_hash(function: Callable[..., object]) -> str:

@@ -1,4 +1,4 @@
-"""Shifts of images: modes of shifting, and the operations on batches of images that they need."""
+"""Modes of shifting images, such as with circular edges, and functions that shift images."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ BACKGROUND = "a finite number, or one for each channel"
 
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
-    """Check that a tensor is a batch of at least `least` real-valued images (B, C, *S).
+    """Check that a tensor contains real images (B, C, *S), with at least `least` images.
 
     Raises:
         ValueError: The shape or dtype is wrong.
@@ -63,7 +63,7 @@ def check_background(background: Background) -> list[float | int]:
 
 
 def background_value(images: Images, background: Background) -> Tensor:
-    """Return the background as a tensor that broadcasts over the images, in their dtype.
+    """Return the background as a tensor that broadcasts with the images and has their dtype.
 
     Raises:
         ValueError: The number of values is wrong, or the dtype cannot represent a value.
@@ -82,7 +82,7 @@ def background_value(images: Images, background: Background) -> Tensor:
 
 
 def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
-    """Return the width of the background at both sides of every spatial axis, for each image."""
+    """Return how many rows and columns at each side of each image contain only background."""
     check_images(images)
     occupied = (images != background_value(images, background)).any(dim=1)
     margins = []
@@ -120,46 +120,47 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
     """
     check_images(images)
     sizes = tuple(images.shape[2:])
-    canvas = window_size("canvas_size", sizes, canvas_size)
+    canvas = check_window_size("canvas_size", sizes, canvas_size)
     canvases = background_value(images, background).expand(*images.shape[:2], *canvas).clone()
     crop(canvases, sizes, (0,) * len(sizes)).copy_(images)
     return canvases
 
 
-def window_size(argument: str, sizes: Sequence[int], given: Size) -> tuple[int, ...]:
-    """Check the size of a canvas or crop, and return it with one number for each axis.
+def check_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[int, ...]:
+    """Check an argument `canvas_size` or `crop_size`, and return it as one number for each axis.
 
     Args:
-        argument: Name of the size, "canvas_size" or "crop_size".
+        argument: Name of the argument.
         sizes: Spatial sizes of the images.
-        given: One size for all axes, or one for each axis.
+        size: Value of the argument: one size for all axes, or one for each axis.
 
     Raises:
         ValueError: The size does not fit the images.
     """
     expected = f"a whole number of pixels for each axis of images of size {tuple(sizes)}"
-    window: Any = [given] * len(sizes)
-    if not is_integer(given):
-        window = check_sequence(argument, given, expected)
+    window: Any = (
+        [size] * len(sizes) if is_integer(size) else check_sequence(argument, size, expected)
+    )
     if len(window) != len(sizes) or not all(map(is_integer, window)):
-        raise wrong_value(argument, given, expected)
+        raise wrong_value(argument, size, expected)
     is_canvas = argument == "canvas_size"
     for part, side in zip(window, sizes, strict=True):
         if (part < side) if is_canvas else not 1 <= part <= side:
             bound = "none smaller than" if is_canvas else "at least 1 and none larger than"
-            raise wrong_value(argument, given, f"{bound} the images' {tuple(sizes)}")
+            raise wrong_value(argument, size, f"{bound} the images' {tuple(sizes)}")
     if math.prod(window) > MAX_IMAGE_PIXELS:
-        raise wrong_value(argument, given, f"at most {MAX_IMAGE_PIXELS:,} pixels")
+        raise wrong_value(argument, size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
     return tuple(window)
 
 
 def crop(
     images: Images, window: Sequence[int], shift: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *window"]:
-    """Return a window of the images, as a view.
+    """Crop images to a window, so that the content of the window moves by `shift`.
 
-    The window is placed so that the content in it moves by `shift`. Along an axis of size S, a
-    window of size c starts at (S − c) // 2 − s for the step s.
+    Without a shift, the window is in the center of the images. A shift moves the window in the
+    opposite direction: along an axis of size S, a window of size c starts at (S − c) // 2 − s for
+    the step s. The result is a view.
     """
     for axis, (part, step) in enumerate(zip(window, shift, strict=True), 2):
         images = images.narrow(axis, (images.shape[axis] - part) // 2 - step, part)
@@ -179,7 +180,8 @@ def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Image
 def reflect(images: Images, shift: Sequence[int]) -> Images:
     """Shift images by whole pixels, and fill the pixels that enter with a mirror image.
 
-    (T_s x)_i = x_{r(i − s)} with r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)| for size S.
+    Along an axis of size S, pixel i of the result is pixel r(i − s) of the image for the step s.
+    The function r reflects indices at the edges: r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|.
     """
     moved = images.clone()
     for axis, step in enumerate(shift, 2):
@@ -195,9 +197,10 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
 def fourier_shift(images: RealImages, shift: Steps) -> RealImages:
     """Shift images by any distance with the Fourier transform and circular edges.
 
-    By the shift theorem, X_k becomes X_k exp(−2πi k s / S) along every axis of size S, for the
-    frequencies |k| < S / 2. If S is even, the component at S / 2 is multiplied by cos(π s), the
-    mean of the factors at ± S / 2. Half precision is computed in float32.
+    Along an axis of size S, the Fourier coefficient of frequency k is multiplied by
+    exp(−2πi k s / S) for the step s (shift theorem). If S is even, the coefficient at k = S / 2 is
+    multiplied by cos(π s), the mean of the factors for k = S / 2 and k = −S / 2. Images in half
+    precision are transformed in float32.
 
     Args:
         images: Images (B, C, *S).
@@ -226,8 +229,8 @@ def fourier_shift(images: RealImages, shift: Steps) -> RealImages:
 def bilinear_shift(images: RealImages, shift: Steps) -> RealImages:
     """Shift images by any distance with linear interpolation and circular edges.
 
-    (T_s x)_i = (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} with a = s − ⌊s⌋, along each axis. Fractional
-    shifts blur the images.
+    Along each axis, pixel i becomes (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} for the image x and the step
+    s, with the fraction a = s − ⌊s⌋. Shifts by fractions of a pixel blur the images.
     """
     moved = images
     for axis, step in enumerate(shift, 2):
@@ -287,7 +290,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Mode of shifting images, with the background and the sizes that it needs.
+    """Way of shifting images: a mode, and the background and sizes that the mode uses.
 
     >>> import torch
     >>> from teka.audit import Movement
@@ -331,30 +334,30 @@ class Movement:
                 )
 
     @property
-    def _how(self) -> Mode:
-        return MODES[self.mode]
-
-    @property
     def wraps(self) -> bool:
-        """True if content that leaves at one side enters at the other side."""
-        return self._how.wraps
+        """True if edges are circular: content that leaves at one side enters at the other side."""
+        return MODES[self.mode].wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
-        """Return the spatial size of the model's input, for images of a size."""
+        """Return the size of the images that the model sees: of the canvas, the window or images.
+
+        Args:
+            image_size: Spatial sizes of the images before they are moved.
+        """
         for argument in ("canvas_size", "crop_size"):
             size = getattr(self, argument)
             if size is not None:
-                return window_size(argument, image_size, size)
+                return check_window_size(argument, image_size, size)
         return tuple(image_size)
 
     def place(self, images: Tensor) -> Images:
-        """Check images, and paste them on the canvas in mode `canvas`.
+        """Prepare images for `move`: check them, and in mode `canvas` paste them on the canvas.
 
         Raises:
             ValueError: The images do not fit the canvas or window, or have a wrong dtype.
         """
         check_images(images)
-        if self._how.takes_fractions and not images.is_floating_point():
+        if MODES[self.mode].takes_fractions and not images.is_floating_point():
             needed = f"a floating-point dtype, because mode {self.mode!r} shifts by fractions"
             raise wrong_value("images.dtype", images.dtype, needed)
         self.seen_size(images.shape[2:])
@@ -365,7 +368,7 @@ class Movement:
     def check(
         self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
     ) -> CheckedShifts:
-        """Check that this mode allows the shifts, and return them without duplicates.
+        """Check that the images can be shifted by these shifts in this mode.
 
         Args:
             placed: Images returned by `place`.
@@ -373,13 +376,13 @@ class Movement:
             argument: Name of the shifts in error messages.
 
         Returns:
-            The shifts in the given order, with one step for every axis. Whole steps are ints.
+            Each shift once, in the given order, with one step for every axis. Whole steps are ints.
 
         Raises:
             ValueError: The mode does not allow a shift, or content of the images would be lost.
         """
         sizes = tuple(placed.shape[2:])
-        mode = self._how
+        mode = MODES[self.mode]
         steps = check_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
@@ -392,7 +395,7 @@ class Movement:
         return steps
 
     def move(self, placed: Images, shift: Steps) -> Moved:
-        """Return a shifted copy of the images, as the input of the model.
+        """Return a shifted copy of the images, in the size that the model sees.
 
         Args:
             placed: Images returned by `place`.
@@ -421,9 +424,9 @@ def translate(
     canvas_size: Size | None = None,
     crop_size: Size | None = None,
 ) -> Tensor:
-    """Shift images, so that the content at index i moves to i + s.
+    """Shift images by s pixels, so that the content at index i moves to index i + s.
 
-    `teka.audit.movement.MODES` describes the modes, and docs/audit_movement.md has the formulas.
+    docs/audit_movement.md shows the modes with examples and formulas.
 
     >>> import torch
     >>> from teka.audit import translate
@@ -455,7 +458,7 @@ def translate(
 def check_lossless(
     sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str = "shifts"
 ) -> None:
-    """Check that shifts move only background over the edges of the images.
+    """Check that shifts move no content over the edges of the images, only background.
 
     Args:
         sizes: Spatial sizes of the images.

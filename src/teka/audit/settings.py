@@ -30,7 +30,7 @@ MAX_SHIFT = 8
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """Settings of an audit: shifts, modes, and everything else that is measured.
+    """Settings of an audit: the shifts, the modes of shifting, and what is measured and reported.
 
     >>> from teka.audit import AuditSettings, square_shifts
     >>> settings = AuditSettings(shifts=square_shifts(2), modes=("circular", "crop"), parts=())
@@ -106,17 +106,17 @@ class AuditSettings:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Arguments of `summarize` for the intervals."""
+        """Settings of the confidence intervals, as arguments of `summarize`."""
         return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
     def shifts_for(self, sizes: Sequence[int]) -> CheckedShifts:
-        """Return the shifts for images of a size, including the zero shift."""
+        """Return the shifts for images with these spatial sizes, including the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         return tuple(complete_steps([0.0, *read_steps("shifts", self.shifts)], len(sizes)))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
-        """Convert the settings for images of a size to JSON data."""
+        """Convert the settings to JSON data, with the shifts for images of these sizes."""
         content = encode(replace(self, shifts=self.shifts_for(sizes)))
         return {**content, "device": None if self.device is None else str(self.device)}
 
@@ -129,7 +129,7 @@ class AuditSettings:
         return tuple([math.ceil(max(map(abs, steps))) for steps in zip(*shifts, strict=True)])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
-        """Return the movement of images of a size in a mode."""
+        """Return the `Movement` in a mode for images of these sizes, with canvas or window size."""
         canvas = self.canvas_size
         crop = self.crop_size
         sides = list(zip(sizes, self.reach(sizes), strict=True))

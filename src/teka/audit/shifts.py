@@ -1,4 +1,4 @@
-"""Sets of shifts and permutations, their checks, and an order from coarse to fine."""
+"""Sets of shifts and of permutations, and checks of shifts."""
 
 import itertools
 import math
@@ -29,9 +29,9 @@ SubpixelShifts = Iterable[SubpixelShift]
 
 
 def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
-    """Return all shifts −m … m along each axis separately, with the zero shift once.
+    """Return shifts by −m … m pixels along one axis at a time, with the zero shift once.
 
-    For images, shifts along dy come first. There are 2 m n + 1 shifts for n axes.
+    For images, the vertical shifts come first. There are 2 m n + 1 shifts for n axes.
 
     >>> from teka.audit import axis_shifts
     >>> axis_shifts(1)
@@ -48,7 +48,7 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
-    """Return all combinations of shifts −m … m along every axis, in row-major order.
+    """Return all shifts whose steps along every axis are −m … m pixels, in row-major order.
 
     There are (2 m + 1)^n shifts for n axes.
 
@@ -147,7 +147,7 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> W
 
 
 def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
-    """Return the steps of each shift of a set as floats.
+    """Convert shifts to floats: each to a list of steps, or to one number for the last axis.
 
     Args:
         argument: Name of the shifts in error messages.
@@ -170,7 +170,10 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
 
 
 def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
-    """Return shifts without duplicates, with one step for each axis. Whole steps are ints."""
+    """Return each shift once, as a tuple with one step for each axis.
+
+    A shift that is a single number moves along the last axis. Whole steps are ints.
+    """
     rows = [
         shift if isinstance(shift, list) else [0.0] * (num_axes - 1) + [shift] for shift in shifts
     ]
@@ -181,7 +184,7 @@ def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list
 def check_shifts(
     sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
 ) -> CheckedShifts:
-    """Check a set of shifts, and return them without duplicates, with one step for each axis.
+    """Check shifts for images of the given size, and return each once with a step for each axis.
 
     Args:
         sizes: Spatial sizes of the images or their canvas.
@@ -209,10 +212,10 @@ def check_shifts(
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
     """Return the indices of shifts from coarse to fine, with the zero shift first.
 
-    A measurement in this order covers the whole range even if it runs out of time. The steps along
-    each axis are numbered, starting with 0 for no shift. The coarseness of a shift is the largest
-    power of two that divides the numbers of its steps. Among equally coarse shifts, the longest
-    come first.
+    A measurement in this order covers the whole range of shifts even if it runs out of time. For
+    example, the shifts −2 … 2 come in the order 0, −2, 2, −1, 1: first zero, then multiples of the
+    largest power of two, and so on. Powers count positions in the sorted steps of an axis, so the
+    order is the same in units of half pixels. Among equally coarse shifts, the longest come first.
     """
     axes = [sorted({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []

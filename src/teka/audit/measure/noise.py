@@ -7,18 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from teka.audit.model_call import Model, evaluate_model, repeat_difference
+from teka.audit.model_call import Model, evaluate_model, output_difference
 from teka.audit.movement import check_images
 from teka.checks import check_callable, check_evaluation_mode, check_flags, check_sizes
 from teka.errors import EXTERNAL_ERRORS
-from teka.precision import relative_difference
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Relative differences between outputs of the same images.
+    """Relative differences between outputs of a model f for the same images x.
 
-    Errors that are smaller than these differences mean nothing.
+    A shift has no measurable effect if it changes the output by less than this.
 
     Args:
         repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same images.
@@ -35,10 +34,11 @@ class NoiseFloor:
 def noise_floor(
     function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True
 ) -> NoiseFloor:
-    """Measure how much the outputs of a model differ for the same images.
+    """Measure how much the outputs of a model differ although the images are the same.
 
-    Compare the outputs of two calls, and the outputs in single and double precision. For the
-    latter, cast a copy of the module to float64, or to float32 if the images are float64.
+    Two calls on the same images reveal randomness in the model. A comparison of single and double
+    precision measures rounding errors. For this comparison, a copy of the module is cast to
+    float64, or to float32 if the images are float64.
 
     Args:
         function: Module in evaluation mode, or function.
@@ -66,7 +66,7 @@ def noise_floor(
 
     output = evaluate_batches(function, images.dtype)
     shape = output.shape[1:]
-    repeat = repeat_difference(evaluate_batches(function, images.dtype, shape), output)
+    repeat = output_difference(evaluate_batches(function, images.dtype, shape), output)
     if not precision:
         return NoiseFloor(repeat, None, "it was not requested")
     if not isinstance(function, nn.Module):
@@ -81,5 +81,4 @@ def noise_floor(
         reason = f"the copy in {dtype} fails: {type(error).__name__}: {error}"
         return NoiseFloor(repeat, None, reason)
     single, double = (cast, output) if is_double else (output, cast)
-    is_equal = torch.equal(single, double)
-    return NoiseFloor(repeat, 0.0 if is_equal else relative_difference(single, double))
+    return NoiseFloor(repeat, output_difference(single, double))
