@@ -21,8 +21,8 @@ from teka.audit.model_output import (
     MULTILABEL,
     OUTPUTS,
     OutputSource,
-    arrange,
     encode_label_sets,
+    flatten_vectors,
     infer_kind,
     read_detections,
     read_detr_boxes,
@@ -197,7 +197,7 @@ def test_features_are_pooled_by_the_output_of_the_pooler_the_class_token_or_the_
     ):
         values, kind = select(result, module)
         assert kind == "features"
-        torch.testing.assert_close(arrange(values, kind), expected)
+        torch.testing.assert_close(flatten_vectors(values, kind), expected)
 
 
 def test_the_output_of_a_segmenter_or_a_detector_is_recognised_by_its_fields():
@@ -297,16 +297,21 @@ def test_the_kind_that_is_asked_for_holds():
 
 def test_an_output_of_another_kind_is_refused_with_its_shape_and_dtype():
     for shape, kind, stride, message in (
-        ((3, 10), "dense", None, r"torch.float32 of shape \(3, 10\), expected maps"),
+        (
+            (3, 10),
+            "dense",
+            None,
+            r"torch.float32 of shape \(3, 10\), expected a floating-point map for each image",
+        ),
         ((3, 4, 5, 9), "dense", None, r"sizes that divide \(12, 18\).*give stride"),
         (
             (3, 4, 6),
             "logits",
             None,
-            r"shape \(3, 4, 6\), expected \(batch, classes\) of floating-point numbers",
+            r"shape \(3, 4, 6\), expected a floating-point logit for each image and class",
         ),
         ((3, 4, 6), "probabilities", None, ".* sum to 1"),
-        ((3, 4), "classes", None, "whole numbers"),
+        ((3, 4), "classes", None, "a whole number"),
         ((3, 1, 12, 18), "segmentation", None, "two or more classes"),
         ((3, 10), "auto", 2, "stride must be None.*got 2"),
     ):

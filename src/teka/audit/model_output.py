@@ -1,8 +1,8 @@
-"""Selection and interpretation of model outputs.
+"""Which part of a model's output is measured, and what it represents.
 
-`FIELDS` determines which field of a structured output (a dictionary, a dataclass, a tuple) is
-measured. `KINDS` lists what a tensor may represent, such as logits or features. An output that
-these tables do not describe is an error.
+`FIELDS` lists the fields of structured outputs (dictionaries, dataclasses, tuples) that can be
+measured. `KINDS` lists what a tensor may represent, such as logits or features. Any other output
+raises an error.
 """
 
 import dataclasses
@@ -68,17 +68,17 @@ class OutputSource:
 
 
 def read_maps(value: Any, source: OutputSource) -> Float[Tensor, "batch classes *sizes"]:
-    """Return logits for every pixel, interpolated bilinearly to the size of the images."""
+    """Return class logits for every pixel, interpolated bilinearly from a smaller map."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
 def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
-    """Return one feature vector for each image from a hidden state.
+    """Return one feature vector for each image from the hidden state of a model.
 
-    For tokens (B, L, C), return the class token if the architecture has one, else the mean over all
-    tokens. For maps, return the mean over all positions. Maps are (B, C, H, W), or (B, H, W, C) if
-    only the last axis has the `hidden_size` of the model's config. If there are several maps, use
-    the last one.
+    From tokens (B, L, C), return the class token if the model has one, else the mean over the
+    tokens. From maps, return the mean over all positions. Maps have shape (B, C, H, W), or
+    (B, H, W, C) if only the last axis has the `hidden_size` of the model's config. If there are
+    several maps, the last one is used.
     """
     state = as_tensor(value[-1] if isinstance(value, tuple) else value)
     module = source.module
@@ -90,16 +90,16 @@ def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch 
     if state.ndim < 3:
         return state
     if module is None:
-        raise ValueError("is a hidden state of an unknown architecture, expected a known module")
+        raise ValueError("is a hidden state of an unknown architecture, expected a torch.nn.Module")
     has_class_token = any(CLASS_TOKEN.search(name) for name, _ in module.named_parameters())
     return state[:, 0] if has_class_token else state.mean(dim=1)
 
 
 def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) -> Boxes:
-    """Return boxes in pixels with scores, from the outputs of a DETR-like detector.
+    """Return boxes in pixels with scores, from the outputs of a detector such as DETR.
 
-    If there is one logit more than classes, it stands for "no object" (DETR, YOLOS), and scores
-    are a softmax. Otherwise each logit gives an independent score (RT-DETR).
+    If there is one logit more than classes, the last logit stands for "no object" and scores are a
+    softmax (DETR, YOLOS). Otherwise each score is the sigmoid of its logit (RT-DETR).
 
     Args:
         logits: Logits (B, M, K) of M boxes.
@@ -254,7 +254,7 @@ def _describe_field(value: object) -> str:
 
 
 def fields_of(result: object) -> dict[str, object] | None:
-    """Return the fields of a structured output by name or index, or None for other outputs."""
+    """Return the fields of a dictionary, tuple or object by name or index, else None."""
     if isinstance(result, Tensor | np.ndarray | np.generic | nn.Module | str | bytes | type):
         return None
     if isinstance(result, Mapping):
@@ -268,53 +268,54 @@ def fields_of(result: object) -> dict[str, object] | None:
     return {name: getattr(result, name) for name in names if hasattr(result, name)} or None
 
 
-# --- What a tensor stands for
+# --- What a tensor represents
 
 
-def _num_values(values: Tensor) -> int:
-    """Return the number of values of each image if the output has one axis for them, else 0."""
+def _vector_length(values: Tensor) -> int:
+    """Return the length of the vector that the output has for each image, or 0 for other shapes."""
     sizes = [size for size in values.shape[1:] if size != 1]
     return 0 if len(sizes) > 1 else math.prod(sizes)
 
 
-def _is_vector(values: Tensor, seen: Sizes) -> bool:
-    return values.is_floating_point() and _num_values(values) > 0
+def _is_vector(values: Tensor, image_size: Sizes) -> bool:
+    return values.is_floating_point() and _vector_length(values) > 0
 
 
-def _is_map(values: Tensor, seen: Sizes) -> bool:
+def _is_map(values: Tensor, image_size: Sizes) -> bool:
     """Return True if an output has an axis for channels and one for each axis of the images."""
-    return values.is_floating_point() and values.ndim == 2 + len(seen)
+    return values.is_floating_point() and values.ndim == 2 + len(image_size)
 
 
-def _divides(values: Tensor, seen: Sizes) -> bool:
-    return _is_map(values, seen) and not any(map(operator.mod, seen, values.shape[2:]))
+def _is_whole_map(values: Tensor, image_size: Sizes) -> bool:
+    """Return True if an output is a map whose sizes divide those of the images."""
+    return _is_map(values, image_size) and not any(map(operator.mod, image_size, values.shape[2:]))
 
 
-def _is_in_unit_interval(values: Tensor, seen: Sizes) -> bool:
-    return _is_vector(values, seen) and bool(((values >= 0) & (values <= 1)).all())
+def _is_in_unit_interval(values: Tensor, image_size: Sizes) -> bool:
+    return _is_vector(values, image_size) and bool(((values >= 0) & (values <= 1)).all())
 
 
-def _are_probabilities(values: Tensor, seen: Sizes) -> bool:
-    """Return True if each image has a single probability, or several that sum to 1."""
-    if not _is_in_unit_interval(values, seen):
+def _are_probabilities(values: Tensor, image_size: Sizes) -> bool:
+    """Return True if each image has one value in [0, 1], or several that sum to 1."""
+    if not _is_in_unit_interval(values, image_size):
         return False
     sums = to_widest_dtype(values).flatten(1).sum(dim=1)
     tolerance = max(SUM_TOLERANCE, 2 * torch.finfo(values.dtype).eps)
-    return _num_values(values) == 1 or bool(((sums - 1).abs() <= tolerance).all())
+    return _vector_length(values) == 1 or bool(((sums - 1).abs() <= tolerance).all())
 
 
 def _predict_class(values: Values, threshold: float) -> Predictions:
-    """Return the class of the largest value. A single value above the threshold means class 1."""
+    """Return the class with the largest value, or class 1 if a single value exceeds a threshold."""
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > threshold).long()
 
 
-def _predict_labels(values: Values, threshold: float) -> Predictions:
-    """Return the code of the set of labels with a value above the threshold."""
+def _predict_label_set(values: Values, threshold: float) -> Predictions:
+    """Return the set of labels whose value exceeds a threshold, encoded as an integer."""
     return encode_label_sets(values > threshold)
 
 
 def _read_classes(values: Values) -> Predictions:
-    """Return the classes of a model that outputs class indices."""
+    """Return the outputs of a model that predicts class indices, without their axis of size 1."""
     if (values < 0).any():
         smallest = int(values.min())
         raise ValueError(
@@ -324,13 +325,13 @@ def _read_classes(values: Values) -> Predictions:
 
 
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Return the log probability of every class. A single logit z stands for logits (0, z)."""
+    """Return log probabilities of the classes. A single logit means class 1 against class 0."""
     logits = to_widest_dtype(values)
     return (logits if logits.shape[1] > 1 else pad(logits, (1, 0))).log_softmax(dim=1)
 
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Return the log probability of every class. A single p stands for (1 − p, p)."""
+    """Return log probabilities of the classes. A single probability is that of class 1 of two."""
     shares = to_widest_dtype(values)
     shares = shares if shares.shape[1] > 1 else torch.cat([1 - shares, shares], dim=1)
     # Clamp zeros to the smallest normal float32, so that divergences stay finite.
@@ -338,10 +339,10 @@ def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch c
 
 
 def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
-    """Encode each set of labels as an integer, so that equal sets have equal codes.
+    """Encode the labels of each image as one integer, so that equal sets of labels are equal.
 
-    Up to 62 labels, the code is the sum of 2^k over the labels k of the set. For more labels, the
-    powers are replaced by fixed random integers, modulo 2^62.
+    Up to 62 labels, the integer is the sum of 2^k over the labels k of the image. For more labels,
+    fixed random integers replace the powers, and the sum is taken modulo 2^62.
 
     Args:
         labels: Rows of 0 and 1, one column for each label.
@@ -356,7 +357,7 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """Kind of output, such as logits, and how to recognize and interpret it.
+    """What an output may represent, such as logits, and how to recognize and interpret it.
 
     Args:
         name: Name of the kind.
@@ -376,35 +377,37 @@ class OutputKind:
 
 
 KINDS = (
-    OutputKind("dense", "maps (batch, channels, one size for each axis of the images)", _is_map),
+    OutputKind(
+        "dense", "a floating-point map for each image, shape (batch, channels, *sizes)", _is_map
+    ),
     OutputKind(
         "classes",
-        "(batch,) of whole numbers, the class predicted for each image",
-        lambda values, seen: not values.is_floating_point() and _num_values(values) == 1,
+        "the class of each image as a whole number, shape (batch,)",
+        lambda values, image_size: not values.is_floating_point() and _vector_length(values) == 1,
         _read_classes,
     ),
     OutputKind(
         "multilabel_probabilities",
-        "(batch, labels) of floating-point numbers in [0, 1], a probability for each label",
+        "a probability from 0 to 1 for each image and label, shape (batch, labels)",
         _is_in_unit_interval,
-        partial(_predict_labels, threshold=0.5),
+        partial(_predict_label_set, threshold=0.5),
     ),
     OutputKind(
         "multilabel",
-        "(batch, labels) of floating-point numbers, a logit for each label",
+        "a floating-point logit for each image and label, shape (batch, labels)",
         _is_vector,
-        partial(_predict_labels, threshold=0.0),
+        partial(_predict_label_set, threshold=0.0),
     ),
     OutputKind(
         "probabilities",
-        "(batch, classes) in [0, 1] that sum to 1, or (batch,) in [0, 1]",
+        "probabilities (batch, classes) that sum to 1 for each image, or one for each image",
         _are_probabilities,
         partial(_predict_class, threshold=0.5),
         probabilities_to_log_probabilities,
     ),
     OutputKind(
         "logits",
-        "(batch, classes) of floating-point numbers, or (batch,) with one logit for each image",
+        "a floating-point logit for each image and class, (batch, classes) or (batch,)",
         _is_vector,
         partial(_predict_class, threshold=0.0),
         logits_to_log_probabilities,
@@ -412,26 +415,23 @@ KINDS = (
     OutputKind(
         "features",
         "(batch, …) of floating-point numbers",
-        lambda values, seen: values.is_floating_point(),
+        lambda values, image_size: values.is_floating_point(),
     ),
     OutputKind(
         "segmentation",
-        "maps of logits (batch, two or more classes, one size for each axis of the images)",
-        lambda values, seen: _is_map(values, seen) and values.shape[1] > 1,
+        "a floating-point map of logits, (batch, classes, *sizes) with two or more classes",
+        lambda values, image_size: _is_map(values, image_size) and values.shape[1] > 1,
     ),
     OutputKind(
         "boxes",
-        "(batch, boxes, 4 + classes) of floating-point numbers, boxes in images of two axes",
-        lambda values, seen: (
+        "four coordinates and class scores of each box, shape (batch, boxes, 4 + classes)",
+        lambda values, image_size: (
             values.is_floating_point()
             and values.ndim == 3
             and values.shape[2] > 4
-            and len(seen) == 2
+            and len(image_size) == 2
         ),
     ),
-)
-ANY_OUTPUT = (
-    "floating-point numbers (batch, …), or whole numbers (batch,), which are the classes predicted"
 )
 KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 OUTPUTS = tuple(KIND_BY_NAME)
@@ -443,35 +443,35 @@ CLASSIFIERS = tuple(kind.name for kind in KINDS if kind.predict is not None)
 INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
 
 
-def _choose_kind(values: Tensor, seen: Sizes, has_stride: bool, label_axes: int) -> str:
-    """Return the kind of an output by its shape and values."""
-    is_dense = _divides(values, seen) and max(values.shape[2:]) > 1
-    if is_dense or (has_stride and _is_map(values, seen)):
+def _choose_kind(values: Tensor, image_size: Sizes, has_stride: bool, label_axes: int) -> str:
+    """Guess what an output represents by its shape and values."""
+    is_dense = _is_whole_map(values, image_size) and max(values.shape[2:]) > 1
+    if is_dense or (has_stride and _is_map(values, image_size)):
         return "dense"
     if not values.is_floating_point():
         return "classes"
-    if not _num_values(values):
+    length = _vector_length(values)
+    if not length:
         return "features"
-    is_single = _num_values(values) == 1
-    if _are_probabilities(values, seen) and not (is_single and label_axes == 2):
+    if _are_probabilities(values, image_size) and not (length == 1 and label_axes == 2):
         return "probabilities"
     if label_axes < 2:
         return "logits"
-    return "multilabel_probabilities" if _is_in_unit_interval(values, seen) else "multilabel"
+    return "multilabel_probabilities" if _is_in_unit_interval(values, image_size) else "multilabel"
 
 
 def infer_kind(
     values: Tensor,
-    seen: Sizes,
+    image_size: Sizes,
     kind: str = "auto",
     stride: int | Sequence[int] | None = None,
     label_axes: int = 0,
 ) -> tuple[str, Stride]:
-    """Return the kind of an output, and the stride if it is a map.
+    """Return what an output represents, such as "logits", and the stride if it is a map.
 
     Args:
         values: Output (B, …) for a batch of images.
-        seen: Spatial sizes of the images.
+        image_size: Spatial sizes of the images.
         kind: Requested kind, a name in `KINDS`, or "auto" to choose it by shape and values.
         stride: Pixels between neighboring cells of a map. Default: the size of the images divided
             by that of the map.
@@ -481,12 +481,12 @@ def infer_kind(
     Raises:
         ValueError: The output is not of the requested kind, or of no kind.
     """
-    expected = ANY_OUTPUT
+    expected = "floating-point numbers (batch, …), or the class of each image as a whole number"
     if kind == "auto":
-        kind = _choose_kind(values, seen, stride is not None, label_axes)
+        kind = _choose_kind(values, image_size, stride is not None, label_axes)
     else:
         expected = f"{KIND_BY_NAME[kind].expected}, because the requested kind is {kind!r}"
-    if not KIND_BY_NAME[kind].accepts(values, seen):
+    if not KIND_BY_NAME[kind].accepts(values, image_size):
         raise ValueError(f"the output of the model {describe(values)}, expected {expected}")
     shape = tuple(values.shape)
     if kind not in MAPS:
@@ -495,40 +495,44 @@ def infer_kind(
             raise wrong_value("stride", stride, expected)
         return kind, None
     if stride is not None:
-        return kind, check_stride(stride, len(seen))
-    if not _divides(values, seen):
-        expected = f"sizes that divide {tuple(seen)}, those of the images; or give stride"
+        return kind, check_stride(stride, len(image_size))
+    if not _is_whole_map(values, image_size):
+        expected = f"sizes that divide {tuple(image_size)}, those of the images; or give stride"
         raise ValueError(f"the output of the model has shape {shape}, expected {expected}")
-    return kind, tuple(map(operator.floordiv, seen, shape[2:]))
+    return kind, tuple(map(operator.floordiv, image_size, shape[2:]))
 
 
-def arrange(values: Tensor, kind: str) -> Tensor:
-    """Reshape outputs with one vector for each image, such as logits, to (B, n)."""
-    is_vector = kind in CLASSIFIERS or (kind == "features" and _num_values(values) > 0)
+def flatten_vectors(values: Tensor, kind: str) -> Tensor:
+    """Flatten an output to (B, n) if it is one vector for each image, such as logits."""
+    is_vector = kind in CLASSIFIERS or (kind == "features" and _vector_length(values) > 0)
     return values.flatten(1) if is_vector else values
 
 
 def predict(values: Tensor, kind: str) -> Predictions:
-    """Return the predictions of a classifier: classes, or codes of label sets.
+    """Return the class that a classifier predicts for each image, or its encoded set of labels.
 
     Raises:
-        ValueError: Outputs of this kind are not those of a classifier.
+        ValueError: The model is not a classifier.
     """
     row = KIND_BY_NAME[kind]
     if row.predict is None:
         raise wrong_value("the output of the model", kind, f"one of {', '.join(CLASSIFIERS)}")
-    return row.predict(arrange(values, kind))
+    return row.predict(flatten_vectors(values, kind))
 
 
 def predict_with_probability(
     values: Tensor, kind: str
 ) -> tuple[Float[Tensor, " batch"], Predictions]:
-    """Return the probability of the predicted class, or 1 if it is unknown, and this class."""
+    """Return the predicted class of each image and its probability, or 1 if that is unknown.
+
+    Returns:
+        Probabilities (B,) and classes (B,).
+    """
     row = KIND_BY_NAME[kind]
     classes = predict(values, kind)
     if row.log_probabilities is None:
         return torch.ones(len(classes), dtype=torch.float64), classes
-    logarithms = row.log_probabilities(arrange(values, kind))
+    logarithms = row.log_probabilities(flatten_vectors(values, kind))
     return logarithms.gather(1, classes[:, None]).exp()[:, 0], classes
 
 

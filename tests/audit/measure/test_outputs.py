@@ -205,7 +205,9 @@ def test_a_segmentation_that_moves_along_overlaps_wholly_and_one_that_stays_as_w
     assert overlap is not None
     # By one column 2 of the 4 cells stay, of a union of 6; of the ground 18 of 22. By (1, 2) none, and 16 of 24.
     assert overlap[:, 0].tolist() == pytest.approx([1.0, (2 / 6 + 18 / 22) / 2, (0 + 16 / 24) / 2])
-    with pytest.raises(ValueError, match=r"of shape \(6, 1, 4, 6\), expected maps of logits"):
+    with pytest.raises(
+        ValueError, match=r"of shape \(6, 1, 4, 6\), expected a floating-point map of logits"
+    ):
         measure_responses(lambda batch: batch, images, shifts, CIRCULAR, output="segmentation")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import Model, ModelError, call_model, tensor_hash, weights_hash
-from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, arrange, infer_kind
+from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, flatten_vectors, infer_kind
 from teka.audit.movement import ImageSet, Movement, Size, check_images
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
 from teka.checks import (
@@ -199,7 +199,7 @@ class Measurement:
         output, kind = call_model(self._function, moved, where)
         if len(self._tables) == 1:
             self._begin(output, kind, moved.shape[2:])
-        output = arrange(output, self._output)
+        output = flatten_vectors(output, self._output)
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             shape = (len(moved), *self._references.shape[1:])
             raise ModelError(
@@ -214,7 +214,7 @@ class Measurement:
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
         self._output, self._stride = infer_kind(output, seen_size, asked, self._stride, label_axes)
-        output = arrange(output, self._output)
+        output = flatten_vectors(output, self._output)
         if self._stride is not None:
             outputs.check_dense_shifts(
                 self.shifts, output.shape[2:], self._stride, seen_size, self._movement
