@@ -14,7 +14,6 @@ from teka.audit.measure.outputs import (
     check_dense_shifts,
     class_overlap,
     squared_errors,
-    sum_of_squares,
     vector_errors,
 )
 from teka.audit.movement import Movement
@@ -81,9 +80,11 @@ def test_a_fraction_of_a_cell_is_the_same_interpolation_of_the_map():
 
 def test_half_precision_and_large_outputs_are_summed_without_overflow():
     values = torch.full((1, 4), 300.0, dtype=torch.float16)
-    assert sum_of_squares(values).tolist() == [360000.0]
-    assert sum_of_squares(values, -values).tolist() == [1440000.0]
-    assert sum_of_squares(torch.full((1, 4), 1e25)).item() == pytest.approx(4e50)
+    errors = squared_errors(-values, values)
+    assert errors["norm_squared"].tolist() == [360000.0]
+    assert errors["error_squared"].tolist() == [1440000.0]
+    large = torch.full((1, 4), 1e25)
+    assert squared_errors(large, large)["norm_squared"].item() == pytest.approx(4e50)
 
 
 def test_shifts_without_a_counterpart_are_refused():

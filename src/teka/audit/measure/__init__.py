@@ -1,1 +1,1 @@
-"""Evaluation of a model on shifted images, and of the numerical noise of its outputs."""
+"""Measurement of the outputs of a model for shifted images, and of their numerical noise."""

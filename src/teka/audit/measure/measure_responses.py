@@ -49,7 +49,7 @@ Progress = Callable[[int, int, float], None]
 
 
 def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> list[Batch]:
-    """Split all images at all shifts into batches, with the shifts from coarse to fine.
+    """Split the pairs of image and shift into batches, with the shifts from coarse to fine.
 
     A batch has all images at several shifts, or some of the images at one shift.
     """
@@ -63,10 +63,10 @@ def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> li
 
 
 class Measurement:
-    """Measurement of a model on shifted images, which collects the results batch by batch.
+    """Unfinished `measure_responses`, which collects the results of one batch after another.
 
     The constructor takes and checks arguments of `measure_responses`. The first call of the model
-    determines the kind and shape of the output.
+    determines what the output represents, and its shape.
     """
 
     def __init__(
@@ -110,14 +110,20 @@ class Measurement:
         self._references = torch.empty(0)
         self._tables = {"evaluated": torch.zeros(len(self.shifts), len(images), dtype=torch.bool)}
 
-    def evaluate(self, batch: Batch) -> None:
-        """Evaluate the model on a batch in one call, and compare its outputs with the expectation.
+    @property
+    def evaluated(self) -> Tensor:
+        """Mask (S, N) of the shifts and images at which the model was evaluated."""
+        return self._tables["evaluated"]
 
-        Batches with the zero shift must be evaluated before others.
+    def evaluate(self, batch: Batch) -> None:
+        """Call the model on a batch, and store how its outputs differ from the expected outputs.
+
+        The expected outputs follow from those of unshifted images, so batches with the zero shift
+        must be evaluated first.
         """
         shifts, images = batch
-        output = self._call(batch)
-        evaluated = self._tables["evaluated"]
+        output = self._call_model(batch)
+        evaluated = self.evaluated
         for shift, part in zip(shifts, output.unflatten(0, (len(shifts), -1)), strict=True):
             not_finite = outputs.not_finite(part)
             if not_finite.any():
@@ -127,7 +133,7 @@ class Measurement:
                 )
             if shift == self._zero:
                 self._references[images] = part.cpu()
-            for name, values in self._errors(part, shift, images).items():
+            for name, values in self._compare(part, shift, images).items():
                 if name not in self._tables:
                     empty = torch.full(evaluated.shape, -1)
                     if values.is_floating_point():
@@ -137,40 +143,28 @@ class Measurement:
                 table[shift, images] = values.to(table)
             evaluated[shift, images] = True
 
-    def is_evaluated(self, batch: Batch) -> bool:
-        """Return True if a batch was evaluated."""
-        shifts, images = batch
-        return bool(self._tables["evaluated"][list(shifts), images].all())
-
-    @property
-    def num_evaluated(self) -> int:
-        """Number of evaluated pairs of image and shift."""
-        return int(self._tables["evaluated"].sum())
-
-    @property
-    def num_entries(self) -> int:
-        """Number of all pairs of image and shift."""
-        return self._tables["evaluated"].numel()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all results so far, by name, for a checkpoint."""
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Return the results so far as named tensors, for a checkpoint."""
         return {"references": self._references, **self._tables}
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> float:
-        """Resume from saved results, and evaluate the model on the first unshifted images again.
+    def resume(self, tensors: Mapping[str, Tensor]) -> float:
+        """Continue from saved results, and check that they are results of the same model.
+
+        Args:
+            tensors: Tensors that `saved_tensors` returned.
 
         Returns:
-            Relative difference ‖now − then‖ / ‖then‖ between the outputs of the model and the saved
-            outputs, or infinity if they differ in shape or dtype.
+            Relative difference ‖now − then‖ / ‖then‖ between the model's outputs for the first
+            unshifted images and the saved outputs, or infinity if they differ in shape or dtype.
         """
         images = self.batches[0][1]
-        output = self._call(((self._zero,), images)).cpu()
+        output = self._call_model(((self._zero,), images)).cpu()
         references = tensors["references"]
         if references.shape != self._references.shape or references.dtype != output.dtype:
             return math.inf
         self._references = references
         self._tables = {name: tensors[name] for name in tensors if name != "references"}
-        is_known = self._tables["evaluated"][self._zero, images]
+        is_known = self.evaluated[self._zero, images]
         now = output[is_known].float()
         then = references[images][is_known].float()
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
@@ -187,7 +181,7 @@ class Measurement:
             **self._tables,
         )
 
-    def _call(self, batch: Batch) -> Tensor:
+    def _call_model(self, batch: Batch) -> Tensor:
         """Return the output of the model for a batch of shifted images."""
         shifts, images = batch
         placed = self._movement.place(self._images[images].to(self._device))
@@ -198,7 +192,7 @@ class Measurement:
         where = f"at shift {self.shifts[first]}{more}, images {images.start} to {images.stop - 1}"
         output, kind = call_model(self._function, moved, where)
         if len(self._tables) == 1:
-            self._begin(output, kind, moved.shape[2:])
+            self._read_first_output(output, kind, moved.shape[2:])
         output = flatten_vectors(output, self._output)
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             shape = (len(moved), *self._references.shape[1:])
@@ -209,8 +203,8 @@ class Measurement:
             )
         return output
 
-    def _begin(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
-        """Determine kind and format of all outputs by the first one."""
+    def _read_first_output(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
+        """Determine what all outputs represent, and their shape, from the first output."""
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
         self._output, self._stride = infer_kind(output, seen_size, asked, self._stride, label_axes)
@@ -222,11 +216,11 @@ class Measurement:
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
-        self._labels = outputs.fit_labels(self._labels, self._output, output.shape[1])
+        self._labels = outputs.convert_labels(self._labels, self._output, output.shape[1])
         self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
-    def _errors(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
-        """Compare the outputs for images at one shift with the expected ones."""
+    def _compare(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
+        """Return how the outputs for images at one shift differ from the expected outputs."""
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
             return outputs.box_errors(output, reference, self.shifts[shift], self._seen_size)
@@ -247,7 +241,7 @@ class Measurement:
 
 
 class Checkpoint:
-    """Safetensors file with the state of an unfinished measurement.
+    """Safetensors file with the results of an unfinished measurement.
 
     Args:
         path: The file. Its folder must exist.
@@ -296,7 +290,7 @@ class Checkpoint:
         return tensors
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the state to the file atomically."""
+        """Write tensors to the file, atomically."""
         start = time.perf_counter()
         notes = {"identity": json.dumps(self._identity), "sha256": _content_hash(tensors)}
         content = self._library.torch.save(dict(tensors), metadata=notes)
@@ -306,9 +300,9 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """True if it is time to write the state again.
+        """True if it is time to write the file again.
 
-        At least 5 seconds pass between writes, and writing takes at most 5 % of the time.
+        At least 5 seconds pass between two writes, and writing takes at most 5 % of the time.
         """
         return time.perf_counter() - self._written >= self._pause
 
@@ -319,7 +313,7 @@ def _content_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Deadline:
-    """Time budget of a measurement. The time starts when the object is created.
+    """Time limit of a measurement. The time starts when the object is created.
 
     Args:
         budget_seconds: Available time in seconds, or None for no limit.
@@ -337,11 +331,11 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until the budget is used up, at least 0. Infinite without a budget."""
+        """Seconds until the time limit, at least 0. Infinite without a limit."""
         return max(self._budget - self.seconds, 0.0)
 
     def estimate_left(self, num_done: int, num_remaining: int) -> float:
-        """Return the estimated seconds for the remaining work, at most those of the budget.
+        """Estimate the seconds until all work is done, at most the seconds until the time limit.
 
         Args:
             num_done: Number of entries that were done since the start.
@@ -365,16 +359,18 @@ def measure_responses(
     progress: Progress | None = None,
     checkpoint: str | Path | None = None,
 ) -> Responses:
-    """Evaluate a model on every image at every shift.
+    """Evaluate a model on every image at every shift, and compare its outputs with the expected.
 
-    A batch has all images at several shifts, or some of the images at one shift. Shifts are
-    evaluated from coarse to fine, so that a measurement that runs out of time still covers the
-    range. `evaluated` is False for entries that were not reached. The result is on the CPU.
+    Shifts are evaluated from coarse to fine, so that a measurement that runs out of time still
+    covers the whole range of shifts. The mask `evaluated` of the result is False for images and
+    shifts that were not reached. The result is on the CPU.
 
-    A dense output of stride r is compared with T_{s/r} f(x), which is exact only for shifts by
-    multiples of r. Other shifts are rejected, except in mode `fourier`, which shifts the output by
-    the same interpolation, and in mode `bilinear` at stride 1. In modes without circular edges,
-    only cells whose content was inside the image before the shift are compared.
+    The output should be the same at every shift, except for maps and boxes, which should move with
+    the image. For a map with a stride of r pixels per cell, the map of the unshifted image is moved
+    by s / r cells. This is exact only if the shift s is a multiple of r, so other shifts are
+    rejected, except in mode `fourier`, which also interpolates the map, and in mode `bilinear` at
+    stride 1. In modes without circular edges, only cells whose content was inside the image before
+    the shift are compared.
 
     >>> import torch
     >>> from torch import nn
@@ -441,38 +437,31 @@ def measure_responses(
             "output": json.dumps([output, stride]),
         }
         saved = Checkpoint(checkpoint, identity)
-        _restore(measurement, saved)
-    start = measurement.num_evaluated
+        tensors = saved.read()
+        difference = 0.0 if tensors is None else measurement.resume(tensors)
+        if not difference <= SAME_MODEL:
+            hint = f"Its outputs for the unshifted images differ by {difference:.2g} of their norm."
+            raise wrong_value("checkpoint", str(saved.path), "the state of this model", hint)
+    evaluated = measurement.evaluated
+    start = done = int(evaluated.sum())
     try:
         for batch in measurement.batches:
-            done = measurement.num_evaluated
             if done > start and not deadline.left:
                 break
-            if measurement.is_evaluated(batch):
+            if evaluated[list(batch[0]), batch[1]].all():
                 continue
             measurement.evaluate(batch)
-            done = measurement.num_evaluated
+            done = int(evaluated.sum())
             if progress is not None:
-                total = measurement.num_entries
+                total = evaluated.numel()
                 progress(done, total, deadline.estimate_left(done - start, total - done))
             if saved is not None and saved.is_due:
-                saved.write(measurement.tensors())
+                saved.write(measurement.saved_tensors())
     except ModelError as error:
-        if measurement.num_evaluated:
+        if evaluated.any():
             error.responses = measurement.responses()
         raise
     finally:
-        if saved is not None and measurement.num_evaluated > start:
-            saved.write(measurement.tensors())
+        if saved is not None and int(evaluated.sum()) > start:
+            saved.write(measurement.saved_tensors())
     return measurement.responses()
-
-
-def _restore(measurement: Measurement, checkpoint: Checkpoint) -> None:
-    """Restore the state of a measurement if the file of the checkpoint exists."""
-    tensors = checkpoint.read()
-    if tensors is None:
-        return
-    difference = measurement.restore(tensors)
-    if not difference <= SAME_MODEL:
-        hint = f"Its outputs for the unshifted images differ by {difference:.2g} of their norm."
-        raise wrong_value("checkpoint", str(checkpoint.path), "the state of this model", hint)

@@ -1,4 +1,4 @@
-"""Errors of outputs relative to the expected outputs, by kind of output, and checks of labels."""
+"""Comparison of outputs for shifted images with the expected outputs, and checks of labels."""
 
 from collections.abc import Sequence
 
@@ -34,19 +34,22 @@ Sizes = Sequence[int]
 
 
 def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, size: Sizes) -> Row:
-    """Compute the overlap between detections in shifted images and the shifted detections.
+    """Compute how well the objects detected in shifted images overlap with the moved objects.
+
+    The overlap is the mean intersection over union (IoU) of matched objects, where an object
+    without a match counts as 0:
 
       overlap = Σ IoU(a, b) / (|A| + |B| − number of pairs)
 
-    A is the set of objects detected in the shifted image. B is the set of objects detected in the
-    original image, moved by the shift. The sum is over pairs (a, b) of the same class, which are
-    matched so that the sum is as large as possible (Kuhn 1955). If A and B are empty, the overlap
-    is 1.
+    - A is the set of objects detected in the shifted image.
+    - B is the set of objects detected in the original image, moved by the shift.
+    - (a, b) are pairs of objects of the same class, matched so that the sum is as large as possible
+      (Kuhn 1955).
 
-    An object counts if its score is at least 0.5 and if it lies at least one pixel inside the edges
-    of both images, so that objects that leave the image do not matter. The overlap resembles
-    panoptic quality (Kirillov et al. 2019, arXiv:1801.00868), but pairs have no minimum IoU, and
-    unmatched objects have their full weight.
+    If A and B are empty, the overlap is 1. An object counts if its score is at least 0.5 and if it
+    lies at least one pixel inside the edges of both images, so that objects that leave the image do
+    not matter. The overlap resembles panoptic quality (Kirillov et al. 2019, arXiv:1801.00868), but
+    pairs have no minimum IoU, and unmatched objects have their full weight.
 
     Args:
         found: Detections in the shifted images, (B, M, 4 + K): x0, y0, x1, y1 in pixels and a
@@ -75,17 +78,17 @@ def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, s
 def _find_complete_objects(
     detections: Float[Tensor, "boxes numbers"], step: Tensor, size: Sizes
 ) -> tuple[Tensor, Tensor]:
-    """Return the boxes and classes of the detected objects that are compared.
+    """Return boxes and classes of the objects that are inside the image before and after a shift.
 
-    Their score is at least `LEAST_SCORE`, and they lie inside the image before and after a shift.
+    Objects with a score below `LEAST_SCORE` are left out.
     """
     boxes = detections[:, :4]
     score, kind = detections[:, 4:].max(dim=1)
-    counts = (score >= LEAST_SCORE) & _is_whole(boxes, size) & _is_whole(boxes + step, size)
+    counts = (score >= LEAST_SCORE) & _is_inside(boxes, size) & _is_inside(boxes + step, size)
     return boxes[counts], kind[counts]
 
 
-def _is_whole(boxes: Rectangles, size: Sizes) -> Bool[Tensor, " boxes"]:
+def _is_inside(boxes: Rectangles, size: Sizes) -> Bool[Tensor, " boxes"]:
     limit = torch.tensor([size[1], size[0]], dtype=boxes.dtype) - WITHIN
     return (boxes[..., :2] >= WITHIN).all(dim=-1) & (boxes[..., 2:] <= limit).all(dim=-1)
 
@@ -131,10 +134,11 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
     return labels.to("cpu", torch.int64)
 
 
-def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
-    """Convert labels to the format of a classifier's predictions: classes or codes of label sets.
+def convert_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
+    """Convert labels so that they can be compared with the predictions of a classifier.
 
-    If the model is not a classifier, return classes unchanged, and None for multi-label targets.
+    Multi-label targets become integers, see `encode_label_sets`. If the model is not a classifier,
+    classes are returned unchanged, and None for multi-label targets.
 
     Raises:
         ValueError: The classifier cannot predict these labels.
@@ -165,7 +169,7 @@ def fit_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
 def check_dense_shifts(
     shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
 ) -> None:
-    """Check that the expected value of a dense output is known exactly at every shift.
+    """Check that an output map can be compared exactly with the moved map at every shift.
 
     Args:
         shifts: The shifts of the images.
@@ -201,9 +205,10 @@ def check_dense_shifts(
 def align_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
-    """Return f(T_s x) and T_s f(x) at the cells that are compared.
+    """Move the map of unshifted images like the images, so that it matches that of shifted images.
 
-    Without circular edges, these are the cells whose content was inside the image before the shift.
+    Without circular edges, both maps are cropped to the cells whose content was inside the image
+    before the shift.
 
     Args:
         response: Map f(T_s x) of the shifted images.
@@ -224,9 +229,9 @@ def align_maps(
 
 
 def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
-    """Return the mean intersection over union of two segmentation maps, for each image.
+    """Return for each image the intersection over union of two segmentation maps.
 
-    The mean is over the classes that occur in at least one of the two maps.
+    It is the mean over the classes that occur in at least one of the two maps.
     """
     first = found.flatten(1)
     second = expected.flatten(1)
@@ -246,7 +251,7 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
 
 
 def box_errors(found: Answers, reference: Answers, shift: CheckedShift, size: Sizes) -> Tables:
-    """Return the errors of detected boxes, which are 1 minus their `box_overlap`."""
+    """Return the `box_overlap` of detections, and the error 1 − overlap."""
     overlap = box_overlap(found, reference, shift, size)
     return {
         "error_squared": (1 - overlap).square(),
@@ -283,7 +288,10 @@ def feature_distances(
 
 
 def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
-    """Return the errors of vectors, such as logits, that should not change under a shift."""
+    """Return the errors of outputs that should not change under a shift, such as logits.
+
+    For classifiers, the result also contains predictions and changes of probabilities.
+    """
     if kind == "classes":
         # Treat classes as one-hot vectors.
         changed = (output != reference).double()[:, 0]
@@ -302,26 +310,25 @@ def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
 
 
 def squared_errors(output: Tensor, reference: Tensor) -> Tables:
-    """Return ‖output − reference‖² and ‖reference‖² of each row of a batch."""
+    """Return ‖output − reference‖² and ‖reference‖² for each image of a batch (B, C, …)."""
+    # Squares in half precision would overflow.
+    dtype = torch.promote_types(output.dtype, torch.float32)
+    expected = reference.to(dtype)
     return {
-        "error_squared": sum_of_squares(output, reference),
-        "norm_squared": sum_of_squares(reference),
+        "error_squared": _squared_norm(output.to(dtype) - expected),
+        "norm_squared": _squared_norm(expected),
     }
 
 
-def sum_of_squares(values: Tensor, subtracted: Tensor | None = None) -> Row:
-    """Return ‖values − subtracted‖² of each row of a batch (B, C, …)."""
-    # Sum within channels in the dtype of the values, but at least float32, because squares in half
-    # precision overflow. Sum over channels in float64. All sums in float64 would take four times
-    # as long, and materialized squares twice as long as the norm.
-    exact = torch.promote_types(values.dtype, torch.float32)
-    wide = values.to(exact) if subtracted is None else values.to(exact) - subtracted.to(exact)
-    within = torch.linalg.vector_norm(wide.flatten(2), dim=2) if wide.ndim > 2 else wide
+def _squared_norm(values: Tensor) -> Row:
+    # Sum within channels in the dtype of the values, and over channels in float64. All sums in
+    # float64 would take four times as long, and materialized squares twice as long as the norm.
+    within = torch.linalg.vector_norm(values.flatten(2), dim=2) if values.ndim > 2 else values
     return to_widest_dtype(within).square().sum(dim=1)
 
 
 def not_finite(output: Tensor) -> Tensor:
-    """Return which rows of a batch contain NaN or infinity."""
+    """Return a mask of the images whose output contains NaN or infinity."""
     axes = tuple(range(1, output.ndim))
     # A finite sum implies finite terms and is 40 times faster than checking each term. An infinite
     # sum may be an overflow, so the terms are checked only then.

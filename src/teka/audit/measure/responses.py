@@ -1,4 +1,4 @@
-"""Results of a model for every image at every shift, from which statistics are computed."""
+"""Errors and predictions of a model at every shift, from which metrics are computed."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from teka.errors import wrong_argument, wrong_value
 
 Table = Float[Tensor, "shifts images"]
 Mask = Bool[Tensor, "shifts images"]
-WITH_ZERO = "a set that contains the zero shift, because the others are compared with it"
+WITH_ZERO = "a set that contains the zero shift, because shifted and unshifted images are compared"
 SINGLE_PRECISION = 2.0**-23
 TABLES = (
     "evaluated",
@@ -43,8 +43,11 @@ class Responses:
     """Errors and predictions of a model for every image at every shift.
 
     Each table has shape (S, N) for S shifts and N images. Entries that were not evaluated are 0, or
-    −1 in `predictions` and `rank`. T_s denotes the shift by s. For outputs that should not change,
-    such as logits and features, T_s f(x) stands for f(x).
+    −1 in `predictions` and `rank`.
+
+    In the formulas, f is the model, x an image, and T_s x the image shifted by s. T_s f(x) is the
+    expected output: the map of the unshifted image, moved by the shift, or f(x) itself for outputs
+    that should not change, such as logits and features.
 
     Args:
         movement: How the images were shifted.
@@ -143,9 +146,10 @@ class Responses:
 
     @property
     def errors(self) -> tuple[Table, Table] | None:
-        """‖f(T_s x) − T_s f(x)‖² and ‖T_s f(x)‖² of each image, in float64.
+        """Squared errors and squared norms of each image at each shift, in float64.
 
-        They are None if the output has an error although it should be zero.
+        None if the outputs at a shift should all be 0 but are not, because the relative error is
+        then undefined.
         """
         error = self.error_squared.to(torch.float64)
         norm = self.norm_squared.to(torch.float64)
@@ -156,7 +160,7 @@ class Responses:
         return error, torch.where(is_empty[:, None], 1.0, norm)
 
     def take_complete(self) -> "Responses":
-        """Return the responses at the shifts at which all images were evaluated.
+        """Return these responses without the shifts at which some images were not evaluated.
 
         Raises:
             ValueError: Some images were not evaluated at the zero shift.
@@ -177,7 +181,7 @@ class Responses:
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:
-    """Return the responses of several models at the shifts that are complete for all models."""
+    """Keep only the shifts at which every model was evaluated on all images."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [
         replace(each, evaluated=each.evaluated & complete[:, None]).take_complete()
