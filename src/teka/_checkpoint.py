@@ -11,7 +11,7 @@ from torch.utils import checkpoint as torch_checkpoint
 T = TypeVar("T")
 
 
-def restore_in_recomputation(state: threading.local) -> bool:
+def restore_in_checkpoints(state: threading.local) -> bool:
     """Make `torch.utils.checkpoint` recompute layers with the state of their forward pass.
 
     PyTorch itself restores only the random state and autocast. The backward pass may run after the

@@ -333,7 +333,7 @@ def check_module(argument: str, module: object) -> None:
         raise wrong_type(argument, module, "a torch.nn.Module")
 
 
-def uncompiled(function: object) -> object:
+def unwrap_compiled(function: object) -> object:
     """Return the module that `torch.compile` has compiled, or the function itself."""
     return getattr(function, "_orig_mod", function)
 
@@ -341,7 +341,7 @@ def uncompiled(function: object) -> object:
 def module_of(function: object) -> nn.Module | None:
     """Return the module of a module, a method or a compiled module, or None."""
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    module = uncompiled(module)
+    module = unwrap_compiled(module)
     return module if isinstance(module, nn.Module) else None
 
 

@@ -54,7 +54,7 @@ def is_readable(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def may_cache(device: torch.device) -> bool:
+def can_cache_tensors(device: torch.device) -> bool:
     """Return True if a tensor that is created now can be kept for later calls."""
     if execution_mode() is not ExecutionMode.EAGER or is_fake_mode_active():
         return False
@@ -63,7 +63,7 @@ def may_cache(device: torch.device) -> bool:
     return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
-def is_dynamic(*sizes: int) -> bool:
+def has_dynamic_size(*sizes: int) -> bool:
     """Return True if one of the sizes may change in an exported graph.
 
     Code must not branch on such a size in `torch.export`. It may in `torch.compile`, which compiles

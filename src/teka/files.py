@@ -51,7 +51,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
 
 def _write_and_rename(path: Path, content: bytes | memoryview, previous: Path | None) -> None:
     """Write a temporary file next to `path`, and rename it when its content is on the disk."""
-    _remove_abandoned(path)
+    _remove_abandoned_files(path)
     temporary, file = _create_temporary(path)
     try:
         with file:
@@ -81,22 +81,22 @@ def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
         file = temporary.open("xb")
-        _lock(file)
+        _try_lock(file)
         # Another process may have removed the file as abandoned before it was locked.
         if temporary.exists():
             return temporary, file
         file.close()
 
 
-def _remove_abandoned(path: Path) -> None:
+def _remove_abandoned_files(path: Path) -> None:
     """Remove temporary files that killed processes left next to `path`."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
-            if _lock(file):
+            if _try_lock(file):
                 temporary.unlink()
 
 
-def _lock(file: BinaryIO) -> bool:
+def _try_lock(file: BinaryIO) -> bool:
     """Lock a file. Return False if another process has it locked, or if locks are not supported."""
     if fcntl is None:
         return False
@@ -188,7 +188,7 @@ def check_output_file(argument: str, path: str | Path) -> Path:
         with contextlib.suppress(FileNotFoundError):
             file.stat()
         if not file.exists() or file.is_file():
-            _try_to_write(resolve_path(argument, file))
+            _check_writable(resolve_path(argument, file))
     except OSError as error:
         expected = f"a file that can be written ({error.strerror})"
         raise wrong_value(argument, str(path), expected) from error
@@ -207,7 +207,7 @@ def make_directory(argument: str, path: str | Path) -> Path:
         raise wrong_value(argument, "", expected)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _try_to_write(folder / "new")
+        _check_writable(folder / "new")
     except OSError as error:
         raise wrong_value(argument, str(path), f"{expected} ({error.strerror})") from error
     return folder
@@ -240,7 +240,7 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
             raise
 
 
-def _try_to_write(path: Path) -> None:
+def _check_writable(path: Path) -> None:
     """Write a temporary file next to `path`. Raise an OSError if this is not possible."""
     temporary, file = _create_temporary(path)
     try:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._checkpoint import restore_in_recomputation
+from teka._checkpoint import restore_in_checkpoints
 from teka._compat import register_constant
 from teka.checks import (
     MAX_SIZE,
@@ -332,7 +332,7 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
         _active.grids.pop()
 
 
-_CHECKPOINTS_RESTORE_GRID = restore_in_recomputation(_active)
+_CHECKPOINTS_RESTORE_GRID = restore_in_checkpoints(_active)
 
 
 def current_grid() -> tuple[Grid | None, int]:

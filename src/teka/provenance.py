@@ -16,12 +16,12 @@ def provenance(command: str) -> dict[str, str]:
         "command": command,
         "teka": teka.__version__,
         "torch": torch.__version__,
-        "hardware": hardware(),
+        "hardware": describe_hardware(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
 
 
-def hardware() -> str:
+def describe_hardware() -> str:
     """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if any."""
     threads = torch.get_num_threads()
     unit = "thread" if threads == 1 else "threads"

@@ -193,7 +193,9 @@ def equivariance_error(
         return relative_difference(response[..., cells], reference.roll(step, axes)[..., cells])
 
     expected = f"({len(scene)}, channels, {', '.join(map(str, sizes))}) if dense"
-    errors = _measure_errors(function, scene, output, axes, expected, steps, movement.move, compare)
+    errors = _measure_relative_errors(
+        function, scene, output, axes, expected, steps, movement.move, compare
+    )
     if border and errors.output == "invariant":
         raise wrong_value("border", border, "0, because the output is not dense")
     return EquivarianceError(errors.errors, errors.noise_floor, errors.output, steps, mode, border)
@@ -295,7 +297,7 @@ def permutation_error(
         orders.append(indices)
     if not orders:
         raise wrong_value("permutations", orders, "at least one permutation")
-    return _measure_errors(
+    return _measure_relative_errors(
         function,
         tokens,
         output,
@@ -494,7 +496,7 @@ def _assert_within(tolerance: float, errors: RelativeErrors, name: str, worst: s
         )
 
 
-def _measure_errors(
+def _measure_relative_errors(
     function: Model,
     inputs: Tensor,
     output: str,

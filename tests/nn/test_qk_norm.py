@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from teka import Grid
 from teka.nn import Attention
-from teka.nn.qk_norm import QUERY_KEYS, KeyCentering, QueryKeyRMSNorm, make_query_key
+from teka.nn.qk_norm import QUERY_KEYS, KeyCentering, QueryKeyRMSNorm, make_query_key_norm
 from tests.contracts.cases import relative_error
 
 
@@ -26,7 +26,7 @@ def build(**options: Any) -> Attention:
 
 @pytest.mark.parametrize("query_key", QUERY_KEYS)
 def test_queries_and_keys_keep_their_shapes(query_key: str):
-    module = make_query_key(query_key, 3, 5).double()
+    module = make_query_key_norm(query_key, 3, 5).double()
     query, key = module(draw(tokens=7), draw(tokens=11), None)
     assert query.shape == (2, 3, 7, 5)
     assert key.shape == (2, 3, 11, 5)

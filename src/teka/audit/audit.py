@@ -43,7 +43,7 @@ from teka.checks import (
     check_sequence,
     check_tensor,
     module_of,
-    uncompiled,
+    unwrap_compiled,
 )
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
 from teka.provenance import provenance
@@ -231,7 +231,7 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
 
 
 def _examine_layers(context: AuditContext) -> None:
-    model = uncompiled(context.model)
+    model = unwrap_compiled(context.model)
     if not isinstance(model, torch.nn.Module):
         expected = "a torch.nn.Module, to look into its layers"
         raise wrong_value("model", type(model).__name__, expected)
@@ -441,7 +441,7 @@ def _check_layers(model: object, settings: AuditSettings) -> None:
     """Check that the requested layers exist, before anything is measured."""
     if settings.layers is None or "layers" not in settings.parts:
         return
-    module = uncompiled(model)
+    module = unwrap_compiled(model)
     if not isinstance(module, torch.nn.Module):
         hint = f"The model is a {type(module).__name__} and not a module."
         raise wrong_value("layers", list(settings.layers), "None", hint)

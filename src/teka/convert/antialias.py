@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka._checkpoint import restore_in_recomputation
+from teka._checkpoint import restore_in_checkpoints
 from teka.audit.layers.fixes import FIXES
 from teka.audit.layers.layouts import pair, position_axes
 from teka.audit.layers.localize import LayerFindings
@@ -213,7 +213,7 @@ class _ThreadOffsets(threading.local):
 _thread_offsets = _ThreadOffsets()
 
 
-restore_in_recomputation(_thread_offsets)
+restore_in_checkpoints(_thread_offsets)
 
 
 class _SampledLayer(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor
 from teka._compat import ProcessGroup, replace
 from teka.checks import POSITIVE_NUMBER, check_tensor, is_positive
 from teka.errors import wrong_shape, wrong_value
-from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic
+from teka.execution_mode import ExecutionMode, execution_mode, has_dynamic_size
 from teka.functional.backends.attention_sums import (
     LinearAttentionInputs,
     WeightedSums,
@@ -169,7 +169,7 @@ class AttentionPlan:
         num_keys = key.shape[2]
         if self.is_causal and num_keys != num_queries:
             raise wrong_shape("key", key.shape, f"{num_queries} tokens, the same number as query")
-        if is_dynamic(num_queries, num_keys):
+        if has_dynamic_size(num_queries, num_keys):
             num_queries = num_keys = DYNAMIC_TOKENS
         work = Workload(
             self.kernel,

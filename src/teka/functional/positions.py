@@ -20,7 +20,7 @@ from teka.checks import (
     check_tensor,
 )
 from teka.errors import wrong_argument, wrong_shape, wrong_value
-from teka.execution_mode import is_readable, may_cache
+from teka.execution_mode import can_cache_tensors, is_readable
 from teka.functional.shapes import Angles, Coordinates, Offsets
 from teka.grid import Grid, GridLike, as_grid
 from teka.precision import to_widest_dtype, widest_dtype
@@ -77,7 +77,7 @@ class Positions:
         precision.
         """
         if self.grid is not None:
-            make = _cached_coordinates if may_cache(device) else _grid_coordinates
+            make = _cached_coordinates if can_cache_tensors(device) else _grid_coordinates
             return make(self.grid, device)
         assert self.points is not None
         return self.points.to(device=device, dtype=widest_dtype(device))

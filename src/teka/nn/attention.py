@@ -26,8 +26,8 @@ from teka.nn.inputs import (
     make_inputs,
 )
 from teka.nn.local_conv import ValueConvolution
-from teka.nn.options import AttentionOptions, backend_without_positions, make_options
-from teka.nn.qk_norm import make_query_key
+from teka.nn.options import AttentionOptions, backend_without_positions, merge_options
+from teka.nn.qk_norm import make_query_key_norm
 from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
 Token = Float[Tensor, "batch *tokens dim"]
@@ -114,7 +114,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes({"dim": dim, "heads": heads})
-        options = make_options(type(self).__name__, options, keywords)
+        options = merge_options(type(self).__name__, options, keywords)
         if options.dim_head is None and dim % heads:
             raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
         self.dim = dim
@@ -153,7 +153,7 @@ class Attention(nn.Module):
         num_queries = num_keys
         if relative_kernel_class is not None and relative_kernel_class.uses_query:
             num_queries = num_keys + self.position_heads if self.position_heads else self.heads
-        self.query_key = make_query_key(options.query_key, num_keys, self.dim_head)
+        self.query_key = make_query_key_norm(options.query_key, num_keys, self.dim_head)
         # A vector that is added to all keys cancels in the softmax, unless positions rotate the
         # keys.
         is_rotated = relative_kernel_class is not None and relative_kernel_class.rotates_features
@@ -162,7 +162,7 @@ class Attention(nn.Module):
             hint = f"The mean of the keys has no effect with kernel={kernel.name!r}."
             raise wrong_value("query_key", options.query_key, "'plain' or 'normalized'", hint)
         has_key_bias = options.qkv_bias and not self.query_key.removes_bias
-        if bias_cancels and not self.query_key.acts:
+        if bias_cancels and not self.query_key.has_effect:
             has_key_bias = False
         self.query: nn.Linear | None = None
         self.key: nn.Linear | None = None
@@ -228,7 +228,7 @@ class Attention(nn.Module):
         context = tokens if context is None else context
         query = None if self.query is None else self._split_heads(self.query(tokens))
         key = None if self.key is None else self._split_heads(self.key(context))
-        if query is not None and key is not None and self.query_key.acts:
+        if query is not None and key is not None and self.query_key.has_effect:
             num_keys = key.shape[1]
             content_query, key = self.query_key(query[:, :num_keys], key, key_mask)
             query = torch.cat([content_query, query[:, num_keys:]], dim=1)
@@ -385,7 +385,7 @@ class Attention(nn.Module):
         tokens = token if token.ndim == 3 else token[:, None]
         query, key, value = self.project(tokens)
         outputs = []
-        allocate_states = []
+        new_states = []
         for index, group in enumerate(groups):
             output, new_state = decode(
                 *group.select_heads(query, key, value, tokens.shape[1]),
@@ -395,9 +395,9 @@ class Attention(nn.Module):
                 position=position,
             )
             outputs.append(output)
-            allocate_states.append(new_state)
+            new_states.append(new_state)
         output = self._join_heads(torch.cat(outputs, dim=1), tokens)
-        return output.view(token.shape), tuple(allocate_states)
+        return output.view(token.shape), tuple(new_states)
 
     def _join_heads(self, output: Outputs, tokens: Tokens) -> Tokens:
         if self.gate is not None:

@@ -10,13 +10,13 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
-from teka.execution_mode import is_dynamic
+from teka.execution_mode import has_dynamic_size
 from teka.functional import ContentKernel, DecodingState, attention, decode
 from teka.functional.positions import row_positions
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.head_groups import make_kernels, name_kernels
-from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, make_options
+from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, merge_options
 from teka.precision import widest_dtype
 
 
@@ -62,7 +62,7 @@ class AttentionHeads(nn.Module):
         check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
         if grid is not None:
             grid = as_grid("grid", grid)
-        options = make_options(type(self).__name__, options, keywords, KERNEL_OPTIONS)
+        options = merge_options(type(self).__name__, options, keywords, KERNEL_OPTIONS)
         default_num_axes = 1 if grid is None else grid.num_axes
         self.num_axes = options.num_axes or default_num_axes
         options = replace(options, num_axes=self.num_axes)
@@ -188,7 +188,7 @@ class AttentionHeads(nn.Module):
             expected = f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on"
             raise wrong_value("grid", None, expected)
         prefix = num_prefix_tokens or self.num_prefix_tokens
-        if is_dynamic(num_tokens):
+        if has_dynamic_size(num_tokens):
             row = row_positions(num_tokens - prefix, device)
             return {"positions": row, "num_prefix_tokens": prefix}
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}

@@ -89,7 +89,7 @@ KERNEL_OPTIONS = (
 )
 
 
-def make_options(
+def merge_options(
     layer: str,
     options: AttentionOptions | None,
     keywords: dict[str, Any],

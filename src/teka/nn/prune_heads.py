@@ -49,16 +49,16 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
     query_heads, key_heads = _kept_projection_indices(attention, kept)
-    pruned.query = _keep_outputs(pruned.query, query_heads, attention.dim_head)
-    pruned.key = _keep_outputs(pruned.key, key_heads, attention.dim_head)
-    pruned.value = _keep_outputs(pruned.value, kept, attention.dim_head)
-    pruned.output.weight = _keep_heads(pruned.output.weight, kept, attention.heads, axis=1)
+    pruned.query = _prune_outputs(pruned.query, query_heads, attention.dim_head)
+    pruned.key = _prune_outputs(pruned.key, key_heads, attention.dim_head)
+    pruned.value = _prune_outputs(pruned.value, kept, attention.dim_head)
+    pruned.output.weight = _select_heads(pruned.output.weight, kept, attention.heads, axis=1)
     pruned.output.in_features = len(kept) * attention.dim_value
     if pruned.gate is not None:
-        _keep_outputs(pruned.gate.projection, kept, attention.dim_value)
+        _prune_outputs(pruned.gate.projection, kept, attention.dim_value)
     if pruned.value_convolution is not None:
         weight = pruned.value_convolution.weight
-        pruned.value_convolution.weight = _keep_heads(weight, kept, attention.heads)
+        pruned.value_convolution.weight = _select_heads(weight, kept, attention.heads)
     content_heads = [head for head in kept if head < attention.content_heads]
     position_heads = [
         head - attention.content_heads for head in kept if head >= attention.content_heads
@@ -118,7 +118,7 @@ def _kept_projection_indices(
     return query_heads, key_heads
 
 
-def _keep_heads(
+def _select_heads(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
     """Return a copy of a parameter that contains only the attention heads to keep."""
@@ -128,7 +128,9 @@ def _keep_heads(
     return Parameter(selected, requires_grad=parameter.requires_grad)
 
 
-def _keep_outputs(linear: nn.Linear | None, kept: Sequence[int], dim_head: int) -> nn.Linear | None:
+def _prune_outputs(
+    linear: nn.Linear | None, kept: Sequence[int], dim_head: int
+) -> nn.Linear | None:
     """Remove the outputs of pruned attention heads from a linear layer, in place.
 
     Return the layer, or None if no head is kept.
@@ -136,9 +138,9 @@ def _keep_outputs(linear: nn.Linear | None, kept: Sequence[int], dim_head: int) 
     if linear is None or not kept:
         return None
     num_heads = linear.out_features // dim_head
-    linear.weight = _keep_heads(linear.weight, kept, num_heads)
+    linear.weight = _select_heads(linear.weight, kept, num_heads)
     if linear.bias is not None:
-        linear.bias = _keep_heads(linear.bias, kept, num_heads)
+        linear.bias = _select_heads(linear.bias, kept, num_heads)
     linear.out_features = len(kept) * dim_head
     return linear
 
@@ -154,9 +156,9 @@ def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], num_he
         if isinstance(value, nn.ModuleList):
             for linear in value:
                 assert isinstance(linear, nn.Linear)
-                _keep_outputs(linear, kept, 1)
+                _prune_outputs(linear, kept, 1)
         else:
-            selected = _keep_heads(value, kept, num_heads)
+            selected = _select_heads(value, kept, num_heads)
             is_parameter = isinstance(value, Parameter)
             setattr(relative, name, selected if is_parameter else selected.detach())
 
@@ -177,4 +179,4 @@ def _prune_content(pruned: Attention, kept: Sequence[int], num_heads: int) -> No
         pruned.kernel = dataclasses.replace(kernel, **parts)
     for module in (kernel, pruned.query_key):
         for name in getattr(module, "head_parameters", ()):
-            setattr(module, name, _keep_heads(getattr(module, name), kept, num_heads))
+            setattr(module, name, _select_heads(getattr(module, name), kept, num_heads))

@@ -23,7 +23,7 @@ class IdentityQueryKeyNorm(nn.Module):
         head_parameters: Names of the parameters that have one entry for each head.
     """
 
-    acts: ClassVar[bool] = False
+    has_effect: ClassVar[bool] = False
     removes_bias: ClassVar[bool] = False
     head_parameters: ClassVar[tuple[str, ...]] = ()
 
@@ -49,7 +49,7 @@ class QueryKeyRMSNorm(IdentityQueryKeyNorm):
     Source: Henry et al. 2020 and Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
     """
 
-    acts = True
+    has_effect = True
     head_parameters = ("query_gain", "key_gain")
 
     def __init__(self, heads: int, dim_head: int) -> None:
@@ -78,7 +78,7 @@ class KeyCentering(IdentityQueryKeyNorm):
     keys.
     """
 
-    acts = True
+    has_effect = True
     removes_bias = True
 
     def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
@@ -88,7 +88,7 @@ class KeyCentering(IdentityQueryKeyNorm):
 QUERY_KEYS = ("plain", "normalized", "centred")
 
 
-def make_query_key(query_key: str, heads: int, dim_head: int) -> IdentityQueryKeyNorm:
+def make_query_key_norm(query_key: str, heads: int, dim_head: int) -> IdentityQueryKeyNorm:
     """Return the normalization with a name of `QUERY_KEYS`.
 
     Raises:

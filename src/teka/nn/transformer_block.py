@@ -13,7 +13,7 @@ from teka.functional import length_mask
 from teka.grid import GridLike
 from teka.nn.attention import Attention, States, Token, check_decoding_tokens
 from teka.nn.inputs import check_tokens
-from teka.nn.options import ALL_OPTIONS, AttentionOptions, make_options
+from teka.nn.options import ALL_OPTIONS, AttentionOptions, merge_options
 from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
 # A block attends to its own tokens, through projected values.
@@ -92,7 +92,7 @@ class TransformerBlock(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes({"dim": dim, "heads": heads})
-        options = make_options(type(self).__name__, options, keywords, BLOCK_OPTIONS)
+        options = merge_options(type(self).__name__, options, keywords, BLOCK_OPTIONS)
         hidden = hidden_size(dim, mlp_ratio)
         num_window_heads = count_window_heads(window_reach, heads)
         if options.dim_head is None and num_window_heads:

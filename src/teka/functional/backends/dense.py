@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from teka.execution_mode import ExecutionMode, execution_mode, is_dynamic, is_readable
+from teka.execution_mode import ExecutionMode, execution_mode, has_dynamic_size, is_readable
 from teka.functional.backends.attention_sums import WeightedSums, append_ones
 from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.kernels.content_kernel import DenseAttentionInputs, multiply_by_log_factors
@@ -60,7 +60,7 @@ def dense_attention(
     num_keys = value.shape[2]
     num_rows = num_queries
     # A graph for inputs of any size computes all rows at once.
-    if not is_dynamic(batch, num_queries, num_keys):
+    if not has_dynamic_size(batch, num_queries, num_keys):
         num_rows = max(1, MATRIX_ELEMENTS // max(1, batch * heads * num_keys))
     if num_rows >= num_queries:
         output = attend(slice(0, num_queries), query, left, right, value)

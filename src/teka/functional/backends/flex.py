@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad
 
-from teka.execution_mode import ExecutionMode, execution_mode, may_cache
+from teka.execution_mode import ExecutionMode, can_cache_tensors, execution_mode
 from teka.functional.kernels.content_kernel import ContentKernel, DenseAttentionInputs
 from teka.functional.positions import Positions
 from teka.functional.shapes import KeyMask, LogScale, Outputs, PairFunction, Queries, Values
@@ -71,7 +71,9 @@ def attend_with_flex(pairs: DenseAttentionInputs, log_relative: PairFunction) ->
     score = _make_score_function(log_similarity, log_relative, log_scale, pairs.key_mask)
     block_mask = None
     if pairs.is_causal:
-        causal_blocks = _cached_causal_block_mask if may_cache(query.device) else _causal_block_mask
+        causal_blocks = (
+            _cached_causal_block_mask if can_cache_tensors(query.device) else _causal_block_mask
+        )
         block_mask = causal_blocks(query.shape[2], query.device)
     attend = _compiled() if query.is_cuda else flex_attention
     padded = [_padded(tensor) for tensor in (left, right, value)]

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from teka._compat import ProcessGroup, replace
 from teka.errors import wrong_value
-from teka.execution_mode import is_dynamic
+from teka.execution_mode import has_dynamic_size
 from teka.functional.backends.attention_sums import (
     LOWEST_LOG_SCALE,
     AttentionFeatures,
@@ -238,7 +238,7 @@ def causal_attention_sums(
         rate: Decay r of every head, which multiplies the weight of key j by exp(−r (i − j)), or
             None. Without log scales, these sums are not divided by a peak.
     """
-    if log_scale is None and rate is None and not is_dynamic(value.shape[2]):
+    if log_scale is None and rate is None and not has_dynamic_size(value.shape[2]):
         totals = [
             weight * _causal_weight_sums(query_vectors, key_vectors)
             for (weight, query_vectors), (_, key_vectors) in zip(
@@ -249,7 +249,7 @@ def causal_attention_sums(
         return WeightedSums(numerator, sum(totals[1:], totals[0]))
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
     # torch.export must not loop over a number of tokens that may change.
-    has_log_peak = rate is None and not is_dynamic(value.shape[2])
+    has_log_peak = rate is None and not has_dynamic_size(value.shape[2])
     log_peak = running_maximum(log_scale.detach()) if has_log_peak else None
     if not query.denominator:
         sums = _scaled_causal_attention_sums(
@@ -301,7 +301,7 @@ def _split_into_chunks(*tensors: Tensor) -> list[Tensor]:
     The results have the shape (batch, heads, chunks, tokens, size).
     """
     num_tokens = tensors[0].shape[2]
-    if is_dynamic(num_tokens):
+    if has_dynamic_size(num_tokens):
         # A gather, because torch.export must not assume that there is more than one chunk.
         chunk = torch.arange(num_tokens // CHUNK_TOKENS + 2, device=tensors[0].device)
         token = chunk[:, None] * CHUNK_TOKENS + torch.arange(CHUNK_TOKENS, device=chunk.device)
@@ -349,7 +349,7 @@ def _scaled_causal_attention_sums(
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
     log_peak = channels.new_full(channels.shape[:2], -torch.inf)
     chunks = _split_into_chunks(query, key, log_scale[..., None], channels)
-    if is_dynamic(num_tokens):
+    if has_dynamic_size(num_tokens):
         sums, _, _ = _causal_attention_sums_of_block(chunks, state, log_peak, rate)
         return sums.index_select(2, torch.arange(num_tokens, device=sums.device))
     blocks = []

@@ -129,19 +129,19 @@ def _diagnose_layer(
     # Tokens that are dropped may be NaN.
     is_dropped = ~measured.key_mask[..., None]
     measured = replace(measured, tokens=measured.tokens.double().masked_fill(is_dropped, 0.0))
-    exact_layer = copy.deepcopy(layer).double()
+    float64_layer = copy.deepcopy(layer).double()
     dtype = layer.output.weight.dtype
     groups = []
     for group in layer.head_groups():
         backend = resolve_backend(group.backend, _costs(group, whole), device_type)
-        groups.append(_measure_heads(group, exact_layer, measured, whole.grid, backend, dtype))
+        groups.append(_measure_heads(group, float64_layer, measured, whole.grid, backend, dtype))
     largest = {}
     for name in ("query", "key", "value"):
-        projection = getattr(exact_layer, name)
+        projection = getattr(float64_layer, name)
         if projection is not None:
             largest[name] = float(projection(measured.tokens).abs().max())
     largest["output of a head"] = max(group.largest_output for group in groups)
-    largest["output"] = float(measured.run(exact_layer)[measured.key_mask].abs().max())
+    largest["output"] = float(measured.run(float64_layer)[measured.key_mask].abs().max())
     shift = measure_shift_errors(layer, whole.shorten(num_tokens, MAX_SAMPLES), shifts)
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),
@@ -157,7 +157,7 @@ def _diagnose_layer(
 
 def _measure_heads(
     group: HeadGroup,
-    exact_layer: Attention,
+    float64_layer: Attention,
     inputs: LayerInputs,
     whole_grid: Grid | None,
     backend: str,
@@ -168,12 +168,12 @@ def _measure_heads(
     The heads of a group share their kernels.
     """
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
-    projected = exact_layer.project(inputs.tokens, key_mask=key_mask)
+    projected = float64_layer.project(inputs.tokens, key_mask=key_mask)
     query, key, value = group.select_heads(*projected, inputs.tokens.shape[1])
     options: dict[str, Any] = {**vars(inputs), "query_mask": key_mask, "is_causal": group.is_causal}
     del options["tokens"]
 
-    def weights_of(kernel: ContentKernel, relative: RelativeKernel | None) -> Tensor:
+    def compute_weights(kernel: ContentKernel, relative: RelativeKernel | None) -> Tensor:
         # A weight is the output for values that are 1 at one key and 0 at all others.
         one_hot = torch.eye(key.shape[2], dtype=key.dtype, device=key.device)
         values = one_hot.expand(*key.shape[:2], -1, -1)
@@ -185,7 +185,7 @@ def _measure_heads(
         kept = per_token.masked_fill(~key_mask[:, None], 0.0)
         return kept.sum(dim=(0, 2)) / key_mask.sum()
 
-    weights, equal_weights = weights_of(kernel, relative), weights_of(Constant(), None)
+    weights, equal_weights = compute_weights(kernel, relative), compute_weights(Constant(), None)
     value = value.masked_fill(~key_mask[:, None, :, None], 0.0)
     output = weights @ value
     gains = weights.abs().sum(dim=-1)
@@ -203,7 +203,9 @@ def _measure_heads(
         relative=None if relative is None else relative.name,
         heads=tuple(range(group.heads.start, group.heads.stop)),
         backend=backend,
-        features=_feature_errors(kernel, relative, weights_of, weights, equal_weights, value),
+        features=_measure_random_features(
+            kernel, relative, compute_weights, weights, equal_weights, value
+        ),
         bound=group.output_bound,
         output_ratio=float((largest_output / largest_value.clamp_min(TINY)).max()),
         largest_output=float(largest_output.max()),
@@ -220,10 +222,10 @@ def _measure_heads(
     )
 
 
-def _feature_errors(
+def _measure_random_features(
     kernel: ContentKernel,
     relative: RelativeKernel | None,
-    weights_of: Callable[[ContentKernel, RelativeKernel | None], Tensor],
+    compute_weights: Callable[[ContentKernel, RelativeKernel | None], Tensor],
     weights: Tensor,
     equal_weights: Tensor,
     value: Tensor,
@@ -238,14 +240,14 @@ def _feature_errors(
         exact_kernel = Softmax()
         if isinstance(relative, Rotary):
             # Rotated features estimate no other kernel, but the features before the rotation do.
-            weights, exact_relative = weights_of(kernel, None), None
+            weights, exact_relative = compute_weights(kernel, None), None
     elif isinstance(relative, ClippedDistanceFeatures):
         draws = relative.projection
         exact_relative = ClippedDistanceBias(relative.distance_embedding, relative.ring_width)
     else:
         return None
     assert isinstance(draws, Tensor)
-    exact_weights = weights_of(exact_kernel, exact_relative)
+    exact_weights = compute_weights(exact_kernel, exact_relative)
     outputs = [part @ value for part in (weights, exact_weights, equal_weights)]
     by_head = zip(*(output.unbind(dim=1) for output in outputs), strict=True)
     num_features, dim = draws.shape

@@ -163,7 +163,7 @@ class PolyphaseDownsample(nn.Module):
         sides = inputs.shape[2:]
         steps = [step if side > 2 else 1 for side, step in zip(sides, self.stride, strict=True)]
         filtered = low_pass(inputs, blur, steps, self.periodic).detach()
-        return largest_polyphase_component(filtered, self.stride)
+        return offset_with_largest_norm(filtered, self.stride)
 
     def check_divisible_sizes(self, inputs: Tensor) -> None:
         """Check that the inputs have the right number of axes and sides that the stride divides."""
@@ -383,7 +383,7 @@ def _component_index(offset: Tensor, component: Tensor) -> Tensor:
     return offset.long().view(-1, *(1,) * (component.ndim - 1)).expand(component.shape)
 
 
-def largest_polyphase_component(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
+def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
     """Return the index of the polyphase component with the largest norm for each sample.
 
     The polyphase components of a grid are its subgrids of every s-th pixel, where s is the stride.

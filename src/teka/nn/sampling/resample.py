@@ -17,7 +17,7 @@ from teka.nn.sampling.filters import apply_along_axis, interpolation_matrix
 from teka.nn.sampling.polyphase import (
     PolyphaseDownsample,
     check_per_axis_integers,
-    largest_polyphase_component,
+    offset_with_largest_norm,
     take_polyphase_component,
 )
 from teka.precision import without_autocast
@@ -270,5 +270,5 @@ class SubpixelAlignment(nn.Module):
                 matrix = interpolation_matrix(inputs.shape[axis], factor).to(inputs)
                 fine = apply_along_axis(fine, matrix, axis)
         deviation = fine - fine.mean(dim=tuple(range(2, fine.ndim)), keepdim=True)
-        offset = largest_polyphase_component(deviation.detach().square(), self.factor)
+        offset = offset_with_largest_norm(deviation.detach().square(), self.factor)
         return take_polyphase_component(fine, offset, self.factor)
