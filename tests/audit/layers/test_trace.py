@@ -183,7 +183,7 @@ def test_calls_of_one_module_are_counted_in_each_pass():
         calls = [event.call for event, _ in events if event.module is relu]
         assert calls == [1, 1, 2, 2]
     calls = ("0", 1), ("0", 2), ("", 1)
-    names = [TraceEvent(name, relu, call, (), None).name for name, call in calls]
+    names = [TraceEvent(name, relu, call, None).name for name, call in calls]
     assert names == ["0", "0 (call 2)", "(model)"]
 
 

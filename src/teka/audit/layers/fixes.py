@@ -1,4 +1,4 @@
-"""Fixes for layers that break equivariance, and the layers to which each fix applies."""
+"""Changes of layers that reduce the sensitivity to shifts, and the layers that allow them."""
 
 import operator
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
 @dataclass(frozen=True)
-class Fix:
-    """Change of layers that `teka.convert.fix` applies to a model without training it.
+class LayerFix:
+    """Change of layers that makes a model less sensitive to shifts without training.
+
+    `teka.convert.fix` applies it.
 
     Args:
-        name: Name of the fix.
         kind: Kind of break that the fix removes, of `teka.audit.layers.localize.BREAKS`.
         does: What the fix does, in a sentence.
         source: Publication of the fix.
@@ -27,59 +28,55 @@ class Fix:
             shifts, and None if for both.
     """
 
-    name: str
     kind: str
     does: str
     source: str
     wraps: bool | None
 
 
-# In the order in which they are applied.
+# By name, in the order in which they are applied.
 FIXES = {
-    fix.name: fix
-    for fix in (
-        Fix(
-            "circular",
-            "edge",
-            "padding repeats the opposite side of the map instead of zeros",
-            "Chaman & Dokmanić 2021",
-            True,
-        ),
-        Fix(
-            "blur",
-            "aliasing",
-            "a strided layer is evaluated at every cell, low-pass filtered, and then sampled",
-            "Zhang 2019",
-            False,
-        ),
-        Fix(
-            "polyphase",
-            "aliasing",
-            "a strided layer is evaluated at every cell with circular edges, and the content "
-            "determines which subgrid is kept",
-            "Chaman & Dokmanić 2021",
-            True,
-        ),
-        Fix(
-            "positions",
-            "interior",
-            "a learned position embedding is replaced by its mean over the positions",
-            "Dosovitskiy et al. 2021, Appendix D.4, who train without position embeddings",
-            None,
-        ),
-    )
+    "circular": LayerFix(
+        "edge",
+        "padding of a map continues at its opposite side instead of with zeros",
+        "Chaman & Dokmanić 2021",
+        True,
+    ),
+    "blur": LayerFix(
+        "aliasing",
+        "a layer with a stride is evaluated with stride 1, and its output is low-pass filtered "
+        "before it is downsampled",
+        "Zhang 2019",
+        False,
+    ),
+    "polyphase": LayerFix(
+        "aliasing",
+        "a layer with a stride is evaluated with stride 1 and circular padding, and the content "
+        "of the image determines at which pixel downsampling starts",
+        "Chaman & Dokmanić 2021",
+        True,
+    ),
+    "positions": LayerFix(
+        "interior",
+        "a learned position embedding is replaced by its mean over the positions",
+        "Dosovitskiy et al. 2021, Appendix D.4, who train without position embeddings",
+        None,
+    ),
 }
 
 
 def find_fixes(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Return the layers that each fix concerns, and why it cannot be applied to them or "".
+    """Find the layers of a model that each fix could change.
 
     Args:
         model: The model.
         trace: Trace of a forward pass, with the modules to consider.
         absolute: Names of parameters, buffers and modules that hold absolute positions.
+
+    Returns:
+        For each fix and each layer, the reason why the fix cannot be applied, or "" if it can.
     """
     map_sizes = _find_map_sizes(trace)
     padded, strided = {}, {}
@@ -91,16 +88,16 @@ def find_fixes(
         is_padding = isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d)
         is_sampling = isinstance(module, SAMPLING)
         if is_padding or (is_sampling and pads_edge(module)):
-            padded[name] = reason or _why_not_circular(module, sizes)
+            padded[name] = reason or _obstacle_to_circular_padding(module, sizes)
         # A layer that was fixed before has another class with the attribute "sampling".
         if is_sampling and max(pair(module.stride)) > 1 and not hasattr(module, "sampling"):
-            strided[name] = reason or _why_not_sampled(module, sizes)
-    positions = _find_positions(model, trace, absolute)
+            strided[name] = reason or _obstacle_to_sampling(module, sizes)
+    positions = _find_position_embeddings(model, trace, absolute)
     return {"circular": padded, "blur": strided, "polyphase": strided, "positions": positions}
 
 
 def _find_map_sizes(trace: ModelTrace) -> dict[str, list[tuple[Shape, Shape]]]:
-    """Return the sizes of the maps that each module receives and returns, for each of its calls."""
+    """Return the height and width of the input and output map in each call of each module."""
     sizes: dict[str, list[tuple[Shape, Shape]]] = {}
     for event in trace.events:
         if event.source is None or event.tensor is None:
@@ -111,10 +108,10 @@ def _find_map_sizes(trace: ModelTrace) -> dict[str, list[tuple[Shape, Shape]]]:
     return sizes
 
 
-def _why_not_circular(module: Any, sizes: Sequence[tuple[Shape, Shape]]) -> str:
-    """Return why the padding of a layer cannot become circular, or ""."""
+def _obstacle_to_circular_padding(module: Any, sizes: Sequence[tuple[Shape, Shape]]) -> str:
+    """Return the reason why the padding of a layer cannot become circular, or ""."""
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
-        return _why_not_sampled(module, sizes)
+        return _obstacle_to_sampling(module, sizes)
     if isinstance(module, nn.Conv2d):
         rows, columns = pair(module.padding)
         if module.padding == "same":
@@ -128,10 +125,10 @@ def _why_not_circular(module: Any, sizes: Sequence[tuple[Shape, Shape]]) -> str:
     return "it pads by more than its map" if is_wider else ""
 
 
-def _why_not_sampled(
+def _obstacle_to_sampling(
     module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, sizes: Sequence[tuple[Shape, Shape]]
 ) -> str:
-    """Return why a layer cannot be evaluated at every cell and then sampled, or ""."""
+    """Return the reason why a layer cannot use stride 1 followed by downsampling, or ""."""
     if getattr(module, "return_indices", False):
         return "it also returns indices"
     if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
@@ -148,13 +145,15 @@ def _why_not_sampled(
 
 
 def _window_sizes(module: nn.Module) -> list[int]:
-    """Return the height and width of the window of a layer in cells, with dilation."""
+    """Return the height and width of the region that one output of a layer depends on."""
     sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
-def _find_positions(model: nn.Module, trace: ModelTrace, absolute: Sequence[str]) -> dict[str, str]:
-    """Return a reason why each position embedding cannot be replaced by its mean, or ""."""
+def _find_position_embeddings(
+    model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
+) -> dict[str, str]:
+    """Return the reason why each position embedding cannot be replaced by its mean, or ""."""
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     reasons = {}
     for holder in absolute:

@@ -1,4 +1,4 @@
-"""Relative equivariance errors of one tensor of a model, computed from sums of squares."""
+"""Equivariance errors of one tensor of a model, relative to the size of its values."""
 
 import math
 from collections.abc import Sequence
@@ -12,38 +12,49 @@ from teka.audit.shifts import CheckedShift, CheckedShifts
 
 # A layer breaks equivariance if its error is above this multiple of its noise.
 NOISE_FACTOR = 10.0
-# Sums of squares for each shift: error and number of cells in the interior, error and number of
-# cells in the border, and squared norm.
+# For one shift: squared error and number of cells of the interior, squared error and number of
+# cells of the border, and squared norm of all these cells.
 NUM_SUMS = 5
 Sums = Float[Tensor, "*of 5"]
 
 
 def error_limit(threshold: float, noise: float) -> float:
-    """Return the largest error of an equivariant layer: the threshold or 10 times the noise."""
+    """Return the error above which a layer breaks equivariance.
+
+    Args:
+        threshold: Smallest limit.
+        noise: Relative difference of the layer's outputs for two copies of the same images.
+    """
     return max(threshold, NOISE_FACTOR * noise)
 
 
 def is_multiple(shift: CheckedShift, stride: Sequence[Fraction]) -> bool:
-    """Return True if a shift in pixels is a whole number of cells along every axis."""
-    cells = (Fraction(step) / side for step, side in zip(shift, stride, strict=True))
-    return all(count.denominator == 1 for count in cells)
+    """Return True if a shift in pixels is a multiple of the stride along every axis."""
+    return not any(Fraction(step) % side for step, side in zip(shift, stride, strict=True))
 
 
 class LayerErrors:
-    """Errors of one tensor, as in `LayerFinding`.
+    """Relative equivariance errors of one tensor of a model.
 
-    The attributes `interior`, `border` and `all_cells` are the errors of these cells at the worst
-    shift by a multiple of the stride, and `aliasing` is the error at the worst other shift.
-    `per_shift` has the error at each shift. Errors are None or NaN if no cell can be compared.
+    An error is that of the worst shift. It is None if no value of the tensor can be compared.
 
     Args:
-        sums: Sums of squares at each shift.
-        shifts: The shifts.
-        stride: Pixels per cell along both axes.
+        sums: Squared errors, numbers of cells and squared norm at each shift.
+        shifts: The shifts in pixels.
+        stride: Number of pixels between neighboring cells of the tensor, along both axes.
+
+    Attributes:
+        interior: Error of the cells that the edge of the image cannot affect, at shifts by
+            multiples of the stride.
+        border: Error of the other cells at these shifts, or None without an interior.
+        all_cells: Error of both at these shifts.
+        aliasing: Error at the other shifts.
+        per_shift: Error at each shift, or NaN.
+        has_interior: True if some cells cannot be affected by the edge.
     """
 
     def __init__(self, sums: Sums, shifts: CheckedShifts, stride: Sequence[Fraction]) -> None:
-        all_cells, interior, border = relative_errors(sums)
+        all_cells, interior, border = _relative_errors(sums)
         on_grid = torch.tensor([is_multiple(shift, stride) for shift in shifts])
         self.has_interior = not interior.isnan().all()
         # The interior decides, or all cells if there is no interior.
@@ -56,7 +67,10 @@ class LayerErrors:
         self._on_grid = torch.where(on_grid, all_cells, torch.nan)
 
     def increase_over(self, source: "LayerErrors") -> float | None:
-        """Return the increase over the error of another tensor, at multiples of both strides."""
+        """Return the error of this tensor minus that of an earlier tensor, or None.
+
+        Only shifts by multiples of both strides count.
+        """
         errors = torch.stack([self._on_grid, source._on_grid])
         errors = errors[:, ~errors.isnan().any(dim=0)]
         if errors.numel() == 0:
@@ -65,8 +79,8 @@ class LayerErrors:
         return largest - largest_of_source
 
 
-def relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the relative errors of all compared cells, of the interior and of the border.
+def _relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the relative errors of all cells, of the interior and of the border.
 
     An error is NaN if there are no such cells.
     """
@@ -78,11 +92,11 @@ def relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     return all_cells, interior, border
 
 
-def sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
-    """Return for each image the sums of the move with the smallest error."""
+def choose_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
+    """Return for each image the sums of the move by whole cells that gives the smallest error."""
     if len(sums) == 1:
         return sums[0]
-    all_cells, interior, _ = relative_errors(sums)
+    all_cells, interior, _ = _relative_errors(sums)
     order = (all_cells if interior.isnan().all() else interior).nan_to_num(1e300)
     best = order.masked_fill(all_cells.isnan(), math.inf).argmin(dim=0, keepdim=True)
     return sums.take_along_dim(best[..., None], dim=0)[0]

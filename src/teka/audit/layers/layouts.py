@@ -39,7 +39,7 @@ TokenGrid = tuple[Shape, int]  # number of cells along each axis, and of prefix 
 
 @dataclass(frozen=True)
 class Layout:
-    """Arrangement of a tensor of a model over the image.
+    """Arrangement of the values of a tensor over the image.
 
     Args:
         name: One of
@@ -65,14 +65,14 @@ class Layout:
         return self.prefix_tokens + math.prod(self.grid)
 
     def fills(self, seen_size: tuple[int, int]) -> bool:
-        """Return True if the cells fill the image exactly."""
+        """Return True if the cells cover an image of this height and width exactly."""
         sides = zip(self.grid, self.stride, strict=False)  # a vector has no sides
         return tuple(side * step for side, step in sides) == seen_size
 
     def arrange(self, output: Tensor) -> Tensor:
-        """Rearrange a tensor (B, …) to (B, C, *grid), or (B, C) for a vector.
+        """Rearrange a tensor of this layout to (B, C, *grid), or (B, C) for a vector.
 
-        Prefix tokens are left out.
+        Class tokens and other prefix tokens are left out.
         """
         if self.name == "vector":
             return output.flatten(1)
@@ -85,7 +85,9 @@ class Layout:
 
 
 class LayoutRecognizer:
-    """Recognizer of layouts by shapes and strides, for the tensors in the order of a forward pass.
+    """Recognizer of how the tensors of a model are arranged over the image.
+
+    It gets the shape of each tensor in the order of a forward pass, and remembers earlier layouts.
 
     Args:
         seen_size: Height and width of the model's input.
@@ -149,7 +151,7 @@ class LayoutRecognizer:
         return Layout("vector", (), tuple(coarsest))
 
     def _cell_size(self, grid: Shape) -> Stride:
-        """Return the pixels per cell of a grid that fills the image."""
+        """Return the height and width in pixels of a cell, if the grid fills the image."""
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
     def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
@@ -172,12 +174,12 @@ class LayoutRecognizer:
         return fitting[0] if fitting else None
 
     def _has_square_cells(self, grid: Shape) -> bool:
-        """Return True if cells are square, and their size or its inverse is a whole number."""
+        """Return True if cells are squares of n pixels, or pixels are squares of n cells."""
         rows, columns = self._cell_size(grid)
         return rows == columns and 1 in (rows.numerator, rows.denominator)
 
     def _square_grids(self) -> list[Shape]:
-        """Return the grids of square cells that fill the image, the finest first."""
+        """Return all grids that divide the image into square cells, the finest first."""
         shared = math.gcd(*self.seen_size)
         sides = [side for side in range(1, shared + 1) if shared % side == 0]
         return [tuple(size // side for size in self.seen_size) for side in sides]
@@ -228,17 +230,17 @@ class LayoutRecognizer:
 
 
 def takes_maps(module: nn.Module) -> bool:
-    """Return True if a module takes maps (B, C, h, w), such as those of a class named …2d."""
+    """Return True if inputs of a module are maps (B, C, h, w), as for classes named …2d."""
     return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
         module, "2d"
     )
 
 
 def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
-    """Return the stride of a convolution or pooling layer along both axes, or None.
+    """Return the stride of a convolution or pooling layer along both axes.
 
-    The stride is the number of input cells per output cell, so it is 1/s for a transposed
-    convolution with the attribute stride = s.
+    A transposed convolution with stride s enlarges its input, so its result is 1/s. The result is
+    None for other modules.
     """
     stride = getattr(module, "stride", None)
     if not takes_maps(module) or stride is None or not hasattr(module, "kernel_size"):
@@ -267,9 +269,9 @@ def _is_named(module: nn.Module, ending: str) -> bool:
 
 
 def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[str, ...]:
-    """Return the names of parameters, buffers and modules that contain absolute positions.
+    """Return the names of a model's absolute position embeddings.
 
-    They are recognized by their names, shapes or classes.
+    Parameters, buffers and modules are recognized by their names, shapes or classes.
 
     Args:
         module: The model.
@@ -295,9 +297,9 @@ def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[
 
 
 def position_axes(shape: Shape, grids: Iterable[TokenGrid]) -> tuple[Shape, int] | None:
-    """Return the axes of a tensor that are positions, and the number of leading prefix tokens.
+    """Find the axes of a position embedding that run over positions of a grid.
 
-    The result is None if no grid fits the shape.
+    Return these axes and the number of leading prefix tokens, or None if no grid fits the shape.
 
     Args:
         shape: Shape (L, C), (C, h, w) or (h, w, C), perhaps with a leading axis of size 1.

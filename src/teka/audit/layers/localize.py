@@ -37,17 +37,17 @@ THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
 
 
-def is_inside(name: str, module: str) -> bool:
-    """Return True if `name` is the name of a submodule of `module`, as a report shows names."""
-    return name.startswith(f"{module}.") or (module == "(model)" != name)
+def is_submodule(name: str, parent: str) -> bool:
+    """Return True if a layer of a report is a part of another layer, according to their names."""
+    return name.startswith(f"{parent}.") or (parent == "(model)" != name)
 
 
 @dataclass(frozen=True)
 class LayerBreak:
-    """First layer in the order of execution whose error of one kind is above its limit.
+    """First layer of a model that is not equivariant in one respect.
 
     Args:
-        kind: Kind of break, of `BREAKS`. If the edge affects all cells, inside and at the edge
+        kind: Kind of break, of `BREAKS`. If the edge affects all cells, "interior" and "edge"
             cannot be distinguished, and this is the likelier kind.
         name: Name of the innermost module in which equivariance breaks.
         module: Class of this module.
@@ -70,11 +70,11 @@ class LayerBreak:
 class LayerFinding:
     """Equivariance errors of one layer, relative to the norm of its output.
 
-    Errors are those of the worst shift by a multiple of the layer's stride. An error is None if no
-    cell could be compared.
+    An error is the largest over all shifts by multiples of the layer's stride. It is None if it
+    could not be measured.
 
     Args:
-        name: Name of the module, with the index of the call from the second on: "relu (call 2)".
+        name: Name of the module, or for example "relu (call 2)" for the second call of a module.
         kind: Class of the module.
         layout: Name of the layout, of `teka.audit.layers.layouts.Layout`.
         grid: Number of cells along each axis; () for a vector.
@@ -107,7 +107,7 @@ class LayerFinding:
     errors: tuple[float | None, ...] = ()
 
     def is_undecided(self, threshold: int | float) -> bool:
-        """Return True if the largest error is above the threshold, but may be noise."""
+        """Return True if the largest error is above the threshold but may come from noise."""
         errors = (self.interior_error, self.border_error, self.aliasing_error, self.error)
         largest = max((error for error in errors if error is not None), default=0.0)
         return threshold < largest <= error_limit(threshold, self.noise)
@@ -129,7 +129,7 @@ class LayerFindings:
         movement: How the images were shifted.
         num_images: Number of images.
         seen_size: Spatial size of the model's input.
-        fixes: For each fix, the layers it concerns, and why it cannot be applied to them or "".
+        fixes: For each fix and each layer, why the fix cannot be applied, or "" if it can.
     """
 
     findings: tuple[LayerFinding, ...]
@@ -156,36 +156,36 @@ class LayerFindings:
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """Names of the recommended fixes, as `teka.convert.fix` takes them.
+        """Names of the fixes that `teka.convert.fix` applies by default.
 
-        A fix is recommended if it applies to a layer that breaks equivariance first.
+        Each of them changes a layer that is the first to break equivariance.
         """
         wraps = self.movement is None or self.movement.wraps
         advised = []
-        for fix in FIXES.values():
-            layer, names = self.breaks.get(fix.kind), self.fixable(fix.name)
+        for fix_name, fix in FIXES.items():
+            layer, names = self.breaks.get(fix.kind), self.fixable(fix_name)
             if layer is None or fix.wraps not in (None, wraps):
                 continue
             module = layer.name.partition(" (call ")[0]
             # Positions may be held by a part of the module that adds them.
-            has_part = fix.kind == "interior" and any(is_inside(name, module) for name in names)
+            has_part = fix.kind == "interior" and any(is_submodule(name, module) for name in names)
             if module in names or has_part:
-                advised.append(fix.name)
+                advised.append(fix_name)
         return tuple(advised)
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
-        """Layers whose error cannot be distinguished from noise."""
+        """Layers with an error that may come from the random noise of the model."""
         return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
     def fixable(self, fix: str) -> tuple[str, ...]:
-        """Return the names of the layers to which a fix, by its name, can be applied."""
+        """Return the names of the layers that a fix such as "blur" can change."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
-        """Return the layers that increase the error most, in descending order.
+        """Return the layers that add the most error, in descending order.
 
-        A module is left out if one of its parts explains at least half of its increase.
+        A module is left out if one of its submodules adds at least half as much.
 
         Args:
             count: Maximum number of layers.
@@ -197,7 +197,7 @@ class LayerFindings:
         ]
         jumps = []
         for layer in rising:
-            parts = [part.added or 0.0 for part in rising if is_inside(part.name, layer.name)]
+            parts = [part.added or 0.0 for part in rising if is_submodule(part.name, layer.name)]
             if max(parts, default=0.0) < EXPLAINED_SHARE * (layer.added or 0.0):
                 jumps.append(layer)
         return tuple(sorted(jumps, key=lambda layer: layer.added or 0.0, reverse=True)[:count])
@@ -212,14 +212,16 @@ def locate_layers(
     layers: Sequence[str] | None = None,
     batch_size: int = 64,
 ) -> LayerFindings:
-    """Find the layers that break shift equivariance.
+    """Find the layers of a model that break shift equivariance.
 
-    Every layer's output for shifted images is compared with its output for unshifted images,
-    shifted by the corresponding number of cells. A layer breaks equivariance if its error is above
-    1e-4 (or 4 roundings of the layers' dtype) and above 10 times its noise. Forward hooks record
-    inputs and outputs of all modules. Errors are those of the worst shift, over all images. A
-    module that only passes on its input or the output of a part is not listed, unless `layers`
-    names it. docs/audit_layers.md describes the layers that are recognized and compared.
+    If the image moves, the output of an equivariant layer moves with it. So the output of each
+    layer for shifted images is compared with its output for unshifted images, moved in the same
+    way. The relative error is that of the worst shift, over all images. A layer breaks equivariance
+    if its error is above 1e-4 and above 10 times the noise between two copies of the same images.
+
+    Inputs and outputs are recorded by forward hooks. The limit is larger in half precision, where
+    it is 4 roundings. A module that only returns its input or the output of a submodule is not
+    listed, unless `layers` names it. docs/audit_layers.md describes which layers are compared.
 
     >>> import torch
     >>> from torch import nn
@@ -274,11 +276,15 @@ def locate_layers(
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     absolute = absolute_embeddings(module, trace.grids)
     if layers is None:
-        absolute = tuple(name for name in absolute if _is_used(name, trace))
+        # Leave out embeddings whose module, or its parent, was not called.
+        called = {event.module_name for event in trace.events}
+        absolute = tuple(
+            name for name in absolute if {_parent(name), _parent(_parent(name))} & called
+        )
     breaks = _first_breaks(trace, threshold, absolute)
-    always = {*(layers or ()), *(layer.name for layer in breaks.values())}
+    always_listed = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
-        findings=_list_findings(trace, always),
+        findings=_list_findings(trace, always_listed),
         threshold=threshold,
         absolute_embeddings=absolute,
         skipped=_explain_skipped(trace),
@@ -291,14 +297,15 @@ def locate_layers(
     )
 
 
-def _is_used(name: str, trace: ModelTrace) -> bool:
-    """Return True if the module that holds a position embedding, or its parent, was called."""
-    holder = name.rpartition(".")[0]
-    return any(event.module_name in (holder, holder.rpartition(".")[0]) for event in trace.events)
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
-def _reads_flattened(event: TraceEvent) -> bool:
-    """Return True for the output of a module with a weight for each cell of a flattened map."""
+def _is_flattened_head(event: TraceEvent) -> bool:
+    """Return True for the output of a layer, such as nn.Linear, that is applied to a flattened map.
+
+    Such a layer has separate weights for each position.
+    """
     if event.source is None or event.tensor is None:
         return False
     names = event.source.layout.name, event.tensor.layout.name
@@ -309,10 +316,10 @@ def _reads_flattened(event: TraceEvent) -> bool:
 def _first_breaks(
     trace: ModelTrace, threshold: float, absolute: Sequence[str]
 ) -> dict[str, LayerBreak]:
-    """Return the first break of each kind.
+    """Return the first layer that breaks equivariance, for each kind of break.
 
-    If a tensor is not the output of a module, the break belongs to the parent of the module that
-    received the tensor, because the code of the parent made it.
+    If a tensor is the input but not the output of a module, it comes from the code of the parent
+    module, so the break is attributed to the parent.
     """
     breaks: dict[str, LayerBreak] = {}
     before = "the images"
@@ -321,17 +328,16 @@ def _first_breaks(
         if tensor is None or tensor.errors is None or not event.is_new:
             continue
         errors, limit = tensor.errors, error_limit(threshold, tensor.noise)
-        interior, edge, aliasing = errors.interior, errors.border, errors.aliasing
+        by_kind = dict(zip(BREAKS, (errors.interior, errors.border, errors.aliasing), strict=True))
         if not errors.has_interior:
             # If the edge affects every cell, the break counts as one at the edge only if it is the
             # first such break and the module pads.
-            if "edge" not in breaks or _reads_flattened(event):
-                if event.is_output and pads_edge(event.module):
-                    edge = errors.all_cells
-                else:
-                    interior = errors.all_cells
-            aliasing = None if breaks else aliasing
-        for kind, error in (("interior", interior), ("edge", edge), ("aliasing", aliasing)):
+            if "edge" not in breaks or _is_flattened_head(event):
+                is_padded = event.is_output and pads_edge(event.module)
+                by_kind["edge" if is_padded else "interior"] = errors.all_cells
+            if breaks:
+                by_kind["aliasing"] = None
+        for kind, error in by_kind.items():
             # After a break inside the image, errors at the edge are a consequence.
             is_consequence = kind == "edge" and "interior" in breaks
             if kind in breaks or is_consequence or error is None or error <= limit:
@@ -352,7 +358,7 @@ def _first_breaks(
 
 
 def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
-    """Describe what breaks equivariance in a module, or return "" if it is unknown."""
+    """Describe what breaks equivariance in a module, such as "zero padding", or return ""."""
     module = event.module
     if kind == "aliasing":
         stride = max(declared_stride(module) or (1,))
@@ -361,14 +367,14 @@ def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
         mode = getattr(module, "padding_mode", "zeros")
         padding = "zero" if mode == "zeros" else mode
         return f"{padding} padding" if pads_edge(module) else ""
-    if _reads_flattened(event):
+    if _is_flattened_head(event):
         return "separate weights for each position"
-    is_added = any(event.module_name in (name, name.rpartition(".")[0]) for name in absolute)
+    is_added = any(event.module_name in (name, _parent(name)) for name in absolute)
     return "absolute position embeddings" if is_added else ""
 
 
-def _list_findings(trace: ModelTrace, always: set[str]) -> tuple[LayerFinding, ...]:
-    """Return the findings of layers that return a new tensor, and of those named in `always`."""
+def _list_findings(trace: ModelTrace, always_listed: set[str]) -> tuple[LayerFinding, ...]:
+    """Return the errors of all layers that return a new tensor, and of `always_listed` layers."""
     findings: list[LayerFinding] = []
     listed: set[TracedTensor] = set()
     for event in trace.events:
@@ -376,7 +382,7 @@ def _list_findings(trace: ModelTrace, always: set[str]) -> tuple[LayerFinding, .
         if tensor is None or tensor.errors is None or not event.is_output:
             continue
         is_new = tensor is not source and tensor not in listed
-        if not (is_new or event.name in always or event.module_name in always):
+        if not (is_new or always_listed.intersection((event.name, event.module_name))):
             continue
         listed.add(tensor)
         errors, before = tensor.errors, source and source.errors
@@ -402,7 +408,7 @@ def _list_findings(trace: ModelTrace, always: set[str]) -> tuple[LayerFinding, .
 
 
 def _explain_skipped(trace: ModelTrace) -> dict[str, str]:
-    """Return why modules could not be compared, by their names."""
+    """Return the reason why each module that has no errors could not be compared."""
     reasons = {}
     for event in trace.events:
         reason = event.reason if event.tensor is None else event.tensor.failure

@@ -1,4 +1,4 @@
-"""Comparison of a model's tensors for shifted images with those for unshifted images."""
+"""Comparison of the tensors inside a model between shifted and unshifted images."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.audit.layers.layer_errors import NUM_SUMS, LayerErrors, Sums, sums_of_best_move
+from teka.audit.layers.layer_errors import NUM_SUMS, LayerErrors, Sums, choose_best_move
 from teka.audit.layers.layouts import Layout
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_calls
 from teka.audit.model_call import Model
@@ -22,9 +22,10 @@ Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a ten
 
 
 def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
-    """Return the whole numbers of cells (dy, dx) next to a shift in pixels.
+    """Convert a shift in pixels to moves (dy, dx) of a tensor by whole numbers of cells.
 
-    There is one move if the shift is a multiple of the stride. A vector does not move.
+    If the shift is not a multiple of the tensor's stride, return all moves next to it. A vector
+    does not move.
     """
     if not layout.grid:
         return [(0, 0)]
@@ -33,8 +34,8 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
 
 
 @functools.cache
-def cells_within(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool[Tensor, " side"]:
-    """Return True for each cell of an axis that is outside the border before and after a move.
+def stays_inside(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool[Tensor, " side"]:
+    """Return True for each cell whose content is outside the border before and after a move.
 
     Args:
         side: Number of cells along the axis.
@@ -43,14 +44,14 @@ def cells_within(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool
     """
     after = torch.arange(side)
     before = after - move
-    first, last = border[0], side - 1 - border[1]
-    return (after >= first) & (after <= last) & (before >= first) & (before <= last)
+    lowest, highest = torch.minimum(before, after), torch.maximum(before, after)
+    return (lowest >= border[0]) & (highest < side - border[1])
 
 
 def cells_to_compare(
     tensor: TracedTensor, move: Move, wraps: bool
 ) -> tuple[Bool[Tensor, " side"], ...]:
-    """Return the rows and columns that were inside the image, and those that no edge can affect.
+    """Return masks of the rows and columns of a tensor that are compared after a move.
 
     Args:
         tensor: The tensor.
@@ -58,11 +59,12 @@ def cells_to_compare(
         wraps: Whether content that leaves the tensor at one side enters at the other side.
 
     Returns:
-        Rows and columns whose content was inside the image, then rows and columns of the interior.
+        The rows and columns whose content was inside the image before the move, then the rows and
+        columns that the edge of the image cannot affect.
     """
     sides, borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
-    inside = map(cells_within, sides, (0, 0) if wraps else move)
-    return (*inside, *map(cells_within, sides, move, borders))
+    inside = map(stays_inside, sides, (0, 0) if wraps else move)
+    return (*inside, *map(stays_inside, sides, move, borders))
 
 
 def compare_shifts(
@@ -73,10 +75,10 @@ def compare_shifts(
     movement: Movement,
     batch_size: int,
 ) -> None:
-    """Store in each tensor of a trace its errors, or why it cannot be compared.
+    """Measure the equivariance errors of all tensors in a trace, and store them in the trace.
 
-    Shifted and unshifted images share a batch, so that only sums are kept. docs/audit_layers.md has
-    the formula.
+    A tensor that cannot be compared gets the reason instead. Each batch contains shifted and
+    unshifted images, so that their outputs need not be kept. docs/audit_layers.md has the formula.
 
     Args:
         model: Function that runs the model.
@@ -95,17 +97,17 @@ def compare_shifts(
         tensor = traced.get(event.key)
         if tensor is None or tensor.failure:
             return
-        num_blocks = len(shifts[chosen]) + 1
-        if value is None or event.shape[1:] != tensor.shape or len(value) % num_blocks:
+        num_copies = len(shifts[chosen]) + 1
+        if value is None or event.shape[1:] != tensor.shape or len(value) % num_copies:
             tensor.failure = "its shape is not always the same"
             return
         maps = tensor.layout.arrange(value.detach())
         maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
         maps = maps if tensor.layout.grid else maps[:, :, None, None]
-        blocks = maps.unflatten(0, (num_blocks, -1))
+        values = maps.unflatten(0, (num_copies, -1))
         # Cells wrap around the torus only if they fill the image exactly.
         wraps = movement.wraps and tensor.layout.fills(trace.seen_size)
-        sums[tensor][chosen] += _sum_squared_errors(blocks, tensor, shifts[chosen], wraps)
+        sums[tensor][chosen] += _sum_squared_errors(values, tensor, shifts[chosen], wraps)
         if not sums[tensor].isfinite().all():
             tensor.failure = "it holds NaN or infinity for shifted images"
 
@@ -122,48 +124,50 @@ def compare_shifts(
 
 
 def _sum_squared_errors(
-    blocks: Float[Tensor, "blocks images channels height width"],
+    values: Float[Tensor, "copies images channels height width"],
     tensor: TracedTensor,
     shifts: CheckedShifts,
     wraps: bool,
 ) -> Sums:
-    """Return the sums over images from which the errors of a tensor at each shift are computed.
+    """Compare the values of a tensor for shifted images with its moved values for unshifted images.
 
-    The values for the unshifted images are moved by the same shift and compared with the values for
-    the shifted images. If a shift is not a whole number of cells, the numbers next to it are tried,
-    and the move with the smallest error is used for each image.
+    If a shift is not a whole number of cells, the whole numbers next to it are tried, and the best
+    one is used for each image.
 
     Args:
-        blocks: Values of a tensor for the unshifted images, and then for each shift.
-        tensor: The tensor.
-        shifts: The shifts.
+        values: Values for the unshifted images, and then for the images after each shift.
+        tensor: Description of the tensor.
+        shifts: The shifts in pixels.
         wraps: Whether content that leaves the tensor at one side enters at the other side.
+
+    Returns:
+        Sums over the images for each shift, from which `LayerErrors` computes relative errors.
     """
-    grid = blocks.shape[3:]
-    cells = torch.arange(grid.numel(), device=blocks.device).view(grid)
+    grid = values.shape[3:]
+    cells = torch.arange(grid.numel(), device=values.device).view(grid)
     # Moving cells copies rows of channels, which is fast if they are contiguous.
-    unshifted, *shifted = blocks.flatten(3).transpose(2, 3).contiguous()
+    unshifted, *shifted = values.flatten(3).transpose(2, 3).contiguous()
     square_norm = unshifted.square().sum(dim=-1)
     moves = [nearest_moves(shift, tensor.layout) for shift in shifts]
     errors, norms, cells_by_move = [], [], []
-    for block, block_moves in zip(shifted, moves, strict=True):
-        for move in block_moves:
+    for shifted_values, nearest in zip(shifted, moves, strict=True):
+        for move in nearest:
             origin = cells.roll(move, (0, 1)).flatten()
-            difference = block - unshifted.index_select(1, origin)
+            difference = shifted_values - unshifted.index_select(1, origin)
             errors.append(difference.square_().sum(dim=-1))
             norms.append(square_norm.index_select(1, origin))
             cells_by_move.append(cells_to_compare(tensor, move, wraps))
-    values = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
-    values = values.unflatten(-1, grid)
+    squares = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
+    squares = squares.unflatten(-1, grid)
     masks = [torch.stack(axis).double() for axis in zip(*cells_by_move, strict=True)]
     inside, interior = masks[:2], masks[2:]
-    inside_error, size = torch.einsum("qmirc,mr,mc->qmi", values, *inside)
-    interior_error, _ = torch.einsum("qmirc,mr,mc->qmi", values, *interior)
+    inside_error, size = torch.einsum("qmirc,mr,mc->qmi", squares, *inside)
+    interior_error, _ = torch.einsum("qmirc,mr,mc->qmi", squares, *interior)
     border_error = (inside_error - interior_error).clamp(min=0)
     num_inside, num_interior = (
         torch.einsum("mr,mc->m", *mask)[:, None].expand_as(size) for mask in (inside, interior)
     )
     num_border = num_inside - num_interior
     columns = interior_error, num_interior, border_error, num_border, size
-    sums_by_shift = torch.stack(columns, dim=-1).split([len(block_moves) for block_moves in moves])
-    return torch.stack([sums_of_best_move(sums).sum(dim=0) for sums in sums_by_shift])
+    sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, moves)))
+    return torch.stack([choose_best_move(sums).sum(dim=0) for sums in sums_by_shift])

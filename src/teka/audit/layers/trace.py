@@ -1,4 +1,4 @@
-"""Trace of a forward pass: the tensors of a model, their layouts, noise and border effects."""
+"""Record of the tensors inside a model, and of the effect of the image's edge on them."""
 
 import sys
 from collections import Counter
@@ -31,14 +31,16 @@ AFFECTED_SHARE = 1e-2
 
 @dataclass(eq=False)
 class TracedTensor:
-    """Tensor of a model, independent of the modules that return or receive it.
+    """Tensor that occurs in the forward pass of a model, and what is known about it.
+
+    Several modules can receive and return the same tensor.
 
     Args:
         layout: How the tensor is arranged over the image.
         shape: Shape without the batch axis.
-        noise: ‖y' − y‖ / ‖y‖ for two copies of the same images.
-        border: Number of cells that the edge of the image affects, before and after along each
-            axis; () for a vector.
+        noise: Relative difference ‖y' − y‖ / ‖y‖ for two copies of the same images.
+        border: Number of cells that the edge of the image affects, at the start and at the end of
+            each axis; () for a vector.
         epsilon: Machine epsilon of the dtype.
         errors: Errors for shifted images, once they are measured.
         failure: Why the tensor cannot be compared for shifted images, or "".
@@ -61,9 +63,9 @@ class TraceEvent:
         module_name: Name of the module.
         module: The module.
         call: Index of this call of the module within the forward pass, from 1.
-        shape: Shape (B, …) of the tensor.
-        outer: Input of the innermost module that was running, or None.
+        outer: Input of the module that called this module, or None.
         input: For an output, the input of the same call.
+        shape: Shape (B, …) of the tensor.
         tensor: The traced tensor, or None if it was not recognized.
         reason: Why the tensor was not recognized, or "".
         is_new: Whether the tensor did not occur before.
@@ -72,16 +74,16 @@ class TraceEvent:
     module_name: str
     module: nn.Module
     call: int
-    shape: tuple[int, ...]
     outer: "TraceEvent | None"
     input: "TraceEvent | None" = None
+    shape: tuple[int, ...] = ()
     tensor: TracedTensor | None = None
     reason: str = ""
     is_new: bool = False
 
     @property
     def key(self) -> tuple[str, int, bool]:
-        """Module, call and direction, which identify the same event in another forward pass."""
+        """Name, call and direction, which are equal for the same event in another forward pass."""
         return self.module_name, self.call, self.is_output
 
     @property
@@ -91,12 +93,12 @@ class TraceEvent:
 
     @property
     def source(self) -> TracedTensor | None:
-        """For an output, the tensor that the module received."""
+        """Tensor that the module received, if this event is an output."""
         return None if self.input is None else self.input.tensor
 
     @property
     def name(self) -> str:
-        """Name for display, with the index of the call from the second on."""
+        """Name of the module in reports, such as "relu", or "relu (call 2)" for its second call."""
         name = self.module_name or "(model)"
         return name if self.call == 1 else f"{name} (call {self.call})"
 
@@ -111,7 +113,7 @@ def trace_calls(
     batch: Tensor,
     description: str,
 ) -> None:
-    """Run a model, and call a function for every input and output of its modules.
+    """Run a model, and call the function `on_event` for every input and output of its modules.
 
     Args:
         model: Function that runs the model.
@@ -126,18 +128,20 @@ def trace_calls(
     num_calls = Counter()
     running: list[TraceEvent] = []
 
+    def report(event: TraceEvent, value: object) -> None:
+        tensor = _choose_tensor(value, len(batch))
+        event.shape = () if tensor is None else tuple(tensor.shape)
+        on_event(event, tensor)
+
     def before(name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
         num_calls[name] += 1
-        tensor = _choose_tensor((arguments, options), len(batch))
         outer = running[-1] if running else None
-        running.append(TraceEvent(name, module, num_calls[name], _shape(tensor), outer))
-        on_event(running[-1], tensor)
+        running.append(TraceEvent(name, module, num_calls[name], outer))
+        report(running[-1], (arguments, options))
 
     def after(name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
         started = running.pop()
-        tensor = _choose_tensor(output, len(batch))
-        event = TraceEvent(name, module, started.call, _shape(tensor), started.outer, started)
-        on_event(event, tensor)
+        report(TraceEvent(name, module, started.call, started.outer, started), output)
 
     with ExitStack() as hooks:
         for name, module in modules.items():
@@ -158,19 +162,15 @@ def trace_calls(
             raise ModelError(f"the model {message}") from error
 
 
-def _shape(tensor: Tensor | None) -> tuple[int, ...]:
-    return () if tensor is None else tuple(tensor.shape)
+def _choose_tensor(value: object, batch_size: int) -> Tensor | None:
+    """Choose the tensor that represents the inputs or outputs of a module.
 
-
-def _choose_tensor(value: object, num_rows: int) -> Tensor | None:
-    """Return the first floating-point tensor with a row for each image, or else the first tensor.
-
-    The value may be nested.
+    It is the first floating-point tensor whose first axis is the batch, or else the first tensor.
     """
     tensors = list(_find_tensors(value))
     for tensor in tensors:
-        has_rows = tensor.ndim > 1 and len(tensor) == num_rows and tensor.numel()
-        if tensor.is_floating_point() and has_rows:
+        is_batch = tensor.ndim > 1 and len(tensor) == batch_size and tensor.numel()
+        if tensor.is_floating_point() and is_batch:
             return tensor
     return tensors[0] if tensors else None
 
@@ -212,15 +212,15 @@ class ModelTrace:
 
     @property
     def depends_on_all_sides(self) -> bool:
-        """Return True if every side of the edge affects every map.
+        """Return True if noise at each side of the images changed every tensor.
 
-        A pooling layer may ignore the last pixels of an odd size.
+        It does not, for example, if pooling ignores the last row of an odd number of rows.
         """
         return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
 
     @property
     def grids(self) -> tuple[TokenGrid, ...]:
-        """Different grids of several cells, with the number of prefix tokens."""
+        """Grids over the image in this model, each with its number of prefix tokens."""
         layouts = [tensor.layout for tensor in self.tensors]
         grids = [(layout.grid, layout.prefix_tokens) for layout in layouts if layout.grid]
         return tuple(dict.fromkeys(grid for grid in grids if max(grid[0]) > 1))
@@ -252,7 +252,7 @@ class ModelTrace:
         source = None if event.source is None else event.source.layout
         source_shape = () if event.input is None else event.input.shape
         if source is None and source_shape == shape:
-            return "it has the shape of its input, which could not be recognized"
+            return "its input has the same shape, and its arrangement over the image is unknown"
         layout = self._recognizer.recognize(
             event.module, shape, event.is_output, source, source_shape
         )
@@ -265,13 +265,13 @@ class ModelTrace:
         epsilon = torch.finfo(value.dtype).eps
         norm = copies[0].norm()
         noise = float((copies[1] - copies[0]).norm() / norm) if norm else 0.0
-        border = _border(copies, epsilon) if layout.grid else ()
+        border = _find_border(copies, epsilon) if layout.grid else ()
         self.tensors.append(TracedTensor(layout, shape[1:], noise, border, epsilon))
         return self.tensors[-1]
 
 
 def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImages) -> ModelTrace:
-    """Trace a forward pass on unshifted images."""
+    """Record all tensors in a forward pass on unshifted images, and how the edge affects them."""
     edge_width = 1
     while True:
         trace = ModelTrace(model, modules, images, edge_width)
@@ -285,7 +285,9 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
 def copy_with_noisy_edges(
     images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """Return four copies of images, two of which have noise at the edge.
+    """Return images twice without noise, then with noise at two edges, then at the other two.
+
+    The copies show which cells of a model depend on the edge of the image.
 
     Args:
         images: Images (B, C, H, W).
@@ -305,10 +307,15 @@ def copy_with_noisy_edges(
     return torch.cat([images, images, rows, columns])
 
 
-def _border(
+def _find_border(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return how many cells at each side the edge affects, before and after along both axes."""
+    """Return the number of rows at the top and bottom that noise at the edge changes, and columns.
+
+    Args:
+        copies: Values of a tensor for the copies of `copy_with_noisy_edges`.
+        epsilon: Machine epsilon of the model's dtype.
+    """
     limit = max(epsilon, min(AFFECTED_ROUNDINGS * epsilon, AFFECTED_SHARE))
     changes = (copies[2:] - copies[0]).abs() > limit * copies[0].abs().max()
     is_affected = changes.flatten(1, 2).any(dim=1)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from teka.audit.layers.fixes import FIXES
-from teka.audit.layers.localize import LayerFindings, is_inside
+from teka.audit.layers.localize import LayerFindings, is_submodule
 from teka.reporting.formatting import write_size
 
 BREAK_ROLES = {
@@ -39,7 +39,7 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         rows.append((role, layer.name, words))
     for name in layers.absolute_embeddings:
         embeddings = layers.fixable("positions")
-        is_fixable = any(each == name or is_inside(each, name) for each in embeddings)
+        is_fixable = any(each == name or is_submodule(each, name) for each in embeddings)
         command = _command(["positions"] if is_fixable else [])
         words = f"according to its name and shape{command}"
         rows.append(("contains absolute positions", name, words))
