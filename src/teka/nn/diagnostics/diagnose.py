@@ -73,8 +73,8 @@ def diagnose(
     - the changes of the output when the tokens are shifted;
     - the problems that these measurements show, each with a recommendation.
 
-    The layer does not change, and nothing is random. Long inputs are measured on their first
-    samples and on a block of their tokens.
+    The layer does not change, and the results are deterministic. Of long inputs, only the first
+    samples and a block of the tokens are measured.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
@@ -163,9 +163,15 @@ def _measure_heads(
     backend: str,
     dtype: torch.dtype,
 ) -> HeadMeasurements:
-    """Measure the accuracy, the output sizes and the rounding errors of a group of attention heads.
+    """Measure the accuracy, the output sizes and the rounding errors of some attention heads.
 
-    The heads of a group share their kernels.
+    Args:
+        group: The heads.
+        float64_layer: The layer in float64, which projects the tokens.
+        inputs: The measured part of the inputs of the layer, in float64.
+        whole_grid: Grid of all tokens, or None.
+        backend: Backend that computes the heads for all inputs.
+        dtype: Dtype of the layer, whose rounding errors are measured.
     """
     kernel, relative, key_mask = group.kernel, group.relative, inputs.key_mask
     projected = float64_layer.project(inputs.tokens, key_mask=key_mask)
@@ -230,9 +236,17 @@ def _measure_random_features(
     equal_weights: Tensor,
     value: Tensor,
 ) -> RandomFeatureErrors | None:
-    """Compare attention with random features to attention with the exact kernel.
+    """Return the errors of attention heads with random features, or None for other heads.
 
-    Random features approximate a kernel such as softmax. Return None if the heads use none.
+    Random features approximate a kernel such as softmax, whose exact output is computed too.
+
+    Args:
+        kernel: Content kernel of the heads.
+        relative: Relative kernel of the heads, or None.
+        compute_weights: Returns the attention weights for a content and a relative kernel.
+        weights: Attention weights of the heads.
+        equal_weights: Attention weights that are equal for all keys of a query.
+        value: Values of the heads.
     """
     exact_kernel, exact_relative = kernel, relative
     if isinstance(kernel, FeatureKernel) and kernel.estimates_softmax:
@@ -270,11 +284,10 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
 
 
 def _count_constant_sinusoids(relative: RelativeKernel | None, grid: Grid | None) -> int:
-    """Count the sinusoids that become constant when they are made periodic on a grid.
+    """Count the sinusoids of a relative kernel that are constant on a periodic grid.
 
-    On a periodic grid, a sinusoid completes a whole number of cycles. If its wavelength is much
-    longer than the grid, this number is rounded to 0, and the sinusoid no longer depends on the
-    position.
+    The number of cycles of a sinusoid on the grid is rounded to a whole number, so that the
+    sinusoid is periodic. If its wavelength is much longer than the grid, this number is 0.
     """
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0

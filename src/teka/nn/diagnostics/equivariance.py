@@ -47,7 +47,7 @@ class LayerInputs:
         return f"{num_samples:,} × {num_tokens:,} tokens{grid}"
 
     def shorten(self, max_tokens: int, max_samples: int) -> "LayerInputs":
-        """Return a smaller part of the inputs, so that expensive measurements stay fast.
+        """Return a part of the inputs that is small enough for expensive measurements.
 
         At most `max_samples` samples and a block of `max_tokens` tokens remain, in addition to
         prefix tokens such as a class token. The block contains a token that is not masked. Samples
@@ -68,9 +68,9 @@ class LayerInputs:
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
     def token_indices(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Convert indices of grid cells to indices of tokens in a sequence with prefix tokens.
+        """Return the indices in the sequence of the prefix tokens and of the tokens of some cells.
 
-        Prefix tokens, such as a class token, come first and are included in the result.
+        Prefix tokens, such as a class token, come before the cells of the grid.
         """
         prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
         return torch.cat([prefix, self.num_prefix_tokens + cells])
@@ -82,10 +82,7 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
 
 
 def _block_around(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Select a rectangular block of at most `max_tokens` tokens around one token of a grid.
-
-    Return the indices of these tokens and the smaller grid that they form.
-    """
+    """Return the indices and the grid of a block of at most `max_tokens` cells around a cell."""
     shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
     start = torch.minimum(coordinates[cell], shape - sides)
@@ -100,13 +97,13 @@ def measure_shift_errors(
 ) -> ShiftErrors | None:
     """Measure how much the output of a layer changes when its tokens are shifted.
 
-    An equivariant layer has only rounding errors. Tokens on a grid are rolled along periodic axes.
-    Along other axes they move within a larger grid, whose empty positions are masked. If tokens
-    have coordinates instead of a grid, the shift is added to the coordinates.
+    An equivariant layer has only rounding errors. On a grid, tokens are rolled along periodic axes
+    and moved within a larger grid along other axes. Tokens with coordinates instead of a grid are
+    shifted by adding to the coordinates.
 
     Returns:
-        Errors in the layer's dtype, and in float64 for the worst shift. None if no shift is a
-        symmetry, such as for a causal layer on a torus.
+        Errors in the layer's dtype, and in float64 for the worst shift. None if the layer is not
+        expected to be equivariant to any shift, such as a causal layer on a fully periodic grid.
     """
     if inputs.positions is not None:
         method, run_shifted = "added to the positions", _run_at_positions
@@ -140,10 +137,10 @@ def measure_shift_errors(
 def _shifts_to_measure(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
-    """Return the shifts to measure as a matrix with a row per shift and a column per axis.
+    """Return the shifts that the caller chose, or two default shifts.
 
-    There are two default shifts. A causal layer is not shifted along periodic axes, because rolling
-    changes the order of its tokens.
+    Tokens of a causal layer are not shifted along periodic axes, because rolling would change their
+    order.
     """
     grid = inputs.grid
     steps: list[Sequence[float]] = []
@@ -154,7 +151,6 @@ def _shifts_to_measure(
     if grid is not None:
         far = torch.tensor(grid.shape) // -4
         default = torch.stack([torch.ones_like(far), far]).double()
-        # A roll along a periodic axis changes the order of tokens, which a causal layer depends on.
         is_fixed = torch.tensor(grid.periodic) & is_causal
     else:
         assert inputs.positions is not None
@@ -176,7 +172,7 @@ def _shifts_to_measure(
 
 
 def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the output after each step."""
+    """Return the output of a layer at the coordinates after each shift."""
     assert inputs.positions is not None
     positions = inputs.positions.double()
     moved = [positions + step for step in steps.to(positions)]
@@ -184,9 +180,9 @@ def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> li
 
 
 def _run_on_larger_grid(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the outputs of a layer for its tokens at shifted places on a larger grid.
+    """Return the output of a layer after each shift of its tokens on a larger grid.
 
-    The grid is large enough that no token leaves it. Places without a token are masked.
+    No shift moves a token out of the larger grid. Positions without a token are masked.
     """
     grid = inputs.grid
     assert grid is not None

@@ -114,10 +114,10 @@ def explain(
 ) -> CostReport | LayerReports[CostReport]:
     """Compare the estimated costs of all algorithms (backends) that can compute an attention layer.
 
-    Backends have the same result: "dense" computes every pair of tokens, and "linear" sums products
-    of features. The cost of a backend is the estimated time for its multiply-adds and its memory
-    traffic. With backend="auto", a layer uses the cheapest backend. For a model, the costs of each
-    of its attention layers are compared.
+    Backends have the same result. For example, "dense" computes every pair of tokens, and "linear"
+    sums products of features. The cost is the estimated time for the multiply-adds and the memory
+    traffic. With backend="auto", a layer uses the cheapest backend. For a model, there is a report
+    on each of its attention layers.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
@@ -168,16 +168,15 @@ def report_layers(
     keywords: dict[str, Any],
     make_report: Callable[..., T],
 ) -> LayerReports[T]:
-    """Run a model once, and make a report for each of its attention layers.
-
-    The report describes the first call of the layer, with the inputs of that call.
+    """Run a model once, and make a report on the first call of each of its attention layers.
 
     Args:
         module: Module that contains attention layers.
         inputs: Arguments of the call.
         keywords: Keyword arguments of the call.
-        make_report: Function of a layer and of its inputs, with the names in
-            `SELF_ATTENTION_INPUTS`. A layer for which it raises a ValueError is skipped.
+        make_report: Returns the report for a layer and its inputs, which are keyword arguments
+            with the names in `SELF_ATTENTION_INPUTS`. If it raises a ValueError, the layer is
+            skipped.
     """
     names = {layer: name for name, layer in module.named_modules() if isinstance(layer, Attention)}
     if not names:
@@ -272,15 +271,14 @@ def _scaled(grid: Grid, factor: float) -> Grid:
 
 
 def _find_crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
-    """Find the smallest grid on which another attention algorithm is cheaper than "dense".
+    """Return the smallest grid on which "dense" is not the cheapest attention algorithm.
 
-    The "dense" algorithm computes every pair of tokens, so it is cheap only for few tokens. All
-    candidates have the proportions of the given grid. Return None if "dense" is cheapest on all of
-    them.
+    Return None if there is none up to `MAX_CROSSOVER` tokens.
 
     Args:
-        is_dense_cheapest: Function of the factor of the sides.
-        grid: Grid that the factor scales.
+        is_dense_cheapest: True if "dense" is cheapest on a grid whose sides are those of `grid`
+            times the argument.
+        grid: Grid with the proportions of the result.
     """
     low = (1 / grid.num_tokens) ** (1 / grid.num_axes)
     high = (MAX_CROSSOVER / grid.num_tokens) ** (1 / grid.num_axes)

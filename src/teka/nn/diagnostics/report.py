@@ -30,36 +30,43 @@ EVEN_WEIGHTS = 0.02
 # Relative error under a shift that rounding in float64 can explain.
 FLOAT64_ROUNDING = 1e-8
 
+# What each problem means, and what to do about it.
 RECOMMENDATIONS = {
-    "collapsed features": "Use more random features (num_features), queries and keys of "
-    "smaller norm, or a kernel without random features, such as kernel='squared_relu'.",
+    "collapsed features": "The output is nearly the mean of the values for every query. Use more "
+    "random features (num_features), queries and keys of smaller norm, or a kernel without random "
+    "features, such as kernel='squared_relu'.",
     "inaccurate features": "Use more random features, or kernel='softmax' for inputs with fewer "
-    "tokens than features. Kernels without random features have no such error: for example, use "
-    "kernel='squared_relu', or kernel='taylor2' for small queries and keys.",
+    "tokens than features. Kernels without random features do not have this error: for example, "
+    "use kernel='squared_relu', or kernel='taylor2' for small queries and keys.",
     "inaccurate position features": "Use relative='clipped', which is exact and costs less.",
-    "biased features": "Use projection='orthogonal', which has no such bias.",
-    "long queries and keys": "Use query_key='normalized', or smaller weights.",
-    "large outputs": "Use kernel='squared_relu' or kernel='positive', whose outputs are bounded. "
-    "With relative='rotary', use rotary_normalizer='nonnegative', or the default 'mixed' and a "
-    "kernel without negative weights.",
+    "biased features": "Random vectors of equal norm make attention weights too small. Use "
+    "projection='orthogonal', which does not have this error.",
+    "long queries and keys": "Random features then have a large error. Use query_key='normalized', "
+    "or smaller weights.",
+    "large outputs": "Outputs may be larger for other tokens. Use kernel='squared_relu' or "
+    "kernel='positive', whose outputs are bounded. With relative='rotary', use "
+    "rotary_normalizer='nonnegative', or the default 'mixed' and a kernel without negative "
+    "weights.",
     "float16 overflow": "Compute in bfloat16, normalize the tokens, or use smaller weights. If a "
     "layer has large outputs, choose a kernel that bounds them.",
     "even weights": "If all attention weights are still equal after training, scale queries and "
     "keys up. With kernel='constant' and relative=None, the weights are always equal.",
-    "rounding of a backend": "Use float64, backend='dense', or a kernel without negative weights.",
-    "constant waves": "Choose frequencies near multiples of 2π / period.",
-    "shift sensitivity": "Instead of relative='rotation_joint', use relative='rotation', which is "
-    "the same kernel and exactly equivariant. Otherwise check your own relative kernels. With "
-    "relative='clipped', check that distances are multiples of the ring width.",
+    "rounding of a backend": "Rounding errors grow if attention weights of both signs sum to "
+    "almost 0. Use float64, backend='dense', or a kernel without negative weights.",
+    "constant waves": "Their wavelengths are much longer than the periodic grid. Choose "
+    "frequencies near multiples of 2π / period.",
+    "shift sensitivity": "If relative='rotation_joint', use relative='rotation', which is the same "
+    "kernel and exactly equivariant. If relative='clipped', check that distances are multiples of "
+    "the ring width. If the relative kernel is your own, check it.",
     "rounding under shifts": "Compute in a wider dtype if this error matters.",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that `teka.diagnose` has found in an attention layer, with a recommendation.
+    """A problem that `teka.diagnose` has found in an attention layer.
 
-    `str` returns both as text.
+    `str` returns the measurement, what it means and a recommendation.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
@@ -81,8 +88,8 @@ class Finding:
 class ApproximationErrors:
     """Errors of attention with random features, compared with attention with the exact kernel.
 
-    Random features approximate a kernel such as softmax. If they are too few, the output may
-    collapse: it is nearly the mean of the values for every query.
+    Random features approximate a kernel such as softmax. If there are too few of them, the output
+    may collapse to nearly the mean of the values for every query.
 
     Attributes:
         error: Relative error with random features, ‖estimate − exact‖ / ‖exact‖.
@@ -97,10 +104,12 @@ class ApproximationErrors:
 
     @classmethod
     def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "ApproximationErrors":
-        """Compare an approximate attention output with the exact output and with a baseline.
+        """Return the errors of an approximate attention output.
 
-        The baseline `mean` is the mean of the values, which is the output of equal attention
-        weights.
+        Args:
+            estimate: Output with random features.
+            exact: Output with the exact kernel.
+            mean: Output with equal attention weights, which is the mean of the values.
         """
         size = exact.norm().clamp_min(torch.finfo(exact.dtype).tiny)
         distance = (exact - mean).norm()
@@ -111,10 +120,7 @@ class ApproximationErrors:
 
     @property
     def is_collapsed(self) -> bool:
-        """True if the approximate attention output is nearly the same for every query.
-
-        It is then nearly the mean of the values, although the exact output is not.
-        """
+        """True if the output is nearly the mean of the values, although the exact output is not."""
         return self.spread < COLLAPSED_SPREAD
 
 
@@ -144,8 +150,8 @@ class RandomFeatureErrors:
 class HeadMeasurements:
     """Accuracy and output sizes of attention heads that share the same kernels, in float64.
 
-    The gain of query i is Σ_j |w_ij|, where w_ij is the normalized attention weight of value j. The
-    output is at most the gain times the largest value.
+    The gain of a query is the sum of its absolute attention weights. The output is at most the gain
+    times the largest value.
 
     Attributes:
         name: Names of the kernels, such as "softmax × rotary".
@@ -195,9 +201,9 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Relative changes of the output of an attention layer when its tokens are shifted.
+    """Differences between the output for shifted tokens and the shifted output, of a layer.
 
-    The output of an equivariant layer moves with the tokens, so that only rounding errors remain.
+    The differences are relative to the output. An equivariant layer has only rounding errors.
 
     Attributes:
         method: How the tokens were shifted.
@@ -309,9 +315,10 @@ class LayerReports(dict[str, T]):
 
 
 def required_num_features(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
-    """Return how many random features are needed to reduce their error to a target.
+    """Return how many random features are needed for a target error.
 
-    The error falls with the square root of the number of features.
+    `error` is the measured error with `num_features` features. The error falls with the square root
+    of the number of features.
     """
     return math.ceil(num_features * (error / target) ** 2)
 
@@ -324,10 +331,10 @@ def find_problems(
     dtype: torch.dtype,
     dim_head: int,
 ) -> tuple[Finding, ...]:
-    """Compare the measurements of an attention layer with thresholds, and return the problems.
+    """Return the problems that the measurements of an attention layer show.
 
-    Problems are, for example, inaccurate random features, large outputs, or an output that changes
-    when the tokens are shifted.
+    A measurement beyond its threshold is a problem, for example inaccurate random features, large
+    outputs, or sensitivity to shifts.
     """
     rounding = math.sqrt(torch.finfo(dtype).eps)
     findings: list[Finding] = []
@@ -367,10 +374,7 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
     spreads = [errors.spread for errors in features.by_head]
     if group.is_collapsed:
         heads = _heads_below(group, spreads, COLLAPSED_SPREAD)
-        message = (
-            f"The random features of {group.name} have collapsed in {heads}. For every input, the "
-            "output is nearly the mean of the values."
-        )
+        message = f"The random features of {group.name} have collapsed in {heads}."
         yield Finding("collapsed features", min(spreads), COLLAPSED_SPREAD, message)
     error, num_features = features.total.error, features.num_features
     if error <= FEATURE_ERROR:
@@ -378,18 +382,15 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
     name = "inaccurate features"
     message = (
         f"The output of {group.name} with {num_features} random features has an error of "
-        f"{100 * error:.0f} %. Returning the mean of the values would give an error of "
-        f"{100 * features.total.error_of_mean:.0f} %. An error of 10 % takes at least "
+        f"{100 * error:.0f} %. The mean of the values has an error of "
+        f"{100 * features.total.error_of_mean:.0f} %. For an error of 10 %, use at least "
         f"{required_num_features(error, num_features):,} features."
     )
     if group.relative == "clipped_features":
         name = "inaccurate position features"
     yield Finding(name, error, FEATURE_ERROR, message)
     if features.is_biased:
-        message = (
-            f"The random vectors of {group.name} all have the same norm, so that attention weights "
-            "are underestimated."
-        )
+        message = f"The random vectors of {group.name} all have the same norm."
         yield Finding("biased features", error, FEATURE_ERROR, message)
     if group.query_norm is not None and group.key_norm is not None:
         query_norm = sum(group.query_norm) / len(group.query_norm)
@@ -398,7 +399,7 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
         if exponent > LARGE_EXPONENT:
             message = (
                 f"Queries and keys of {group.name} are long, with mean norms of {query_norm:.3g}"
-                f" and {key_norm:.3g}. Random features then have a large error."
+                f" and {key_norm:.3g}."
             )
             yield Finding("long queries and keys", exponent, LARGE_EXPONENT, message)
 
@@ -408,8 +409,7 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
     if gain > 1.01 * (group.bound or 1.0) and (gain > LARGE_GAIN or share > SHARE_OF_GAINS_ABOVE_1):
         message = (
             f"Outputs of {group.name} are not bounded. They are up to {group.output_ratio:.3g} "
-            f"times as large as the largest value (attention gain up to {gain:.3g}), and may be "
-            "larger for other tokens."
+            f"times the largest value. The sum of absolute attention weights is up to {gain:.3g}."
         )
         yield Finding("large outputs", gain, LARGE_GAIN, message)
     if min(group.unevenness) < EVEN_WEIGHTS and not group.is_collapsed:
@@ -419,19 +419,15 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
     for backend, difference in group.rounding.items():
         if difference > rounding:
             message = (
-                f"The backend {backend!r} of {group.name} differs from 'dense' by "
-                f"{difference:.1e}, because a sum of attention weights is close to 0."
+                f"The backend {backend!r} of {group.name} differs from 'dense' by {difference:.1e}."
             )
             yield Finding("rounding of a backend", difference, rounding, message)
     if group.num_constant_waves:
-        message = (
-            f"{group.num_constant_waves} sinusoids of {group.name} have longer wavelengths than "
-            "the periodic grid. Their weights are constant."
-        )
+        message = f"{group.num_constant_waves} sinusoids of {group.name} are constant on this grid."
         yield Finding("constant waves", float(group.num_constant_waves), 0.0, message)
 
 
 def _heads_below(group: HeadMeasurements, values: Sequence[float], threshold: float) -> str:
-    """Return the heads whose value is below a threshold, as text."""
+    """Name the heads whose value is below a threshold, such as "heads 0, 2"."""
     heads = [head for head, value in zip(group.heads, values, strict=True) if value < threshold]
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"

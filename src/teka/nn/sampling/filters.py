@@ -49,8 +49,8 @@ class OversampledGELU(nn.Module):
 def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
     """Return the matrix that interpolates a periodic signal to a grid `factor` times as fine.
 
-    The interpolation is trigonometric and drops the Nyquist frequency of an even side. The
-    transposed matrix divided by `factor` is a low-pass filter back to the coarse grid.
+    The interpolation is trigonometric. If the number of samples `side` is even, it drops the
+    Nyquist frequency. The transposed matrix divided by `factor` maps the fine grid back.
     """
     spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)
     below_nyquist = spectrum[: (side + 1) // 2]
@@ -63,7 +63,10 @@ def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
-    """Check the width of an anti-aliasing filter: None, an odd number of pixels or "ideal"."""
+    """Check the option `blur` of a low-pass filter, and return it.
+
+    It is None, an odd width in pixels, or "ideal" if all axes are periodic.
+    """
     if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur
     if not isinstance(blur, str) or blur != "ideal" or not periodic:
@@ -78,10 +81,10 @@ def low_pass(
     stride: Sequence[int],
     periodic: bool,
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Filter the axes whose stride is above 1.
+    """Apply a low-pass filter along the axes whose stride is above 1.
 
     Args:
-        inputs: Cells to filter.
+        inputs: Images or other grids.
         blur: None for no filter, the width of a binomial filter (Zhang 2019), or "ideal" to
             keep the frequencies below the Nyquist frequency after sampling.
         stride: Stride of the sampling along each axis.

@@ -33,29 +33,30 @@ GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 class PolyphaseDownsample(nn.Module):
-    """Downsampling with a stride whose starting pixel depends on the content of the image.
+    """Strided downsampling that keeps the same pixels when the image shifts.
 
         y[n] = x[s·n + ĉ]
 
-    An ordinary stride s always starts at the first pixel, so its output changes if the input moves
-    by one pixel. Such a shift only permutes and rolls the subgrids x_c[n] = x[s·n + c] of every
-    s-th pixel, called polyphase components. The layer chooses the same component before and after a
-    shift:
+    An ordinary stride s keeps every s-th pixel, starting at the first one. It keeps other pixels if
+    the image shifts by one pixel, so its output changes. This layer starts at an offset ĉ that
+    moves with the content of the image. It compares the subgrids x_c[n] = x[s·n + c] of every s-th
+    pixel, one for each offset c, and keeps one of them:
 
-    - "norm": the component with the largest norm, ĉ = argmax_c ‖x_c‖².
-    - "learned": the component with the largest score of a small convolutional network.
-    - "fixed": always the first component, which is an ordinary stride. It is equivariant only to
+    - "norm": the subgrid with the largest norm, ĉ = argmax_c ‖x_c‖².
+    - "learned": the subgrid with the largest score of a small convolutional network.
+    - "fixed": always the first subgrid, as with an ordinary stride. It is equivariant only to
       shifts by multiples of s.
 
-    So the output of a shifted input is the shifted output. If the shift τ changes the chosen offset
-    from c to c', the output shifts by τ' = (τ + c − c')/s. This is exact on periodic axes whose
-    sides s divides. On a bounded grid, content that enters or leaves at the edge can change the
-    choice.
+    So the output of a shifted input is the shifted output. If the shift τ changes the offset from c
+    to c', the output shifts by τ' = (τ + c − c')/s. This is exact on periodic axes whose sides s
+    divides. On a bounded grid, content that enters or leaves at the edge can change the choice.
+
+    The subgrids are also called polyphase components.
 
     Note: Norms are summed as integers, because the order of a floating-point sum could break ties.
-    If several components have the same norm, the layer compares Σ_n e[n]² Σ_t w_t e[n + t], where e
+    If several subgrids have the same norm, the layer compares Σ_n e[n]² Σ_t w_t e[n + t], where e
     = Σ x² over the channels and all weights w_t differ. If an input equals its own shift, the
-    components are equal up to a roll.
+    subgrids are equal up to a roll.
 
     Gradients go to the chosen pixels. Scores of "learned" are trained with the straight-through
     Gumbel softmax.
@@ -113,7 +114,7 @@ class PolyphaseDownsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *coarse"]:
-        """Return the chosen polyphase component."""
+        """Return every s-th pixel of each sample, from the chosen offset."""
         return self.forward_with_offset(inputs)[0]
 
     def forward_with_offset(
@@ -121,14 +122,15 @@ class PolyphaseDownsample(nn.Module):
         inputs: Float[Tensor, "batch channels *sides"],
         offset: Int[Tensor, "batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
-        """Downsample, and also return the offset of the kept pixels for each sample.
+        """Downsample the inputs, and also return the chosen offset of each sample.
 
-        `PolyphaseUpsample` uses the offset to put pixels back.
+        `PolyphaseUpsample` needs the offsets to return the pixels to their positions.
 
         Args:
-            inputs: Cells, shape (B, C, *sides).
-            offset: Index of the component of each sample. By default the layer chooses. Give the
-                offset of another branch if the outputs of both branches are added.
+            inputs: Images or other grids, shape (B, C, *sides).
+            offset: Offset of each sample, as an index in row-major order. By default the layer
+                chooses. Give the offset of another branch if the outputs of both branches are
+                added.
 
         Raises:
             ValueError: The stride does not divide the sides of the inputs.
@@ -180,13 +182,13 @@ class PolyphaseDownsample(nn.Module):
 
 
 class PolyphaseUpsample(nn.Module):
-    """Upsampling that puts pixels back where `PolyphaseDownsample` took them, among zeros.
+    """Upsampling that returns pixels to the positions from which `PolyphaseDownsample` took them.
 
         x[s·n + ĉ] = y[n]
 
-    Here s is the stride, and ĉ is the offset that the downsampling chose. If a function f of the
-    coarse grid is equivariant to shifts, then downsampling, f and upsampling together are
-    equivariant to every shift of the fine grid by whole pixels.
+    Here s is the stride, and ĉ is the offset that the downsampling chose. All other pixels are 0.
+    If layers between the downsampling and the upsampling are equivariant to shifts, the whole model
+    is equivariant to every shift of its input by whole pixels.
 
     Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
 
@@ -200,7 +202,7 @@ class PolyphaseUpsample(nn.Module):
     Args:
         stride: Stride of the `PolyphaseDownsample`.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
-        blur: Filter that spreads the cells, as in `PolyphaseDownsample`. None leaves the zeros.
+        blur: Low-pass filter that fills the zeros, as in `PolyphaseDownsample`, or None.
         periodic: Whether the filter wraps around.
 
     Raises:
@@ -223,9 +225,11 @@ class PolyphaseUpsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Spread the pixels of a coarse grid over a fine grid of zeros, from the given offsets.
+        """Place the pixels of a coarse grid in a fine grid of zeros.
 
-        Use the offsets that the matching downsampling layer has returned, one for each sample.
+        Args:
+            inputs: Coarse grids, shape (B, C, *sides).
+            offset: Offset of each sample that the downsampling layer returned.
 
         Raises:
             ValueError: Another number of axes, or another number of offsets than samples.
@@ -242,14 +246,15 @@ class PolyphaseUpsample(nn.Module):
 
 
 class PolyphasePatchEmbedding(nn.Module):
-    """Patch embedding whose first patch starts at a pixel that depends on the content of the image.
+    """Patch embedding whose tokens move with the image when it shifts by any number of pixels.
 
         z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
 
-    The tokens of an ordinary patch embedding move with the image only under shifts by multiples of
-    the patch size p. This layer embeds the patches at every offset, which takes pⁿ times the work
-    on n axes, and keeps those at the offset ĉ that `PolyphaseDownsample` chooses. So the tokens
-    move with the content under every shift of a periodic grid by whole pixels.
+    An ordinary patch embedding divides the image into patches of p × p pixels, starting at the
+    first pixel. Its tokens move with the image only under shifts by multiples of p. In this layer,
+    the patches start at the offset ĉ that `PolyphaseDownsample` chooses. The layer embeds the
+    patches at every offset, which takes pⁿ times the work on n axes. All axes must be periodic for
+    exact equivariance.
 
     Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
 
@@ -308,9 +313,9 @@ class PolyphasePatchEmbedding(nn.Module):
     def forward_with_offset(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], Int[Tensor, "batch"]]:
-        """Embed the patches, and also return the offset at which they start in each sample.
+        """Embed the patches, and also return the offset of the first patch in each sample.
 
-        `PolyphaseUpsample` accepts this offset.
+        `PolyphaseUpsample` accepts these offsets.
         """
         self.sampling.check_divisible_sizes(inputs)
         margins = (0, self.project.kernel_size[0] - 1) * (inputs.ndim - 2)
@@ -321,10 +326,10 @@ class PolyphasePatchEmbedding(nn.Module):
 def split_polyphase(
     inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
 ) -> Float[Tensor, "batch components channels *coarse"]:
-    """Split a grid into its polyphase components, the subgrids of every s-th pixel of each axis.
+    """Split a grid into the subgrids of every s-th pixel along each axis (polyphase components).
 
-    With the stride s, the component at offset c is x_c[n] = x[s·n + c]. The offsets are in
-    row-major order.
+    With the stride s, the subgrid at offset c is x_c[n] = x[s·n + c]. The offsets are in row-major
+    order.
     """
     num_axes = len(stride)
     shape = [*inputs.shape[:2]]
@@ -337,10 +342,7 @@ def split_polyphase(
 
 
 def join_polyphase(components: Tensor, stride: Sequence[int]) -> Tensor:
-    """Interleave the polyphase components of a grid, which are its subgrids of every s-th pixel.
-
-    This is the inverse of `split_polyphase`.
-    """
+    """Interleave subgrids of every s-th pixel to one grid; the inverse of `split_polyphase`."""
     num_axes = len(stride)
     components = components.unflatten(1, tuple(stride))
     order = [0, num_axes + 1]
@@ -357,7 +359,7 @@ def take_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *coarse"]:
-    """Return the polyphase component at the offset of each sample."""
+    """Return every s-th pixel of each sample, from its offset, for a stride s."""
     components = split_polyphase(inputs, stride)
     # Not components[:, :1]: torch.export of PyTorch 2.6 then restricts the size of the batch.
     first_component = components.narrow(1, 0, 1)
@@ -369,10 +371,9 @@ def put_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Write the pixels of a coarse grid into every s-th pixel of a fine grid of zeros.
+    """Write pixels into every s-th pixel of a grid of zeros, from the offset of each sample.
 
-    Here s is the stride. The first pixel is at the offset of the sample. This is the transpose of
-    `take_polyphase_component`.
+    This is the transpose of `take_polyphase_component`.
     """
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
@@ -384,11 +385,9 @@ def _component_index(offset: Tensor, component: Tensor) -> Tensor:
 
 
 def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
-    """Return the index of the polyphase component with the largest norm for each sample.
+    """Return the offset at which every s-th pixel of a sample has the largest norm, for a stride s.
 
-    The polyphase components of a grid are its subgrids of every s-th pixel, where s is the stride.
-    A shift of the input only reorders the components and their pixels, so the same component is
-    chosen.
+    A shift of a sample shifts this offset too, so that the same pixels are chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
@@ -411,10 +410,9 @@ def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tenso
 
 
 class _ComponentScore(nn.Module):
-    """Convolutional network that gives a score to each polyphase component of a grid.
+    """Convolutional network that scores the subgrids of every s-th pixel.
 
-    The components are the subgrids of every s-th pixel. `PolyphaseDownsample` keeps the one with
-    the largest score, a mean over its pixels.
+    `PolyphaseDownsample` keeps the subgrid with the largest score.
     """
 
     def __init__(self, channels: int, num_axes: int) -> None:

@@ -24,23 +24,23 @@ from teka.precision import without_autocast
 
 
 class AttentionDownsample(nn.Module):
-    """Downsampling by cross-attention: every s-th pixel of a grid attends to all of its pixels.
+    """Downsampling by cross-attention: every s-th pixel of an image attends to all of its pixels.
 
         z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
 
-    Here x is the input, and `PolyphaseDownsample` with stride s chooses the offset ĉ of the pixels
-    that become queries q. The outputs z keep their positions on the fine grid, so that attention
-    weights depend on true distances. The layer is therefore equivariant to the same shifts as
-    `PolyphaseDownsample`.
+    The queries q are every s-th pixel of the input x. They start at the offset ĉ that
+    `PolyphaseDownsample` chooses, so that they move with the content. They keep their positions in
+    the image, so that attention weights depend on true distances. The layer is therefore
+    equivariant to the same shifts as `PolyphaseDownsample`.
 
     Source: the general operator of the slides of Horn et al., whose queries have another size
     than its input.
 
     Args:
-        dim: Channels of the fine cells.
-        coarse_dim: Channels of the coarse cells.
+        dim: Channels of the inputs.
+        coarse_dim: Channels of the outputs.
         heads: Number of heads.
-        sampling: Layer that chooses the cells that become queries.
+        sampling: Layer that chooses the pixels that become queries.
         options: Options of the attention, `AttentionOptions()` by default.
 
     >>> import torch
@@ -75,7 +75,7 @@ class AttentionDownsample(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch coarse_dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the coarse cells and the index of their offset.
+        """Downsample the cells, and also return the chosen offset of each sample.
 
         Raises:
             ValueError: Cells with another number of axes or channels.
@@ -92,8 +92,8 @@ class AttentionUpsample(nn.Module):
 
         x[n] = f[n] + Attention(norm f → norm z)[n]
 
-    The pixels f of the fine grid are the queries, for instance those of a skip connection. The
-    pixels z of the coarse grid have the positions from which `AttentionDownsample` took them.
+    The queries f are the pixels of the fine grid, for instance from a skip connection. The keys z
+    are the pixels of the coarse grid, at the positions from which `AttentionDownsample` took them.
 
     >>> import torch, teka
     >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
@@ -104,8 +104,8 @@ class AttentionUpsample(nn.Module):
     torch.Size([1, 4, 10, 15])
 
     Args:
-        dim: Channels of the coarse cells.
-        fine_dim: Channels of the fine cells.
+        dim: Channels of the coarse grid.
+        fine_dim: Channels of the fine grid.
         heads: Number of heads.
         stride: s of each axis, or one number for all axes.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
@@ -138,12 +138,13 @@ class AttentionUpsample(nn.Module):
         offset: Int[Tensor, "batch"],
         fine: Float[Tensor, "batch fine_dim *sides"] | None = None,
     ) -> Float[Tensor, "batch fine_dim *sides"]:
-        """Return the fine cells.
+        """Return the pixels of the fine grid.
 
         Args:
-            inputs: Coarse cells.
-            offset: Index of the offset of each sample, from `AttentionDownsample`.
-            fine: Cells f before the downsampling. By default f is one learned vector.
+            inputs: Pixels of the coarse grid.
+            offset: Offset of each sample, from `AttentionDownsample`.
+            fine: Pixels f of the fine grid before the downsampling. By default, all are the same
+                learned vector.
 
         Raises:
             ValueError: Shapes that do not fit, or an offset that is not below the product of the
@@ -161,10 +162,10 @@ class AttentionUpsample(nn.Module):
 
 
 class _CrossGridAttention(nn.Module):
-    """Cross-attention from one grid to another, with pre-normalization and a residual connection.
+    """Pre-norm cross-attention between a grid and its subgrid of every s-th pixel.
 
-    One grid is coarse: it covers every s-th pixel of the other grid, from an offset that may differ
-    between samples.
+    The queries are the subgrid or the whole grid. The offset of the subgrid may differ between
+    samples.
     """
 
     def __init__(
@@ -219,16 +220,18 @@ class _CrossGridAttention(nn.Module):
 
 
 class SubpixelAlignment(nn.Module):
-    """Shift of each image by a fraction of a pixel that its content determines.
+    """Alignment of images, so that shifts by a fraction of a pixel become shifts by whole pixels.
+
+    A model that is invariant to shifts by whole pixels becomes invariant to shifts by multiples of
+    1/k pixel too, if this layer precedes it.
 
         z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
 
-    Inputs that differ by a shift by a multiple of 1/k become equal up to a shift by whole pixels.
-    So a model that is invariant to whole shifts becomes invariant to these finer shifts too. The
-    layer interpolates x to x̂, on a grid k = `factor` times as fine, and keeps every k-th pixel
-    from the offset ĉ. All axes must be periodic.
+    Here x̂ is the image after interpolation to a grid k = `factor` times as fine. The layer keeps
+    every k-th pixel of x̂, from the offset ĉ that its content determines. All axes must be
+    periodic.
 
-    Note: The choice uses fourth powers because the sums of squares of all components are equal, by
+    Note: The choice uses fourth powers because the sums of squares are equal for all offsets, by
     Parseval's theorem.
 
     Source: the choice of Chaman & Dokmanić 2021 on an interpolated grid. Proof:
@@ -257,11 +260,7 @@ class SubpixelAlignment(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Shift each image by the fraction of a pixel that its content determines.
-
-        Inputs that differ by a shift by a multiple of 1 / `factor` then differ by whole pixels
-        only.
-        """
+        """Shift each image by a fraction of a pixel, to align it with other shifts of itself."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
         # In half precision, rounding would decide which fraction is chosen.
