@@ -4,7 +4,7 @@ import pytest
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.compared import best_model, comparison_sections
+from teka.audit.page.compared import comparison_sections, describe_best_model
 from teka.audit.page.metric_formatting import write_differences
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
@@ -42,7 +42,7 @@ PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pai
 
 
 def test_the_best_model_is_named_with_its_evidence():
-    headline, evidence = best_model(PAIRS[:1], reports_of("patches", "rotation"))
+    headline, evidence = describe_best_model(PAIRS[:1], reports_of("patches", "rotation"))
     better = "rotation is significantly better than patches in accuracy at every shift"
     assert headline == f"Mode circular: {better}."
     assert evidence == [
@@ -53,7 +53,7 @@ def test_the_best_model_is_named_with_its_evidence():
 
 
 def test_models_without_a_significant_difference_are_named_together():
-    headline, (first, _) = best_model(PAIRS, reports_of(*NAMES))
+    headline, (first, _) = describe_best_model(PAIRS, reports_of(*NAMES))
     tie = "no significant difference between rotation and table"
     assert headline == f"Mode circular: {tie} in accuracy at every shift."
     assert first == (
@@ -64,7 +64,7 @@ def test_models_without_a_significant_difference_are_named_together():
 
 def test_a_metric_that_one_pair_lacks_ranks_no_model():
     reports = reports_of(*NAMES)
-    headline, _ = best_model(PAIRS[:2], reports)
+    headline, _ = describe_best_model(PAIRS[:2], reports)
     assert headline == "Mode circular: no best model, because no metric is defined for every pair."
     assert "patches minus rotation" in comparison_text(PAIRS[:2], reports)
 
@@ -76,13 +76,13 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
         make_report("rotation", caveats=(void,)),
         *reports_of("table"),
     ]
-    headline, evidence = best_model(PAIRS, reports)
+    headline, evidence = describe_best_model(PAIRS, reports)
     assert headline.startswith("Mode circular: table is significantly better than patches in ")
     excluded = "rotation is not compared, because its results are invalid: constant predictor."
     assert evidence[-1] == excluded
     # Of two models one is left: neither a winner nor a difference is shown, in text, Markdown or on the page.
     headline = "Mode circular: no comparison, because only patches has valid results."
-    assert best_model(PAIRS[:1], reports[:2]) == (headline, [excluded])
+    assert describe_best_model(PAIRS[:1], reports[:2]) == (headline, [excluded])
     text, page = comparison_text(PAIRS[:1], reports[:2]), render_audit_page(reports[:2], PAIRS[:1])
     for shown in (text, page, summary_markdown(reports[:2], PAIRS[:1])):
         assert headline in shown
@@ -112,7 +112,7 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
         )
         for pair in PAIRS[1:]
     ]
-    headline, evidence = best_model([PAIRS[0], *for_three], reports_of(*NAMES))
+    headline, evidence = describe_best_model([PAIRS[0], *for_three], reports_of(*NAMES))
     better = "rotation is significantly better than patches in accuracy at every shift"
     assert headline == f"Mode circular: {better}."
     assert evidence[-1] == "Not compared, because their outputs do not define this metric: table."

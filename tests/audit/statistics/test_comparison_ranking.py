@@ -8,7 +8,7 @@ from teka.audit.statistics.comparison import (
     compare_every_two,
     compare_responses,
     disagreement,
-    find_leads,
+    find_best_models,
     holm_adjust,
 )
 
@@ -31,9 +31,9 @@ def answers(measure, shares, labelled=True):
 
 
 @pytest.fixture
-def leads(measure):
+def best_models(measure):
     pairs = compare_every_two(answers(measure, (0.2, 0.9, 0.5, 0.87)), num_resamples=100)
-    return {lead.number: lead for lead in find_leads(pairs)}
+    return {best.metric: best for best in find_best_models(pairs)}
 
 
 def test_every_two_models_are_compared_once(measure):
@@ -56,27 +56,29 @@ def test_differences_within_the_noise_of_either_model_are_not_significant(measur
     assert p_values == pytest.approx([1e-4, 1.0, 1.0])
 
 
-def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_significant(leads):
-    lead = leads["worst_shift_accuracy"]
-    assert lead.best == 1
-    assert list(lead.over) == [3, 2, 0]
-    assert [one.value for one in lead.over.values()] == pytest.approx(
+def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_significant(
+    best_models,
+):
+    best = best_models["worst_shift_accuracy"]
+    assert best.model == 1
+    assert list(best.advantages) == [3, 2, 0]
+    assert [one.value for one in best.advantages.values()] == pytest.approx(
         [2 / 90, 36 / 90, 63 / 90], abs=1e-9
     )
-    assert all(one.lower <= one.value <= one.upper for one in lead.over.values())
+    assert all(one.lower <= one.value <= one.upper for one in best.advantages.values())
     # Two images of 90 are no evidence, 36 are.
-    assert lead.tied == [3]
-    assert lead.beaten == [2, 0]
+    assert best.tied == [3]
+    assert best.beaten == [2, 0]
 
 
 def test_p_values_are_adjusted_over_all_pairs_not_those_of_the_best_alone(measure):
     pairs = compare_every_two(answers(measure, (0.5, 0.56, 0.51)), num_resamples=100)
     raw = [pair.comparison.numbers["accuracy"].p_value for pair in pairs]
     adjusted = holm_adjust(raw)
-    (lead,) = [lead for lead in find_leads(pairs) if lead.number == "accuracy"]
-    assert lead.best == 1
-    assert lead.over[0].p_value == pytest.approx(adjusted[0])
-    assert lead.over[0].p_value > raw[0]
+    (best,) = [best for best in find_best_models(pairs) if best.metric == "accuracy"]
+    assert best.model == 1
+    assert best.advantages[0].p_value == pytest.approx(adjusted[0])
+    assert best.advantages[0].p_value > raw[0]
 
 
 def test_of_what_is_no_share_the_lowest_is_best(measure):
@@ -85,17 +87,17 @@ def test_of_what_is_no_share_the_lowest_is_best(measure):
     moved[restless.moved] = 0.1 * restless.norm_squared[restless.moved] * torch.rand(NUM_IMAGES)
     restless = replace(restless, error_squared=moved)
     pairs = compare_every_two([restless, steady], num_resamples=100)
-    (lead,) = [lead for lead in find_leads(pairs) if lead.number == "mean_error"]
-    assert lead.best == 1
-    assert lead.over[0].value > 0
+    (best,) = [best for best in find_best_models(pairs) if best.metric == "mean_error"]
+    assert best.model == 1
+    assert best.advantages[0].value > 0
 
 
 def test_a_number_that_some_pair_lacks_has_no_best(measure):
     pairs = compare_every_two(answers(measure, (0.2, 0.9, 0.5), labelled=False), num_resamples=100)
-    assert "accuracy" not in {lead.number for lead in find_leads(pairs)}
+    assert "accuracy" not in {best.metric for best in find_best_models(pairs)}
     lacking = replace(pairs[0].comparison, numbers={})
-    assert find_leads([Pair(0, 1, lacking), *pairs[1:]]) == []
-    assert find_leads([]) == []
+    assert find_best_models([Pair(0, 1, lacking), *pairs[1:]]) == []
+    assert find_best_models([]) == []
 
 
 def test_models_disagree_where_not_all_are_right_or_all_wrong(measure):

@@ -1,7 +1,6 @@
-"""The accuracy that a change of a model costs, in words."""
+"""Change of the accuracy after a fix of a model, in words."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from teka.audit.page.metric_formatting import write_difference, write_difference_interval
 from teka.audit.statistics.comparison import Pair
@@ -9,7 +8,7 @@ from teka.reporting.formatting import listed, write_p_value
 
 
 def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
-    """Return a sentence on the change of the accuracy on unshifted images.
+    """Say how a change of a model affects its accuracy on unshifted images, for each mode.
 
     Args:
         pairs: Comparisons of the model before the change with the one after it, for each mode.
@@ -19,7 +18,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
         before = pair.comparison.numbers.get("accuracy")
         if before is None:
             continue
-        change = replace(before, value=-before.value, lower=-before.upper, upper=-before.lower)
+        change = before.negated()
         if change.p_value > 1 - change.confidence:
             sentence = "The change of its accuracy on unshifted images is not significant"
         else:
@@ -30,7 +29,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
         sentence = f"{sentence}: {points} points ({ends})"
         modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
     if not modes_of:
-        return "The cost in accuracy is not known, because the images have no labels."
+        return "The effect on the accuracy is not known, because the images have no labels."
     if len(modes_of) == 1:
         return f"{next(iter(modes_of))}."
     return " ".join(f"{text} in mode {listed(modes)}." for text, modes in modes_of.items())

@@ -1,4 +1,4 @@
-"""Comparison of several models for the page: the best of each mode and all paired differences."""
+"""Comparison of several models in words: the best model in each mode, and all differences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +9,15 @@ from teka.audit.page.metric_formatting import (
     is_share,
     metric_title,
     write_difference,
+    write_difference_interval,
 )
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import (
+    BestModel,
     Comparison,
     Difference,
-    Lead,
     Pair,
-    find_leads,
+    find_best_models,
     pairs_by_mode,
 )
 from teka.audit.statistics.intervals import has_interval
@@ -24,12 +25,12 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.reporting.formatting import listed, write_p_value
 
 MOST_NAMED = 2  # number of models whose names are in the headline
-# The first of these metrics that is defined decides which model is best.
+# The first of these metrics that the models define decides which model is the best.
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
 def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
-    """Return the pairs whose two models both have valid results. Only these are compared."""
+    """Return the pairs of models that are compared: those in which both have valid results."""
     return [
         pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
     ]
@@ -45,10 +46,12 @@ def explain_excluded(reports: Sequence[AuditReport]) -> list[str]:
     ]
 
 
-def best_model(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[str, list[str]]:
-    """Return a sentence on the best model in a mode, and sentences with the evidence.
+def describe_best_model(
+    pairs: Sequence[Pair], reports: Sequence[AuditReport]
+) -> tuple[str, list[str]]:
+    """Say which model is the best in a mode, and give the evidence in further sentences.
 
-    Models with invalid results are left out. A model that lacks a metric is left out for it.
+    Models with invalid results are not compared. Models without a metric are not compared in it.
 
     Args:
         pairs: Comparisons of all pairs of models in one mode.
@@ -61,65 +64,64 @@ def best_model(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> tuple[s
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
         return f"Mode {mode}: no comparison, because {left} valid results.", notes
-    leads = find_leads(valid_pairs(pairs, reports))
-    if not leads:
+    rankings = find_best_models(valid_pairs(pairs, reports))
+    if not rankings:
         return f"Mode {mode}: no best model, because no metric is defined for every pair.", notes
-    decisive = [lead for number in DECISIVE for lead in leads if lead.number == number]
+    decisive = [best for metric in DECISIVE for best in rankings if best.metric == metric]
     # The metric that most models define decides, and of several the first of `DECISIVE`.
-    lead = max(decisive or leads, key=lambda lead: len(lead.over))
-    others = [names[index] for index in lead.over]
-    metric = metric_title(lead.number)
-    if lead.tied:
-        headline = f"{_describe_tie(lead, names)} in {metric}"
+    best = max(decisive or rankings, key=lambda best: len(best.advantages))
+    others = [names[index] for index in best.advantages]
+    if best.tied:
+        headline = _describe_tie(best, names)
     else:
         beaten = listed(others) if len(others) <= MOST_NAMED else f"all {len(others)} others"
-        headline = f"{names[lead.best]} is significantly better than {beaten} in {metric}"
-    lacking = [names[index] for index in competing if index not in (lead.best, *lead.over)]
+        headline = f"{names[best.model]} is significantly better than {beaten}"
+    lacking = [names[index] for index in competing if index not in (best.model, *best.advantages)]
     if lacking:
         reason = "because their outputs do not define this metric"
         notes.append(f"Not compared, {reason}: {listed(lacking)}.")
-    return f"Mode {mode}: {headline}.", [*(_evidence(lead, names) for lead in leads), *notes]
+    evidence = [_describe_advantages(ranking, names) for ranking in rankings]
+    return f"Mode {mode}: {headline} in {metric_title(best.metric)}.", [*evidence, *notes]
 
 
-def _describe_tie(lead: Lead, names: Sequence[str]) -> str:
-    tied = [names[index] for index in (lead.best, *lead.tied)]
+def _describe_tie(best: BestModel, names: Sequence[str]) -> str:
+    tied = [names[index] for index in (best.model, *best.tied)]
     return f"no significant difference between {listed(tied)}"
 
 
-def _evidence(lead: Lead, names: Sequence[str]) -> str:
-    """Write by how much the best model of a metric is ahead of the others."""
-    title = metric_title(lead.number)
+def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
+    """Say by how much the best model for a metric is better than the other models."""
+    title = metric_title(best.metric)
     parts = []
-    if lead.tied:
-        most = "at most " if len(lead.tied) > 1 else ""
-        size = _write_lead(lead.number, lead.over[lead.tied[-1]])
-        parts.append(f"{_describe_tie(lead, names)}: {most}{size}")
-    if lead.beaten:
-        nearest, *more = lead.beaten
-        way = "higher" if is_share(lead.number) else "lower"
-        size = _write_lead(lead.number, lead.over[nearest])
-        parts.append(f"{way} for {names[lead.best]} than for {names[nearest]} by {size}")
+    if best.tied:
+        most = "at most " if len(best.tied) > 1 else ""
+        size = _write_advantage(best.metric, best.advantages[best.tied[-1]])
+        parts.append(f"{_describe_tie(best, names)}: {most}{size}")
+    if best.beaten:
+        nearest, *more = best.beaten
+        way = "higher" if is_share(best.metric) else "lower"
+        size = _write_advantage(best.metric, best.advantages[nearest])
+        parts.append(f"{way} for {names[best.model]} than for {names[nearest]} by {size}")
         if more:
             others = "the other model" if len(more) == 1 else f"each of {len(more)} other models"
             parts.append(f"the difference to {others} is larger")
     return f"{title[:1].upper()}{title[1:]}: {'; '.join(parts)}."
 
 
-def _write_lead(number: str, difference: Difference) -> str:
-    """Write the advantage of the best model over another one, with interval and p-value."""
-    value, lower, upper = (
-        write_difference(number, value).removeprefix("+")
-        for value in (difference.value, difference.lower, difference.upper)
-    )
-    unit = " points" if is_share(number) else ""
-    interval = f"{lower} to {upper}" if has_interval(difference.method) else "no interval"
-    return f"{value}{unit} ({interval}, {write_p_value(difference.p_value)})"
+def _write_advantage(metric: str, advantage: Difference) -> str:
+    value = write_difference(metric, advantage.value)
+    unit = " points" if is_share(metric) else ""
+    interval = "no interval"
+    if has_interval(advantage.method):
+        interval = write_difference_interval(metric, advantage)
+    # An advantage is positive, so it needs no sign.
+    return f"{value}{unit} ({interval}, {write_p_value(advantage.p_value)})".replace("+", "")
 
 
 def describe_differing_shifts(comparison: Comparison) -> str:
-    """Write at how many shifts the accuracies of two models differ significantly: "80 of 81".
+    """Write the number of shifts at which the accuracies of two models differ: "80 of 81".
 
-    The result is "" if there is no accuracy.
+    A difference counts if it is significant. Without accuracies, the result is "".
     """
     curve = comparison.curves.get("accuracy")
     if curve is None:
@@ -130,12 +132,12 @@ def describe_differing_shifts(comparison: Comparison) -> str:
 
 
 def reference_model(pairs: Sequence[Pair]) -> int:
-    """Return the index of the model from which the page subtracts the others: the first one."""
+    """Return the index of the first model, from which the page subtracts the other models."""
     return min((pair.first for pair in pairs), default=0)
 
 
 def explain_missing_difference_intervals(pairs: Sequence[Pair]) -> str:
-    """Explain why intervals of differences are missing, or return an empty text."""
+    """Say why differences have no interval. If all have one, return an empty text."""
     return explain_missing_intervals(
         difference.method for pair in pairs for difference in pair.comparison.numbers.values()
     )
@@ -144,15 +146,11 @@ def explain_missing_difference_intervals(pairs: Sequence[Pair]) -> str:
 def comparison_sections(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> list[dict[str, Any]]:
-    """Return the sections of the page, one for each mode.
-
-    A section has the headline, the evidence, the pairs of models with valid results, and curves of
-    the differences from the reference model.
-    """
+    """Return the content of the page's section about each mode: the best model and differences."""
     names = [report.name for report in reports]
     sections = []
     for mode, mode_pairs in pairs_by_mode(pairs).items():
-        headline, evidence = best_model(mode_pairs, reports)
+        headline, evidence = describe_best_model(mode_pairs, reports)
         valid = valid_pairs(mode_pairs, reports)
         reference = reference_model(valid)
         others = {pair.second: pair.comparison for pair in valid if pair.first == reference}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import best_model
+from teka.audit.page.compared import describe_best_model
 from teka.audit.page.metric_formatting import MISSING, write_interval
 from teka.audit.page.pages import caveat_models
 from teka.audit.page.text import results_table
@@ -24,7 +24,7 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     """Return verdicts, main metrics and caveats as Markdown, and the best of several models."""
     parts = []
     for mode_pairs in pairs_by_mode(pairs).values():
-        headline, evidence = best_model(mode_pairs, reports)
+        headline, evidence = describe_best_model(mode_pairs, reports)
         parts += [
             f"**{markdown_text(headline)}**",
             "\n".join(f"- {markdown_text(words)}" for words in evidence),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import (
-    best_model,
+    describe_best_model,
     describe_differing_shifts,
     explain_missing_difference_intervals,
     reference_model,
@@ -139,7 +139,7 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
     """Return the best model of each mode, and the differences from the first valid model."""
     texts = []
     for mode_pairs in pairs_by_mode(pairs).values():
-        headline, evidence = best_model(mode_pairs, reports)
+        headline, evidence = describe_best_model(mode_pairs, reports)
         lines = _wrap(headline)
         for sentence in evidence:
             lines += _wrap(sentence, "  ")

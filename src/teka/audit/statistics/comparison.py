@@ -26,7 +26,7 @@ from teka.audit.statistics.intervals import (
     estimate_mean,
     has_interval,
 )
-from teka.audit.statistics.metrics import CURVES, NUMBERS, average
+from teka.audit.statistics.metrics import CURVES, NUMBERS, average_images
 from teka.checks import check_instance, check_number, check_sizes
 from teka.precision import rounding_bound
 
@@ -48,13 +48,17 @@ class Difference(Estimate):
 
     p_value: float
 
+    def negated(self) -> "Difference":
+        """Return the difference of the swapped models, second minus first."""
+        return replace(self, value=-self.value, lower=-self.upper, upper=-self.lower)
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences between two models (first minus second) on the same images.
+    """Differences of all metrics between two models (first minus second) on the same images.
 
-    Only shifts at which both models were evaluated on all images are compared, and only metrics
-    that are defined for both models.
+    A metric is compared if it is defined for both models. A shift is compared if both models were
+    evaluated on all images.
     """
 
     movement: Movement
@@ -134,30 +138,30 @@ def compare_responses(
         metric = NUMBERS[name]
         if not all(map(metric.is_defined, pair)):
             continue
-        values, others = (metric.of_images(responses) for responses in pair)
+        values, others = (metric.image_values(responses) for responses in pair)
         differences = values.astype(float) - others
         if metric.is_share:
             draws = padded_bootstrap.means(add_two_images(differences))
-            found = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
+            mean = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
-            mean, other = (
-                average(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
+            average, other = (
+                average_images(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
                 for each in pair
             )
-            value = float(mean.values[0] - other.values[0])
-            found = estimate_mean(value, (mean.draws - other.draws)[:, 0], bootstrap)
+            value = float(average.values[0] - other.values[0])
+            mean = estimate_mean(value, (average.draws - other.draws)[:, 0], bootstrap)
         level = _noise_level(metric.curve, noise)
         p_value = 1.0
-        if abs(found.value) > level:
+        if abs(mean.value) > level:
             p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
-        margin = level if has_interval(found.method) else 0.0
-        ends = found.lower - margin, found.upper + margin
-        numbers[name] = Difference(found.value, *ends, confidence, found.method, p_value)
+        margin = level if has_interval(mean.method) else 0.0
+        ends = mean.lower - margin, mean.upper + margin
+        numbers[name] = Difference(mean.value, *ends, confidence, mean.method, p_value)
     return Comparison(first.movement, first.num_images, pair[0].shifts, curves, numbers, confidence)
 
 
 def _noise_level(curve: str, noise: float) -> float:
-    """Return the largest difference of a metric that noise of the outputs explains.
+    """Return the largest difference of a metric between two models that noise alone explains.
 
     Args:
         curve: Name of the metric in `CURVES`.
@@ -171,11 +175,12 @@ def _noise_level(curve: str, noise: float) -> float:
 def sign_flip_test(
     differences: Float[ndarray, " images"], *, num_flips: int = 9999, seed: int = 0
 ) -> float:
-    """Return the two-sided p-value of the hypothesis that paired differences have mean zero.
+    """Return the two-sided p-value of the hypothesis that two models differ only by chance.
 
-    The signs of the images are flipped at random. The p-value is
-    (1 + number of flips with |mean| at least as large as observed) / (1 + number of flips).
-    For outcomes 0 and 1 it estimates the exact p-value of McNemar's test. Sources: Fisher, "The
+    If so, the sign of the difference of each image is random. The test flips all signs at random,
+    many times. The p-value is (1 + m) / (1 + n) for n flips, of which m give a mean that is at
+    least as far from zero as the observed mean. For outcomes 0 and 1 it estimates the exact p-value
+    of McNemar's test. Sources: Fisher, "The
     Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values should never be zero",
     Statistical Applications in Genetics and Molecular Biology 9 (2010).
 
@@ -199,7 +204,13 @@ def sign_flip_test(
 
 @dataclass(frozen=True)
 class Pair:
-    """Comparison of two models, given by their indices, as first minus second."""
+    """Comparison of two models of a list, first minus second.
+
+    Args:
+        first: Index of the first model.
+        second: Index of the second model.
+        comparison: Their differences.
+    """
 
     first: int
     second: int
@@ -207,36 +218,36 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Lead:
-    """Best model for one metric, and its advantage over each other model.
+class BestModel:
+    """Best model for one metric, and by how much it is better than each other model.
 
-    The p-values are adjusted with Holm's method over all pairs of models. They are valid although
-    the best model was chosen on the same images.
+    The p-values are adjusted with Holm's method over all pairs of models, so they are valid
+    although the best model was chosen on the same images.
 
     Args:
-        number: Name of the metric.
-        best: Index of the best model.
-        over: Advantage over each other model, by the model's index, from the smallest to the
+        metric: Name of the metric.
+        model: Index of the best model.
+        advantages: Advantage over each other model, by the model's index, from the smallest to the
             largest advantage.
     """
 
-    number: str
-    best: int
-    over: dict[int, Difference]
+    metric: str
+    model: int
+    advantages: dict[int, Difference]
 
     @property
     def tied(self) -> list[int]:
-        """Indices of models that are not significantly worse than the best."""
+        """Indices of the models that are not significantly worse than the best model."""
         return [
             model
-            for model, difference in self.over.items()
-            if difference.p_value > 1 - difference.confidence
+            for model, advantage in self.advantages.items()
+            if advantage.p_value > 1 - advantage.confidence
         ]
 
     @property
     def beaten(self) -> list[int]:
-        """Indices of models that are significantly worse, from the closest to the farthest."""
-        return [model for model in self.over if model not in self.tied]
+        """Indices of the models that are significantly worse, the closest model first."""
+        return [model for model in self.advantages if model not in self.tied]
 
 
 def compare_every_two(
@@ -266,50 +277,40 @@ def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     return by_mode
 
 
-def find_leads(pairs: Sequence[Pair]) -> list[Lead]:
+def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
     """Find the best model for each metric, in the order of `NUMBERS`.
 
-    Among equally good models, the first one is the best. A model for which a metric is not defined
-    is left out for this metric.
+    A metric is left out unless it was compared for every two of the models that define it. Among
+    equally good models, the first model is the best.
     """
-    leads = []
-    for number in COMPARED_NUMBERS:
-        differences = {
-            (pair.first, pair.second): pair.comparison.numbers[number]
-            for pair in pairs
-            if number in pair.comparison.numbers
-        }
-        models = sorted({model for indices in differences for model in indices})
-        if not differences or len(differences) < math.comb(len(models), 2):
+    best_models = []
+    for metric in COMPARED_NUMBERS:
+        compared = [pair for pair in pairs if metric in pair.comparison.numbers]
+        models = sorted({model for pair in compared for model in (pair.first, pair.second)})
+        if not compared or len(compared) < math.comb(len(models), 2):
             continue
-        adjusted = holm_adjust([each.p_value for each in differences.values()])
-        better: dict[tuple[int, int], Difference] = {}
-        for ((first, second), unadjusted), p_value in zip(
-            differences.items(), adjusted, strict=True
-        ):
-            forward = replace(unadjusted, p_value=p_value)
-            backward = replace(
-                forward, value=-forward.value, lower=-forward.upper, upper=-forward.lower
-            )
+        differences = [pair.comparison.numbers[metric] for pair in compared]
+        adjusted = holm_adjust([difference.p_value for difference in differences])
+        advantages: dict[int, dict[int, Difference]] = {model: {} for model in models}
+        for pair, difference, p_value in zip(compared, differences, adjusted, strict=True):
+            advantage = replace(difference, p_value=p_value)
             # Higher is better for shares. Lower is better for all other metrics.
-            is_share = NUMBERS[number].is_share
-            better[first, second] = forward if is_share else backward
-            better[second, first] = backward if is_share else forward
-        best = max(
-            models,
-            key=lambda model: sum(better[model, other].value for other in models if other != model),
-        )
-        over = {other: better[best, other] for other in models if other != best}
-        leads.append(Lead(number, best, dict(sorted(over.items(), key=lambda item: item[1].value))))
-    return leads
+            if not NUMBERS[metric].is_share:
+                advantage = advantage.negated()
+            advantages[pair.first][pair.second] = advantage
+            advantages[pair.second][pair.first] = advantage.negated()
+        best = max(models, key=lambda model: sum(each.value for each in advantages[model].values()))
+        ordered = sorted(advantages[best].items(), key=lambda item: item[1].value)
+        best_models.append(BestModel(metric, best, dict(ordered)))
+    return best_models
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for multiple tests by Holm's method.
+    """Adjust p-values for multiple tests by Holm's method.
 
-    The i-th of m p-values in ascending order becomes max_{j ≤ i} min(1, (m − j + 1) p_(j)).
-    Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
-    Statistics 6 (1979), 65–70.
+    The i-th smallest of m p-values becomes max_{j ≤ i} min(1, (m − j + 1) p_j), where p_j is the
+    j-th smallest p-value. Source: Holm, "A simple sequentially rejective multiple test procedure",
+    Scandinavian Journal of Statistics 6 (1979), 65–70.
     """
     order = np.argsort(p_values)
     scaled = np.array(p_values)[order] * np.arange(len(p_values), 0, -1)
@@ -319,9 +320,9 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def disagreement(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
-    """Return a mask of the shifts and images for which classifiers disagree.
+    """Return a mask of the shifts and images for which several classifiers disagree.
 
-    With labels, models disagree if some are correct and some are wrong. Without labels, they
+    With labels, classifiers disagree if some are correct and some are wrong. Without labels, they
     disagree if they do not all predict the same class.
     """
     common = take_common(responses)

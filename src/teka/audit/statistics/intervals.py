@@ -1,4 +1,4 @@
-"""Estimates with confidence intervals: Wilson for shares, a bootstrap for averages, and bands."""
+"""Confidence intervals: Wilson's for shares of images, and a bootstrap for averages of images."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ Ends = tuple[Any, Any]
 
 
 def has_interval(method: str) -> bool:
-    """Return False if an estimate has no interval, so that its method is "none" with a reason."""
+    """Return True unless the method of an estimate is "none, …", which means no interval."""
     return not method.startswith("none")
 
 
@@ -94,7 +94,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class BootstrapSettings:
-    """Confidence level, number of resamples and seed of all intervals of an audit.
+    """Settings of the confidence intervals of an audit.
 
     Args:
         confidence: Confidence level between 0 and 1.
@@ -121,11 +121,6 @@ class BootstrapSettings:
                 "num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}"
             )
 
-    @property
-    def normal_quantile(self) -> float:
-        """Normal quantile z at (1 + confidence) / 2."""
-        return NormalDist().inv_cdf((1 + self.confidence) / 2)
-
 
 def check_confidence(confidence: float) -> None:
     """Raise a ValueError unless a confidence level lies between 0 and 1."""
@@ -134,16 +129,22 @@ def check_confidence(confidence: float) -> None:
     )
 
 
+def _normal_quantile(confidence: float) -> float:
+    """Return z so that a standard normal variable lies in ± z with probability `confidence`."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
 def wilson_interval(
     successes: int | ndarray, trials: int | ndarray, confidence: float = 0.95
 ) -> Ends:
     """Return Wilson's score interval for a probability, from k successes in n trials.
 
-    The ends are the roots π of (k/n − π)² = z² π (1 − π) / n, with the normal quantile z at
-    (1 + confidence) / 2. They stay within [0, 1], and the interval has a positive width also for
-    k = 0 and k = n. No continuity correction is applied. Source: E. B. Wilson, "Probable
-    inference, the law of succession, and statistical inference", Journal of the American
-    Statistical Association 22 (1927), 209–212.
+    The interval lies within [0, 1], and it has a positive width even for k = 0 and k = n. Its ends
+    are the roots π of (k/n − π)² = z² π (1 − π) / n, where z is the normal quantile at
+    (1 + confidence) / 2. No continuity correction is applied.
+
+    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
+    Journal of the American Statistical Association 22 (1927), 209–212.
 
     >>> from teka.audit import wilson_interval
     >>> lower, upper = wilson_interval(9, 10)
@@ -169,7 +170,7 @@ def wilson_interval(
         raise wrong_value("trials", trials, "at least 1")
     if not ((count >= 0) & (count <= total)).all():
         raise wrong_value("successes", successes, f"from 0 to trials, {trials!r}")
-    half = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / (2 * total)
+    half = _normal_quantile(confidence) ** 2 / (2 * total)
     # Compute the smaller root for successes and for failures, from the product of the roots.
     # This gives exactly 0 and 1 at the borders and avoids differences of nearly equal numbers.
     lower, mirrored = (
@@ -190,11 +191,11 @@ def _as_floats(argument: str, numbers: object) -> ndarray:
 
 @dataclass(frozen=True)
 class ImageBootstrap:
-    """Bootstrap resamples of N images, drawn with replacement once and used for every average.
+    """Bootstrap resamples: N images drawn with replacement from N images, many times.
 
-    A resample takes an image together with its outputs at all shifts, so that the dependence
-    between shifts is kept. Source: Efron, "Bootstrap methods: another look at the jackknife",
-    Annals of Statistics 7 (1979), 1–26.
+    All averages use the same resamples. A resample takes an image together with its outputs at all
+    shifts, so that the dependence between shifts is kept. Source: Efron, "Bootstrap methods:
+    another look at the jackknife", Annals of Statistics 7 (1979), 1–26.
 
     Args:
         num_images: Number of images N.
@@ -215,32 +216,44 @@ class ImageBootstrap:
         return np.stack(counts).astype(np.int16)
 
     def means(self, values: Values) -> Draws:
-        """Return the mean over the images in each resample.
+        """Return the mean of the values of the images in each resample.
 
-        Resample r contains image i n_ri times, so its mean is Σ_i n_ri v_i / N. This is computed as
-        a matrix product.
+        If a resample contains image i n_i times, the mean of the values v_i is Σ_i n_i v_i / N. For
+        all resamples together, this is a matrix product.
         """
         chunks = np.array_split(self._counts, math.ceil(self._counts.size / 2**22))
         return np.concatenate([chunk.astype(float) @ values.T for chunk in chunks]) / len(values.T)
 
     def interval(self, value: Any, draws: Draws) -> Ends:
-        """Return the quantiles of the draws, widened if necessary to contain the value."""
+        """Return the percentile interval of an average, extended if it does not contain the value.
+
+        Args:
+            value: Average over the images.
+            draws: Average of each resample.
+        """
         tail = (1 - self.settings.confidence) / 2
         lower, upper = np.quantile(draws, [tail, 1 - tail], axis=0)
         return np.minimum(lower, value), np.maximum(upper, value)
 
     def deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
-        """Return |θ* − θ| / σ of each resample, with the standard deviation σ of the draws θ*."""
+        """Return the distance of each resample's average from the average, in standard errors.
+
+        Args:
+            values: Average at each shift.
+            draws: Average of each resample at each shift. Their standard deviation is the standard
+                error.
+        """
         error = draws.std(axis=0)
         varies = error > ROUNDING * np.abs(values)
         return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
 
     def relative_deviations(self, average: "ImageAverage") -> Draws:
-        """Return |log(θ* / θ)| θ* / σ* of each resample, with its own standard error σ*.
+        """Return the distance of each resample's average from the average, for a bootstrap-t.
 
-        The bootstrap-t uses these deviations. They are larger than `deviations` where the
-        distribution of the images' values is skewed. Source: Hall, "Theoretical comparison of
-        bootstrap confidence intervals", Annals of Statistics 16 (1988), 927–953.
+        The distance is |log(θ* / θ)| θ* / σ*, where θ is the average, θ* is the average of the
+        resample, and σ* is its standard error. Unlike `deviations`, it takes into account that the
+        values of the images may have a skewed distribution. Source: Hall, "Theoretical comparison
+        of bootstrap confidence intervals", Annals of Statistics 16 (1988), 927–953.
         """
         values = average.values
         draws = average.draws
@@ -252,24 +265,24 @@ class ImageBootstrap:
         return np.abs(np.log(ratio)) * draws / np.where(varies, error, 1.0)
 
     def critical_value(self, deviations: Draws) -> float:
-        """Return the half width, in standard errors, of a band that covers all rows together.
+        """Return c, so that a band of ± c standard errors covers the values at all shifts together.
 
-        For each resample, take the largest deviation over the rows. The critical value is the
-        quantile of these maxima, and at least the normal quantile. Rows without deviations count as
-        independent (Šidák), because their dependence is unknown. Source: Montiel Olea and
+        c is a quantile, over the resamples, of the largest deviation at any shift, and at least the
+        normal quantile. Shifts without deviations count as independent (Šidák), because their
+        dependence is unknown. Source: Montiel Olea and
         Plagborg-Møller, "Simultaneous confidence bands", Journal of Applied Econometrics 34 (2019),
         1–17.
         """
         confidence = self.settings.confidence
         num_constant = max(int((~deviations.any(axis=0)).sum()), 1)
-        independent = NormalDist().inv_cdf((1 + confidence ** (1 / num_constant)) / 2)
+        independent = _normal_quantile(confidence ** (1 / num_constant))
         largest = deviations.max(axis=1, initial=0.0)
         return max(independent, float(np.quantile(largest, confidence)))
 
 
 @dataclass(frozen=True)
 class ImageAverage:
-    """Average over images at each shift, in the data and in the bootstrap resamples.
+    """Average over the images at each shift, and the same average in every bootstrap resample.
 
     Args:
         values: Average at each shift.
@@ -283,7 +296,7 @@ class ImageAverage:
     influence: Float[ndarray, "shifts images"]
 
     def mean_over(self, shifts: list[int]) -> "ImageAverage":
-        """Return the mean over the given shifts, as an `ImageAverage` with a single row."""
+        """Return the mean over several shifts, given by their indices, as a single row."""
         return ImageAverage(
             self.values[shifts].mean(keepdims=True),
             self.draws[:, shifts].mean(axis=1, keepdims=True),
@@ -291,8 +304,11 @@ class ImageAverage:
         )
 
 
-def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
-    """Create an `Estimate`. If its interval has width 0, the method is replaced by a reason."""
+def make_estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
+    """Create an `Estimate`. If its interval would have width 0, it gets no interval.
+
+    The width is 0 if all images have the same value. The interval would then suggest certainty.
+    """
     value, lower, upper = map(float, (value, *ends))
     if has_interval(method) and upper - lower <= ROUNDING * abs(value):
         method = NO_SPREAD
@@ -300,20 +316,27 @@ def estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate
 
 
 def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate an average over images, without an interval if there are too few images."""
+    """Estimate an average over images, without an interval if there are too few images.
+
+    Args:
+        value: Average over the images.
+        draws: Average of each resample.
+        bootstrap: The resamples.
+    """
     confidence = bootstrap.settings.confidence
     if bootstrap.num_images < MINIMUM_IMAGES:
-        return estimate(value, (value, value), confidence, NO_INTERVAL)
-    return estimate(value, bootstrap.interval(value, draws), confidence, BOOTSTRAP)
+        return make_estimate(value, (value, value), confidence, NO_INTERVAL)
+    return make_estimate(value, bootstrap.interval(value, draws), confidence, BOOTSTRAP)
 
 
 def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
     """Estimate a share of images, or the mean of a share that each image has.
 
-    Boolean outcomes have Wilson's interval. The mean of shares, such as the share of shifts of each
-    image, has the interval of the bootstrap if enough images differ from the most common share.
-    Otherwise it has Wilson's interval with each image as one trial. This is conservative, because
-    among variables in [0, 1] with a given mean, zeros and ones have the largest variance.
+    A share of images, such as the accuracy, has Wilson's interval. The mean of a share of each
+    image, such as its share of shifts with the same prediction, has a bootstrap interval. If too
+    few images differ from the most common share, it has Wilson's interval instead, with each image
+    as one trial. This interval is conservative, because zeros and ones have the largest variance
+    among values in [0, 1] with the same mean.
 
     Args:
         shares: True for a success, or a share for each image.
@@ -332,7 +355,7 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     successes = round(mean * num_images, 9)
     lower = wilson_interval(math.floor(successes), num_images, confidence)[0]
     upper = wilson_interval(math.ceil(successes), num_images, confidence)[1]
-    return estimate(mean, (lower, upper), confidence, method)
+    return make_estimate(mean, (lower, upper), confidence, method)
 
 
 def share_curve(
@@ -340,13 +363,13 @@ def share_curve(
 ) -> Curve:
     """Return the share of successful images at each shift, with intervals and a band.
 
-    The intervals are Wilson's. The band is Wilson's interval at a higher confidence level, which
-    corresponds to the critical value of all shifts together.
+    The intervals are Wilson's. The band consists of Wilson's intervals at a higher confidence
+    level, so that they cover the shares at all shifts together.
 
     Args:
         outcomes: True where an image succeeds.
         bootstrap: Resamples of the images.
-        known: Shift at which all images succeed by definition, which needs no interval.
+        known: Index of a shift at which all images succeed by definition, which needs no interval.
     """
     shares = outcomes.mean(axis=1)
     unknown = np.arange(len(outcomes)) != known
@@ -365,9 +388,9 @@ def mean_curve(
 ) -> Curve:
     """Return a positive average over images at each shift, with bootstrap-t intervals and a band.
 
-    The intervals are θ exp(± c σ / θ) with the standard error σ. The critical value c is the
-    quantile of the relative deviations at the shift, and at least the normal quantile. The band
-    uses the critical value of all shifts together.
+    The ends of an interval are θ exp(± c σ / θ), where θ is the average and σ its standard error.
+    For the interval of one shift, c is a quantile of `relative_deviations` at this shift, and at
+    least the normal quantile. For the band, c is the `critical_value` of all shifts together.
 
     Args:
         average: Average θ at each shift.
@@ -383,9 +406,9 @@ def mean_curve(
         curve = mean_curve(lost, bootstrap)
         ends = (curve.upper, curve.lower, curve.band_upper, curve.band_lower)
         return make_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
-    settings = bootstrap.settings
     deviations = bootstrap.relative_deviations(average)
-    each_shift = np.quantile(deviations, settings.confidence, axis=0).clip(settings.normal_quantile)
+    confidence = bootstrap.settings.confidence
+    each_shift = np.quantile(deviations, confidence, axis=0).clip(_normal_quantile(confidence))
     error = average.influence.std(axis=1, ddof=1) / math.sqrt(bootstrap.num_images)
     relative_error = np.divide(error, values, out=np.zeros_like(values), where=values > 0)
     ends = []
@@ -396,7 +419,7 @@ def mean_curve(
 
 
 def add_two_images(differences: Values) -> ndarray:
-    """Append the differences 1 and −1 of two added images to the differences of images."""
+    """Append the differences 1 and −1 of two more images to the differences of images."""
     ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
     return np.concatenate([differences, ends], axis=-1)
 
@@ -420,17 +443,28 @@ def difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
 
 
 def make_curve(values: Any, ends: Any, method: str) -> Curve:
-    """Return a `Curve` from arrays: the ends of its intervals, then those of its band."""
+    """Create a `Curve` from arrays.
+
+    Args:
+        values: Value at each shift.
+        ends: Lower and upper ends of the intervals, then of the band.
+        method: Method of the intervals.
+    """
     rows = (tuple(np.asarray(row, float).tolist()) for row in (values, *ends))
     return Curve(*rows, method=method)
 
 
 def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
-    """Estimate the "lowest" share or the "highest" average of a curve over all shifts.
+    """Estimate the lowest share or the highest average of a curve over all shifts.
 
-    The interval comes from the band, because the band covers the curve at all shifts together.
+    The interval comes from the band, because the band covers the values at all shifts together.
+
+    Args:
+        curve: The curve.
+        over: "lowest" or "highest".
+        confidence: Confidence level of the band.
     """
     extreme = min if over == "lowest" else max
     ends = extreme(curve.band_lower), extreme(curve.band_upper)
     method = BAND if has_interval(curve.method) else curve.method
-    return estimate(extreme(curve.values), ends, confidence, method)
+    return make_estimate(extreme(curve.values), ends, confidence, method)

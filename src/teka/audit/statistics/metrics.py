@@ -1,4 +1,4 @@
-"""Metrics of an audit, and their computation from the responses of a model."""
+"""Metrics of an audit, such as accuracy and consistency, with confidence intervals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from teka.audit.statistics.intervals import (
     Estimate,
     ImageAverage,
     ImageBootstrap,
-    estimate,
     estimate_extreme,
     estimate_share,
+    make_estimate,
     mean_curve,
     share_curve,
 )
@@ -31,9 +31,9 @@ NOISE_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """Metric that has a value at every shift, such as the accuracy.
+    """Metric with a value at every shift, such as the accuracy.
 
-    The value is a mean over images, or √(Σ error / Σ norm) with sums over images.
+    The value is a mean over the images, or √(Σ error / Σ norm) with sums over the images.
 
     Args:
         label: Short name in tables and charts.
@@ -53,10 +53,10 @@ class CurveMetric:
     is_one_at_zero: bool = False
 
     def table(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
-        """Return the values and norms of each image at each shift as arrays of shape (S, N).
+        """Return the value of each image at each shift, and for a ratio the norm, as arrays (S, N).
 
-        The norms are None unless the metric is a ratio. The result is None if the responses do not
-        define the metric.
+        The norms are None if the metric is not a ratio. The result is None if the model's outputs
+        do not define the metric.
         """
         values = self.read(responses)
         if values is None:
@@ -66,7 +66,7 @@ class CurveMetric:
 
 @dataclass(frozen=True)
 class NumberMetric:
-    """Metric that summarizes a curve over all shifts in one number.
+    """Metric that is one number, which summarizes a `CurveMetric` over all shifts.
 
     Args:
         label: Short name in tables.
@@ -88,7 +88,7 @@ class NumberMetric:
         return CURVES[self.curve].is_share
 
     def is_defined(self, responses: Responses) -> bool:
-        """Return True if the responses define the metric."""
+        """Return True if the model's outputs define the metric."""
         if self.over == "correct":
             is_correct = responses.correct
             if is_correct is None or not is_correct[responses.zero].any():
@@ -96,11 +96,12 @@ class NumberMetric:
         has_shifts = bool(responses.moved) or self.over in ("zero", "lowest", "every")
         return has_shifts and CURVES[self.curve].read(responses) is not None
 
-    def of_images(self, responses: Responses) -> ndarray:
-        """Return the contribution of each image. A share is the mean of these contributions.
+    def image_values(self, responses: Responses) -> ndarray:
+        """Return the value of each image, such as its share of shifts with the same prediction.
 
-        For a metric over "correct" images, the result contains only these images. Extremes over
-        shifts are not means over images, so this method is not defined for them.
+        A metric that is a share is the mean of these values. For a metric over "correct" images,
+        the result contains only these images. The method is not defined for the "lowest" and
+        "highest" value over shifts, because they are not means over images.
         """
         values: Any = CURVES[self.curve].table(responses)
         table, norms = values
@@ -139,7 +140,7 @@ CURVES = {
     "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
     "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
 }
-"""Metrics at every shift, by the names under which they are saved."""
+"""Metrics with a value at every shift, by their names in saved reports."""
 
 NUMBERS = {
     "accuracy": NumberMetric(
@@ -168,7 +169,7 @@ NUMBERS = {
     ),
     "probability_change": NumberMetric(
         "mean |Δp|",
-        "mean change of the probability of the class that is predicted without a shift",
+        "mean change, over shifts, of the probability of the class predicted without a shift",
         "probability_change",
         "mean",
     ),
@@ -183,13 +184,13 @@ NUMBERS = {
     ),
     "retrieval": NumberMetric(
         "nearest to itself",
-        "share of shifted images whose nearest features are those of the same image unshifted",
+        "share of shifted images whose features are nearest to those of the same unshifted image",
         "retrieval",
         "mean",
     ),
     "cosine_distance": NumberMetric(
         "1 − cosine",
-        "mean over the shifts of 1 − the cosine to the features of the unshifted image",
+        "mean cosine distance between the features of shifted and unshifted images",
         "cosine_distance",
         "mean",
     ),
@@ -198,17 +199,18 @@ NUMBERS = {
         "largest error", f"{_ERROR}, at the shift where it is largest", "error", "highest"
     ),
 }
-"""Metrics of a set of shifts, by the names under which they are saved.
+"""Metrics that are one number for all shifts, by their names in saved reports.
 
-Means are over all shifts except zero.
+Means over shifts leave out the zero shift.
 """
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """All metrics of one mode of an audit that the model's outputs define, with intervals.
+    """All metrics of a model in one mode of shifting, with confidence intervals.
 
-    Only shifts at which all images were evaluated are included.
+    Metrics that the model's outputs do not define are left out, and shifts at which some images
+    were not evaluated.
 
     Args:
         movement: How the images were moved.
@@ -234,12 +236,12 @@ class Metrics:
 
     @property
     def is_exact(self) -> bool:
-        """True if no shift changes the output by more than the rounding error of its dtype."""
+        """True if shifts change the output only by rounding errors of its dtype."""
         largest = self.numbers.get("maximum_error")
         return largest is not None and largest.value <= rounding_bound(self.epsilon)
 
     def is_within_noise(self, repeat: float) -> bool:
-        """Return True if the errors may be noise of a model that is not deterministic.
+        """Return True if the errors may come from randomness in the model instead of shifts.
 
         Args:
             repeat: Relative difference of the outputs between two calls on the same images.
@@ -255,10 +257,11 @@ class Metrics:
 def summarize(
     responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> Metrics:
-    """Compute all metrics that the outputs of a model define, with intervals and bands.
+    """Compute all metrics that the outputs of a model define, with confidence intervals.
 
     Shares of images have Wilson's interval. Averages have the interval of a bootstrap over images.
-    Bands cover all shifts together. Shifts at which some images were not evaluated are left out.
+    Metrics at every shift also have a band, which covers the values at all shifts together. Shifts
+    at which some images were not evaluated are left out.
 
     >>> import torch
     >>> from torch import nn
@@ -294,7 +297,7 @@ def summarize(
             known = complete.zero if metric.is_one_at_zero else None
             curves[name] = share_curve(table[0], bootstrap, known)
         else:
-            averages[name] = average(metric, complete, bootstrap)
+            averages[name] = average_images(metric, complete, bootstrap)
             curves[name] = mean_curve(averages[name], bootstrap, is_share=metric.is_share)
     numbers: dict[str, Estimate] = {}
     for name, metric in NUMBERS.items():
@@ -305,9 +308,9 @@ def summarize(
         elif not metric.is_share:
             mean = mean_curve(averages[metric.curve].mean_over(complete.moved), bootstrap)
             ends = mean.lower[0], mean.upper[0]
-            numbers[name] = estimate(mean.values[0], ends, confidence, mean.method)
+            numbers[name] = make_estimate(mean.values[0], ends, confidence, mean.method)
         else:
-            numbers[name] = estimate_share(metric.of_images(complete), bootstrap)
+            numbers[name] = estimate_share(metric.image_values(complete), bootstrap)
     return Metrics(
         responses.movement,
         responses.output,
@@ -321,10 +324,12 @@ def summarize(
     )
 
 
-def average(metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap) -> ImageAverage:
-    """Return the average of a metric over images at each shift.
+def average_images(
+    metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
+) -> ImageAverage:
+    """Return the average of a metric over the images at each shift, also for each resample.
 
-    A resample in which all norms of a ratio are 0 is replaced by the sample of all images.
+    If the norms of all images in a resample are 0, the resample gets the average of all images.
     """
     table = metric.table(responses)
     assert table is not None
