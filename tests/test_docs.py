@@ -147,7 +147,6 @@ def test_code_of_audit_pages_runs(page, tmp_path, monkeypatch):
         ),
         "data.md",
         "model_files.md",
-        "papers.md",
         "training.md",
         "which_kernel.md",
     ],
