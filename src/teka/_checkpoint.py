@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 def restore_in_checkpoints(state: threading.local) -> bool:
-    """Make `torch.utils.checkpoint` recompute layers with the state of their forward pass.
+    """Make `torch.utils.checkpoint` save and restore thread-local variables.
 
-    PyTorch itself restores only the random state and autocast. The backward pass may run after the
-    state has changed, or in another thread.
+    Activation checkpointing runs layers again in the backward pass, possibly in another thread or
+    after the variables have changed. PyTorch itself restores only the random state and autocast.
 
     Args:
         state: Thread-local object. A checkpoint makes shallow copies of its attributes when the
             forward pass enters the checkpoint. Each recomputation starts with these values.
 
     Returns:
-        True if it worked; False if this version of PyTorch lacks the undocumented classes that
-        this function wraps.
+        True on success. False if this version of PyTorch lacks the undocumented classes that this
+        function wraps.
     """
     checkpoint: Any = torch_checkpoint
     if not (hasattr(checkpoint, "CheckpointFunction") and hasattr(checkpoint, "_CheckpointFrame")):

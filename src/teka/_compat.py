@@ -19,9 +19,10 @@ T = TypeVar("T")
 
 
 def replace(instance: T, **changes: object) -> T:
-    """Return a copy of a dataclass instance with changed fields, as `dataclasses.replace` does.
+    """Return a copy of a dataclass instance with changed fields.
 
-    `torch.compile` of PyTorch 2.6 cannot compile `dataclasses.replace`.
+    Use this function instead of `dataclasses.replace` in code that PyTorch 2.6 compiles, because
+    its `torch.compile` does not support that function.
     """
     dataclass: Any = instance
     values = {field.name: getattr(instance, field.name) for field in fields(dataclass)}
@@ -29,7 +30,9 @@ def replace(instance: T, **changes: object) -> T:
 
 
 def register_constant(kind: type[T], to_json: Callable[[T], Any], load: Callable[[Any], T]) -> None:
-    """Register a class whose instances are constants for torch.export and torch.func.
+    """Register a class, so that torch.export and torch.func accept its instances as arguments.
+
+    An instance is then a constant of the exported program.
 
     Args:
         kind: A class whose instances hold no tensors and compare by value.

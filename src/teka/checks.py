@@ -106,7 +106,8 @@ def _matches_size(actual: int, expected: str | int) -> bool:
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
     """Check that no element of a tensor is negative.
 
-    The check is skipped if reading the elements would be slow; see `can_check_elements`.
+    The check is skipped if reading the elements would be slow or impossible; see
+    `can_check_elements`.
     """
     if not can_check_elements(tensor):
         return
@@ -116,9 +117,10 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
 
 
 def can_check_elements(tensor: Tensor) -> bool:
-    """Return True if the elements of a parameter can be read without waiting for a device.
+    """Return True if checking the elements of a tensor is cheap.
 
-    The parameter must be a CPU tensor that is not the result of a recorded operation.
+    The tensor must be on the CPU, and must not be the result of an operation that autograd has
+    recorded.
     """
     return is_readable(tensor) and tensor.is_cpu and tensor.grad_fn is None
 
@@ -187,9 +189,9 @@ def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None
 def check_image_size(
     argument: str, size: int | Sequence[int] | None, *, smallest: int = 1
 ) -> tuple[int, int]:
-    """Check an image size, and return it as (height, width) in pixels.
+    """Check the size of an image, and return it as (height, width) in pixels.
 
-    A single integer is the side of a square.
+    An integer is the side of a square image.
 
     Raises:
         ValueError: `size` is not such a size, or the image has more than `MAX_IMAGE_PIXELS` pixels.
@@ -209,9 +211,9 @@ def check_image_size(
 def check_stride(
     stride: int | Sequence[int], num_axes: int, argument: str = "stride"
 ) -> tuple[int, ...]:
-    """Check a stride, and return it with one integer per axis.
+    """Check a stride, and return it as a tuple with one integer for each axis.
 
-    A single integer applies to all axes.
+    An integer is the stride of all axes.
 
     Raises:
         ValueError: `stride` is not made of integers of at least 1, or their number is wrong.
@@ -226,7 +228,7 @@ def check_stride(
 
 
 def check_flags(flags: Mapping[str, object]) -> None:
-    """Check that every argument is True or False. `flags` maps names of arguments to values."""
+    """Check that every value in a dictionary from argument names to values is True or False."""
     for argument, flag in flags.items():
         if not isinstance(flag, bool):
             raise wrong_value(argument, flag, "True or False")
@@ -247,9 +249,9 @@ def check_number(
     high: float | int = sys.float_info.max,
     exclude: Collection[float | int] = (),
 ) -> None:
-    """Check that an argument is a real number in an interval.
+    """Check that an argument is a real number from `low` to `high`.
 
-    Numbers of Python and NumPy are allowed; booleans, strings, tensors and NaN are not.
+    Numbers of Python and NumPy are allowed. Booleans, strings, tensors and NaN are not.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -285,10 +287,10 @@ def check_device(argument: str, device: object) -> torch.device:
 def check_dense(
     argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOAT_DTYPES
 ) -> None:
-    """Check that an argument is an ordinary tensor that stores its elements.
+    """Check that an argument is a dense tensor: not nested, sparse, quantized or on "meta".
 
-    Nested, sparse, quantized and meta tensors are not allowed, nor are uncommon dtypes. If `sizes`
-    are passed, check the shape and the dtype too, as in `check_tensor`.
+    Uncommon dtypes such as float8 are not allowed either. If `sizes` are passed, check the shape
+    and the dtype too, as in `check_tensor`.
     """
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")
@@ -304,7 +306,7 @@ def check_dense(
 
 
 def check_sequence(argument: str, values: object, expected: str) -> list[Any]:
-    """Return the values of an iterable as a list.
+    """Check that an argument is an iterable of values, and return them as a list.
 
     Raises:
         ValueError: `values` is not an iterable, is a string, mapping or set, or has more than
@@ -334,19 +336,22 @@ def check_module(argument: str, module: object) -> None:
 
 
 def unwrap_compiled(function: object) -> object:
-    """Return the module that `torch.compile` has compiled, or the function itself."""
+    """Return the original of a module that `torch.compile` has wrapped, or the function itself."""
     return getattr(function, "_orig_mod", function)
 
 
 def module_of(function: object) -> nn.Module | None:
-    """Return the module of a module, a method or a compiled module, or None."""
+    """Return the module that a function belongs to, or None.
+
+    The function is a module, a method of a module, or either of them after `torch.compile`.
+    """
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     module = unwrap_compiled(module)
     return module if isinstance(module, nn.Module) else None
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that the module of a function is in evaluation mode.
+    """Check that a function is not a module, or a method of a module, in training mode.
 
     Raises:
         ValueError: The module or a submodule is in training mode.
@@ -376,10 +381,10 @@ def check_path(argument: str, path: object) -> Path:
 
 
 def check_names(argument: str, names: object, known: Collection[str] | None = None) -> list[str]:
-    """Return an iterable of strings as a list.
+    """Check that an argument is an iterable of strings, and return them as a list.
 
     Raises:
-        ValueError: `names` is not a sequence of strings, or has a name that is not in `known`.
+        ValueError: `names` is something else, or has a name that is not in `known`.
     """
     items = check_sequence(argument, names, "a list of names")
     for name in items:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> Any:
-    """Convert a value to JSON data.
+    """Convert a dataclass or another value to JSON data.
 
     Dataclasses become dictionaries, tuples become lists, keys and paths become strings, and NumPy
     scalars and fractions become Python numbers.
@@ -55,12 +55,10 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 
 def decode_value(kind: Any, content: object, where: str) -> Any:
-    """Convert JSON data to a type: a dataclass, union, sequence, mapping or basic type.
-
-    Keys of mappings are strings.
+    """Convert JSON data to a value of a given type.
 
     Args:
-        kind: The type.
+        kind: The type: a dataclass, union, sequence, mapping with strings as keys, or basic type.
         content: The JSON data.
         where: Name of the data in error messages, such as "config.options[2]".
     """
@@ -123,9 +121,9 @@ def _decode_fields(kind: Any, content: object, where: str) -> Any:
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
-    """Decode a union by its first type that fits. Try int before float.
+    """Convert JSON data to the first of several types that accepts it; int is tried before float.
 
-    If no type fits and only one type is not None, raise the error of this type.
+    If no type accepts the data and only one of them is not None, raise the error of this type.
     """
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):

@@ -14,7 +14,11 @@ EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
-    """Return an error for an unknown name that lists the known names, or their number if many."""
+    """Return an error for an unknown name.
+
+    The message suggests the closest known name. It lists all known names if there are at most
+    `MAX_LISTED_NAMES`.
+    """
     names = sorted(known)
     is_short = len(names) <= MAX_LISTED_NAMES
     listed = ", ".join(map(repr, names)) if is_short else f"{len(names)} names"
@@ -22,10 +26,7 @@ def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = 
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the text "; did you mean …?" with the closest known name.
-
-    The text is empty if no name is close.
-    """
+    """Return "; did you mean 'NAME'?" with the closest known name, or "" if none is close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
@@ -33,7 +34,8 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
     """Return an error with the message "<argument> must be <expected>, got <value>. <hint>".
 
-    A hint may also follow "; " in `expected`. It becomes a sentence of its own.
+    A hint can also be the part of `expected` after "; ". The message then contains it as a
+    separate sentence.
 
     >>> wrong_value("size", 0, "at least 1", "Leave it out for the default.")
     ValueError('size must be at least 1, got 0. Leave it out for the default.')
@@ -42,7 +44,7 @@ def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> 
 
 
 def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
-    """Return an error for a wrong argument with a description of its value.
+    """Return an error like `wrong_value` that describes the value instead of quoting it.
 
     The message is "<argument> must be <expected>, got <description>. <hint>".
     """
@@ -50,7 +52,7 @@ def wrong_argument(argument: str, description: str, expected: str, hint: str = "
 
 
 def wrong_type(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
-    """Return an error for an argument of the wrong type that names this type."""
+    """Return an error like `wrong_value` that quotes the type of the value, not the value."""
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
     return _error(argument, "be", expected, kind, hint)
 
@@ -101,9 +103,9 @@ def require(package: str, needed: str, install: str) -> ModuleType:
 
 
 def printable(text: object) -> str:
-    """Escape control characters in a text, so that it cannot control a terminal.
+    """Return a text in which characters that could control a terminal are escaped.
 
-    Characters that change the direction of the text are escaped too.
+    These are control characters, line breaks, and characters that change the direction of a text.
     """
     return "".join(
         character if _is_printable(character) else character.encode("unicode_escape").decode()
@@ -112,7 +114,7 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """Return text as `printable` does, but keep its line breaks."""
+    """Escape a text as `printable` does, but keep its line breaks."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
@@ -124,30 +126,27 @@ def _is_printable(character: str) -> bool:
     )
 
 
-def one_line(text: object, most: int = MAX_MESSAGE_LENGTH) -> str:
-    """Return a text of unknown origin as one printable line of at most `most` characters.
+def one_line(text: object, max_length: int = MAX_MESSAGE_LENGTH) -> str:
+    """Return a text as one line of at most `max_length` characters that is safe to print.
 
-    >>> one_line("three short   words", most=11)
+    >>> one_line("three short   words", max_length=11)
     'three shor…'
     """
-    return shorten(printable(" ".join(str(text).split())), most)
+    return shorten(printable(" ".join(str(text).split())), max_length)
 
 
-def shorten(text: str, most: int) -> str:
-    """Return the first `most` characters of a text, with "…" as the last if the text is longer."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def shorten(text: str, max_length: int) -> str:
+    """Shorten a text to at most `max_length` characters; the last of a shortened text is "…"."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def error_message(error: BaseException) -> str:
-    """Return the message of an error as one short line, or the name of its class if it has none."""
+    """Return the message of an error as one line, or the name of its class if it is empty."""
     return one_line(_text(error)) or type(error).__name__
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if it has none.
-
-    The line is short and printable.
-    """
+    """Return the first line of an error's message, or the name of its class if it is empty."""
     lines = map(one_line, _text(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 

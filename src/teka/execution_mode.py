@@ -1,4 +1,4 @@
-"""Execution modes of PyTorch: eager, recording a graph, transformed, or shapes only."""
+"""Detection of how PyTorch executes a call: eagerly, to record a graph, or in a transform."""
 
 from enum import Enum
 
@@ -11,9 +11,9 @@ from teka._compat import are_transforms_active, is_fake_mode_active
 
 
 class ExecutionMode(Enum):
-    """Way in which PyTorch executes the current call.
+    """Mode in which PyTorch executes the current call, such as eagerly or to record a graph.
 
-    Code may branch on the elements of a tensor only in `EAGER` mode.
+    Code may read the elements of a tensor only in `EAGER` mode, for example to branch on them.
     """
 
     EAGER = "eager"
@@ -55,7 +55,10 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def can_cache_tensors(device: torch.device) -> bool:
-    """Return True if a tensor that is created now can be kept for later calls."""
+    """Return True if later calls can use tensors that this call creates on a device.
+
+    They cannot if, for example, this call is compiled or in inference mode.
+    """
     if execution_mode() is not ExecutionMode.EAGER or is_fake_mode_active():
         return False
     if torch.is_inference_mode_enabled():
@@ -64,10 +67,10 @@ def can_cache_tensors(device: torch.device) -> bool:
 
 
 def has_dynamic_size(*sizes: int) -> bool:
-    """Return True if one of the sizes may change in an exported graph.
+    """Return True if one of the sizes is a variable of the graph that PyTorch records.
 
-    Code must not branch on such a size in `torch.export`. It may in `torch.compile`, which compiles
-    again for another size.
+    Code must not branch on such a size in `torch.export`, because the branch would be fixed in the
+    exported graph.
     """
     for size in sizes:
         if isinstance(size, torch.SymInt):

@@ -26,10 +26,10 @@ except ImportError:  # on Windows, temporary files of killed processes are not r
 
 
 def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | None = None) -> None:
-    """Write a file atomically.
+    """Write a file atomically, so that an interruption leaves the old file or the new one.
 
-    The old file stays intact if the process is killed, the disk is full or the power fails. If the
-    path is a symbolic link, its target is replaced. Devices and pipes are written to directly.
+    Examples of interruptions are a killed process, a full disk and a power failure. If the path is
+    a symbolic link, its target is replaced. Devices and pipes are written to directly.
 
     Args:
         path: File to write.
@@ -76,7 +76,7 @@ def _write_and_rename(path: Path, content: bytes | memoryview, previous: Path | 
 def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
     """Create a temporary file next to `path`, and return its path and the open file.
 
-    The file is locked while it is open. The lock tells other processes that the file is in use.
+    The file is locked while it is open, so that other processes do not remove it.
     """
     while True:
         temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
@@ -89,7 +89,7 @@ def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_abandoned_files(path: Path) -> None:
-    """Remove temporary files that killed processes left next to `path`."""
+    """Remove the temporary files that killed processes have left next to `path`."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _try_lock(file):
@@ -97,7 +97,10 @@ def _remove_abandoned_files(path: Path) -> None:
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Lock a file. Return False if another process has it locked, or if locks are not supported."""
+    """Lock a file, and return True if this was possible.
+
+    It is not if another process has locked the file, or if the system does not support locks.
+    """
     if fcntl is None:
         return False
     try:
@@ -108,13 +111,13 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Return the path with `~` and `~user` replaced by the home folder of a known user."""
+    """Replace `~` or `~user` at the start of a path by the home folder of a known user."""
     # Path.expanduser raises a RuntimeError for an unknown user.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def resolve_path(argument: str, path: str | Path) -> Path:
-    """Return the absolute path, with `~` and symbolic links resolved.
+    """Convert a path to an absolute path, and resolve `~` and symbolic links.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -153,9 +156,9 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Check the unpacked size of a zip archive, to prevent decompression bombs.
+    """Check that a zip archive is not a decompression bomb, which would fill the memory.
 
-    The declared sizes can be trusted, because zipfile never reads more bytes than declared.
+    The check trusts the sizes that the archive declares, because zipfile never reads more bytes.
 
     Args:
         archive: The open archive.
@@ -174,7 +177,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, so that a long computation does not fail at its end.
+    """Check that a file can be written, before a long computation whose result it will hold.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -215,7 +218,10 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `path` if the context ends without an error.
+    """Create a folder atomically: as a temporary folder that is renamed to `path` at the end.
+
+    The context manager yields the temporary folder. If the context ends with an error, the folder
+    is removed instead.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -241,7 +247,7 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
 
 
 def _check_writable(path: Path) -> None:
-    """Write a temporary file next to `path`. Raise an OSError if this is not possible."""
+    """Raise an OSError if no file can be written next to `path`."""
     temporary, file = _create_temporary(path)
     try:
         with file:

@@ -34,10 +34,10 @@ WRAP_TOLERANCE = 1e-6
 
 
 def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
-    """Replace offsets along a periodic axis by the shortest equivalent ones.
+    """Wrap the offsets along a periodic axis, so that each goes the shorter way around.
 
     For example, an offset of 7 with a period of 10 becomes −3. With a period P, the results lie in
-    [−P/2, P/2). If the period is None, the offsets do not change.
+    [−P/2, P/2). With period None, the axis is not periodic and the offsets do not change.
     """
     if period is None:
         return offset
@@ -131,19 +131,16 @@ class Grid:
         return math.prod(self.shape)
 
     def axis_period(self, axis: int) -> float | None:
-        """Return the length of a periodic axis in physical units, or None for other axes.
+        """Return the period of an axis in physical units, or None if it is not periodic.
 
-        The length is the number of tokens along the axis times their spacing.
+        The period is the number of cells along the axis times their spacing.
         """
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
 
     def axis_positions(
         self, axis: int, *, dtype: Dtype = None, device: Device = None
     ) -> Float[Tensor, "side"]:
-        """Return the coordinate of every token along one axis in physical units.
-
-        The result has one entry for each token along this axis.
-        """
+        """Return the coordinates of the cells along one axis in physical units, shape (side,)."""
         cells = torch.arange(
             self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device
         )
@@ -159,7 +156,7 @@ class Grid:
         return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
-        """Replace offsets between tokens by the shortest equivalent ones on periodic axes.
+        """Wrap offsets between tokens, so that each goes the shorter way around periodic axes.
 
         For example, an offset of 7 along an axis with a period of 10 becomes −3. The offsets have
         shape (…, n) for n axes. Along an axis with a period P, the results lie in [−P/2, P/2).
@@ -174,7 +171,7 @@ class Grid:
         )
 
     def wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Replace offsets along one axis by the shortest equivalent ones if it is periodic.
+        """Wrap offsets along one axis, so that each goes the shorter way around if it is periodic.
 
         With a period P, the results lie in [−P/2, P/2).
         """
@@ -185,7 +182,7 @@ class Grid:
     ) -> Float[Tensor, "tokens tokens axes"]:
         """Return the offset x_i − x_j of every pair of tokens, shape (tokens, tokens, axes).
 
-        Along periodic axes, the offset goes the shorter way around.
+        Offsets go the shorter way around periodic axes.
         """
         # Offsets do not depend on the origin. Without the origin, they are more precise.
         positions = Grid(self.shape, self.spacing, self.periodic).positions(
@@ -196,8 +193,8 @@ class Grid:
     def shard(self, index: int, count: int) -> "Grid":
         """Return one of `count` parts of the grid, for instance for one of several processes.
 
-        The grid is divided along its first axis, as equally as possible. If `count` is larger than
-        1, this axis of a part is not periodic.
+        The grid is divided along its first axis, as equally as possible. The parts are not periodic
+        along this axis, unless there is only one part.
 
         Raises:
             ValueError: There are more shards than rows, or `index` is not from 0 to `count` − 1.
@@ -279,7 +276,7 @@ register_constant(Grid, asdict, lambda fields: Grid(**fields))
 
 
 class _ActiveGrids(threading.local):
-    """Stack of the grids that nested `teka.on` contexts have set, with one stack for each thread.
+    """Thread-local stack of the grids that nested `teka.on` contexts have set.
 
     An entry is a grid and its number of prefix tokens. A ContextVar would not work, because
     torch.compile cannot read it.
@@ -294,11 +291,11 @@ _active = _ActiveGrids()
 
 @contextmanager
 def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
-    """Set the default token grid of all layers that are called within this context.
+    """Set the token grid of all layers that are called within this context manager.
 
-    Layers in the context need no argument for the grid, so that they work in `nn.Sequential` and in
+    The layers then need no argument for the grid, so that they work in `nn.Sequential` and in
     models of other libraries. A grid or positions passed to a layer take precedence. Contexts can
-    be nested. They apply to the thread that enters them.
+    be nested. Other threads are not affected.
 
     `torch.utils.checkpoint` recomputes layers with the grid of their forward pass. For other
     implementations of activation checkpointing, enter the context inside the checkpointed function.
@@ -319,8 +316,8 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
     """
     if not _CHECKPOINTS_RESTORE_GRID:
         warnings.warn(
-            "Activation checkpointing of this version of PyTorch ignores teka.on, so that layers "
-            "may be recomputed without a grid. Pass the grid to the layers as an argument.",
+            "Activation checkpointing of this version of PyTorch ignores teka.on, so layers may "
+            "be recomputed without a grid. Pass the grid to the layers as an argument.",
             stacklevel=3,
         )
     grid = as_grid("grid", grid)

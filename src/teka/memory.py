@@ -13,7 +13,7 @@ MAX_IMAGE_PIXELS = 50_000_000
 
 
 def check_memory(argument: str, value: object, num_bytes: int, contents: str) -> None:
-    """Check that the machine has enough memory before the memory is allocated.
+    """Check that the machine has enough memory for objects that will be created.
 
     Args:
         argument: Name of the argument that decides how much memory is needed.
@@ -33,7 +33,7 @@ def check_memory(argument: str, value: object, num_bytes: int, contents: str) ->
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine in bytes, or 2^63 if the system does not report it."""
+    """Return the memory size of this machine in bytes, or 2^63 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -41,15 +41,15 @@ def memory_bytes() -> int:
 
 
 class TooManyElementsError(ValueError):
-    """A model has more parameters and buffers, or more elements of these, than allowed."""
+    """Error for a model with too many parameters and buffers, or too many elements in them."""
 
 
-def count_elements(make: Callable[[], nn.Module], most: int) -> int:
+def count_elements(create_model: Callable[[], nn.Module], max_elements: int) -> int:
     """Count the elements of a model's parameters and buffers without allocating them.
 
     Args:
-        make: Builds the model. The function is called on the meta device.
-        most: Largest allowed number of elements.
+        create_model: Function that creates the model. It is called on the meta device.
+        max_elements: Largest allowed number of elements.
 
     Raises:
         TooManyElementsError: The model has more elements, or more than `MAX_NUM_TENSORS` tensors.
@@ -62,8 +62,8 @@ def count_elements(make: Callable[[], nn.Module], most: int) -> int:
         num_elements += 0 if tensor is None else tensor.numel()
         if num_tensors > MAX_NUM_TENSORS:
             raise TooManyElementsError(f"more than {MAX_NUM_TENSORS:,} tensors")
-        if num_elements > most:
-            raise TooManyElementsError(f"more than {most:,} elements")
+        if num_elements > max_elements:
+            raise TooManyElementsError(f"more than {max_elements:,} elements")
 
     handles = [
         nn.modules.module.register_module_parameter_registration_hook(add),
@@ -71,7 +71,7 @@ def count_elements(make: Callable[[], nn.Module], most: int) -> int:
     ]
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            make()
+            create_model()
     finally:
         for handle in handles:
             handle.remove()

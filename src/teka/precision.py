@@ -28,9 +28,10 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context in which autocast is off.
+    """Return a context manager that turns autocast off.
 
-    The context adds nothing to an exported graph if autocast is off already.
+    If autocast is off already, it does nothing, so that exported graphs contain no operation for
+    it.
     """
     # PyTorch raises an error for the "meta" device.
     is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
@@ -57,7 +58,7 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     largest = reference.abs().max()
     if largest == 0:
         raise ValueError(
-            "The output of function must have a positive norm where it is compared, got norm zero."
+            "The output of function must have elements other than 0 to compare, got only 0."
         )
     # Divide by the largest element so that squares do not overflow.
     response, reference = response / largest, reference / largest
@@ -67,12 +68,11 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
 
 
 def rounding_bound(epsilon: float) -> float:
-    """Return the largest relative error that rounding alone explains.
+    """Return the largest relative error of outputs that rounding alone can explain.
 
-    It is 1e-5 in single precision, about 2e-14 in double precision, and 4 epsilon in half
-    precision.
+    It is 1e-5 in float32, about 2e-14 in float64, and 4 epsilon in half precision.
 
     Args:
-        epsilon: Machine epsilon of the outputs.
+        epsilon: Machine epsilon of the dtype of the outputs.
     """
     return max(4 * epsilon, min(84 * epsilon, 1e-5))

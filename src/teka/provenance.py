@@ -11,7 +11,7 @@ import teka
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Return the command, the versions of teka and PyTorch, the hardware and the date in UTC."""
+    """Return how a result was made: command, versions of teka and PyTorch, hardware and date."""
     return {
         "command": command,
         "teka": teka.__version__,
@@ -22,7 +22,7 @@ def provenance(command: str) -> dict[str, str]:
 
 
 def describe_hardware() -> str:
-    """Describe the processor, its cores, the threads that PyTorch uses, and the GPU if any."""
+    """Describe the processor, its cores, the threads that PyTorch uses, and the GPU, if any."""
     threads = torch.get_num_threads()
     unit = "thread" if threads == 1 else "threads"
     cpu = f"{_processor()}, {os.cpu_count()} cores, {threads} {unit}"

@@ -1,4 +1,4 @@
-"""Assertions for test suites: equivariance of any function, and stable predictions of a classifier.
+"""Assertions for tests: a function is equivariant, or a classifier keeps its predictions.
 
     from teka.testing import assert_consistent, assert_equivariant
 
@@ -140,9 +140,10 @@ def equivariance_error(
     - Equivariance, for outputs of shape (B, C', *S): ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖.
     - Invariance, for all other outputs, such as logits (B, K): ‖f(T_s x) − f(x)‖ / ‖f(x)‖.
 
-    T_s moves the content at index i to i + s. The norm is over the whole batch, in float64. Dense
-    outputs are compared at the cells that are at least `border` cells from every edge before and
-    after the shift. Except in mode "circular", their content must not cross an edge.
+    T_s moves the content at index i to i + s. The norm is over the whole batch, in float64. In an
+    output of shape (B, C', *S), cells are not compared if they are less than `border` cells from an
+    edge before or after the shift. Except in mode "circular", cells that cross an edge are not
+    compared either.
 
     >>> import torch, teka
     >>> layer = torch.nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular").eval()
@@ -446,7 +447,7 @@ def assert_consistent(
 
 
 def minimal_counter_example(responses: Responses) -> str:
-    """Describe the first image whose prediction changes at the shortest shift.
+    """Describe the shortest shift that changes a prediction, and the image that it changes.
 
     Shifts are ordered by their largest step, then by the sum of their steps.
     """
@@ -486,8 +487,8 @@ def _assert_within(tolerance: float, errors: RelativeErrors, name: str, worst: s
     __tracebackhide__ = True
     if errors.noise_floor > tolerance:
         raise AssertionError(
-            f"whether the function is {name} cannot be decided: two calls with the same inputs "
-            f"differ by {errors.noise_floor:.3g}, tolerance {tolerance:.3g}"
+            f"cannot decide if the function is {name}: two calls with the same inputs differ by "
+            f"{errors.noise_floor:.3g}, tolerance {tolerance:.3g}"
         )
     if not errors.maximum <= tolerance:
         raise AssertionError(
@@ -506,7 +507,7 @@ def _measure_relative_errors(
     move: Callable[[Tensor, Any], Tensor],
     compare: Callable[[Tensor, Tensor, Any], float],
 ) -> RelativeErrors:
-    """Return the error of a function at each shift or permutation.
+    """Return the relative errors of the equivariance or invariance of a function.
 
     Args:
         function: The function.
