@@ -4,7 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from teka.audit.protocols import ProtocolResult, chaman2021, horn2021, pair_agreement, zhang2019
+from teka.audit.protocols import (
+    ProtocolResult,
+    chaman2021,
+    compare_random_positions,
+    horn2021,
+    zhang2019,
+)
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
 
@@ -150,7 +156,7 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
         return batch.roll(place, (2, 3))
 
     settings = AuditSettings(batch_size=4, seed=2)
-    agreement = pair_agreement(
+    agreement = compare_random_positions(
         first_pixel_class, images, move, low=-2, high=2, passes=3, settings=settings
     )
     random = np.random.RandomState(2)
@@ -177,7 +183,7 @@ def test_pairs_that_cannot_be_asked_are_refused(
     function, passes: int, batch_size: int, message: str
 ):
     with pytest.raises(ValueError, match=message):
-        pair_agreement(
+        compare_random_positions(
             function,
             torch.zeros(2, 1, 3, 3),
             lambda images, _: images,

@@ -16,7 +16,7 @@ from teka.audit.report import (
     Example,
     Failure,
     PackedResponses,
-    encode_levels,
+    encode_image,
     make_examples,
     worst_images,
 )
@@ -181,7 +181,7 @@ def test_levels_are_rows_of_pixels_of_channels_spread_over_the_unit_range_and_el
         (torch.tensor([[[-2.0, 0.0, 2.0]]]), [0, 128, 255]),
         (torch.tensor([[[0.0]], [[1.0]]]), [128]),
     ):
-        assert list(base64.b64decode(encode_levels(image))) == levels
+        assert list(base64.b64decode(encode_image(image))) == levels
 
 
 def test_maps_have_no_examples():

@@ -102,8 +102,8 @@ def test_differences_within_noise_are_not_called_rounding():
     noisy = verdict_of(metrics(nearly_invariant), noise=NoiseFloor(0.1, None))
     assert "changes the output by up to" in quiet[0]
     undecided = (
-        "hether moving the image changes the output cannot be decided: two calls on the same "
-        "images differ by 0.1"
+        "cannot be decided whether moving the image changes the output, because two calls on the "
+        "same images differ by 0.1"
     )
     assert undecided in noisy[0]
     two_modes = [metrics(nearly_invariant), metrics(nearly_invariant, "fourier")]

@@ -1,4 +1,4 @@
-"""Comparison of audited models on the same shifted images."""
+"""Comparison of several audited models on the same shifted images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class ModelComparison:
 
 
 def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport]) -> ModelComparison:
-    """Compare all pairs of models, image by image.
+    """Compare every two models on the same images, and choose the same examples for all models.
 
     Args:
         cases: Models with the same images, see `check_comparable`.
@@ -63,11 +63,11 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
         for mode in responses_by_mode
         for pair in compare_every_two(mode, noise=noise, **intervals)
     ]
-    return ModelComparison(_share_examples(cases, reports, responses_by_mode), pairs)
+    return ModelComparison(_choose_common_examples(cases, reports, responses_by_mode), pairs)
 
 
 def _noise_level(report: AuditReport) -> float:
-    """Return the largest relative difference of outputs that rounding or randomness explains."""
+    """Return how much a model's outputs may differ without a shift, by rounding or randomness."""
     levels = [rounding_bound(metrics.epsilon) for metrics in report.metrics]
     floor = report.noise_floor
     if floor is not None:
@@ -76,16 +76,17 @@ def _noise_level(report: AuditReport) -> float:
 
 
 def check_comparable(cases: Sequence[AuditInputs]) -> None:
-    """Check that a one-pixel shift and the index of a class mean the same for all models.
+    """Check that all models take images of the same size, and order the classes in the same way.
 
     Raises:
-        ValueError: The models take images of different sizes, or order the classes differently.
+        ValueError: The image sizes differ, so that a shift by one pixel is not the same, or the
+            orders of the classes differ.
     """
     sizes = [tuple(case.images.shape[2:]) for case in cases]
     if len(set(sizes)) > 1:
         named = zip(cases, sizes, strict=True)
         value = ", ".join(f"{case.subject.name}: {size}" for case, size in named)
-        expected = "one size, because a one-pixel shift means something different for each model"
+        expected = "one size, because a shift by one pixel is not the same in images of other sizes"
         hint = "Use --shift-before-resize or --input-size."
         raise wrong_argument("the size of the models' images", value, expected, hint)
     labelled = [(case.subject.name, case.labels) for case in cases if case.labels is not None]
@@ -96,14 +97,14 @@ def check_comparable(cases: Sequence[AuditInputs]) -> None:
             raise wrong_argument(f"the order of the classes of {name}", "another", expected)
 
 
-def _share_examples(
+def _choose_common_examples(
     cases: Sequence[AuditInputs],
     reports: Sequence[AuditReport],
     responses_by_mode: Sequence[Sequence[Responses]],
 ) -> list[AuditReport]:
-    """Return the reports with the same example images for every model.
+    """Return the reports with the same example images in all reports.
 
-    The examples are the images for which the models disagree at the largest number of shifts.
+    The example images are those for which the models disagree at the largest number of shifts.
     """
     examples: list[list[Example]] = [[] for _ in cases]
     for responses in responses_by_mode:

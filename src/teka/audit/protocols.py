@@ -1,4 +1,4 @@
-"""Exact reproductions of the evaluation protocols of published papers."""
+"""Evaluation protocols of published papers, reproduced exactly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,10 +61,11 @@ class ProtocolResult:
 def horn2021(
     function: Model, images: Images, labels: Labels, settings: AuditSettings = DEFAULT_SETTINGS
 ) -> ProtocolResult:
-    """Evaluate the protocol of Horn et al. (2021): accuracy at 17 lossless horizontal shifts.
+    """Evaluate the protocol of Horn et al. (2021): accuracy at 17 horizontal shifts.
 
-    Use the images of class 1 with enough background: 854 ones of MNIST or 791 trousers of
-    Fashion-MNIST. Return the mean and the lowest accuracy over the shifts.
+    The protocol uses images of class 1 from which shifts by up to 8 pixels move only background:
+    854 ones of MNIST or 791 trousers of Fashion-MNIST. The result is the mean and the lowest
+    accuracy over the shifts.
 
     Args:
         function: Classifier.
@@ -127,9 +128,9 @@ def zhang2019(
 ) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
-    Consistency is the probability P[argmax f(crop_a x) = argmax f(crop_b x)] for crops of
-    224 × 224 pixels. The offsets are equal to those of the authors' code with the same seed and
-    batch size. The interval accounts for the sample of images.
+    Consistency is the probability that the predictions for two random crops of an image, of
+    224 × 224 pixels each, are equal. The crops are the same as in the authors' code with the same
+    seed and batch size. The interval accounts for the choice of images.
 
     Args:
         function: Classifier.
@@ -138,7 +139,7 @@ def zhang2019(
         settings: Output, batch size, device, seed and settings of the intervals.
     """
     check_tensor("images", images, "images", "channels", ZHANG_CANVAS, ZHANG_CANVAS)
-    agreement = pair_agreement(
+    agreement = compare_random_positions(
         function,
         images,
         lambda batch, at: batch.narrow(2, at[0], ZHANG_CROP).narrow(3, at[1], ZHANG_CROP),
@@ -149,9 +150,9 @@ def zhang2019(
     )
     return ProtocolResult(
         "zhang2019",
-        "Two crops of 224 × 224 pixels are cut out of each image of 256 × 256 pixels. The offsets "
-        "are drawn from 0 … 31 along each axis, one pair for all images of a batch. The result is "
-        "the share of images with equal predictions, over 5 passes.",
+        "Two crops of 224 × 224 pixels are taken from each image of 256 × 256 pixels, at random "
+        "offsets from 0 to 31 pixels along each axis. All images of a batch have the same two "
+        "offsets. The result is the share of images with equal predictions, over 5 passes.",
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
@@ -168,10 +169,10 @@ def chaman2021(
 ) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
-    Consistency is the probability P[argmax f(T_s x) = argmax f(T_s' x)] for circular and for
-    zero-padded shifts. The shifts are equal to those of the authors' code with the same seed and
-    batch size. There are two differences to this code: zeros are padded after normalization, and
-    averages are over images instead of batches (CIFAR-10).
+    Consistency is the probability that the predictions for two randomly shifted copies of an image
+    are equal. It is measured for circular shifts and for shifts that fill with zeros. The shifts
+    are the same as in the authors' code with the same seed and batch size. Unlike that code, zeros
+    are filled in after normalization, and averages are over images instead of batches (CIFAR-10).
 
     Args:
         function: Classifier.
@@ -201,15 +202,16 @@ def chaman2021(
             ),
         ),
     ):
-        agreement = pair_agreement(
+        agreement = compare_random_positions(
             function, images, move, low=-largest, high=largest, passes=1, settings=settings
         )
         numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
     return ProtocolResult(
         "chaman2021",
-        "Two shifts are drawn from −m … m − 1 along each axis, one pair for all images of a batch, "
-        "with m = 3 for images up to 32 pixels and m = 32 for larger ones. The result is the share "
-        "of images with equal predictions, for circular shifts and for shifts with zero padding.",
+        "Each image is shifted twice, by random steps of −m … m − 1 pixels along each axis, with "
+        "m = 3 for images up to 32 pixels and m = 32 for larger images. All images of a batch have "
+        "the same two shifts. The result is the share of images with equal predictions, for "
+        "circular shifts and for shifts with zero padding.",
         "Chaman and Dokmanić 2021, Truly Shift-Invariant Convolutional Neural Networks, §5; "
         "validate and evaluate_random_crop in github.com/achaman2/truly_shift_invariant_cnns",
         {"images": len(images), "largest shift": largest, "batch size": settings.batch_size},
@@ -222,7 +224,7 @@ def chaman2021(
 PROTOCOLS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 
-def pair_agreement(
+def compare_random_positions(
     function: Model,
     images: Images,
     move: Move,
@@ -232,7 +234,7 @@ def pair_agreement(
     passes: int,
     settings: AuditSettings,
 ) -> Bool[Tensor, "passes images"]:
-    """Return True for each pass and image whose predictions at two random positions are equal.
+    """Predict images at two random positions, and return where the two predictions are equal.
 
     Args:
         function: Classifier.

@@ -49,8 +49,8 @@ class Failure:
     traceback: str = ""
 
     @property
-    def decides(self) -> bool:
-        """True if metrics cannot be compared with a threshold without this stage."""
+    def is_essential(self) -> bool:
+        """True if no metric may be compared with a threshold because this stage failed."""
         return self.part.startswith("mode ") or self.part in (VALIDITY, NOISE)
 
 
@@ -101,7 +101,7 @@ class PackedResponses:
 
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
-        """Return packed responses."""
+        """Pack the responses of a model."""
         tables = responses.tables()
         if responses.labels is not None:
             tables["labels"] = responses.labels
@@ -112,7 +112,7 @@ class PackedResponses:
         return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
-        """Return the responses, for example for `teka.audit.compare_responses`.
+        """Return the packed responses, for example to compare them with those of another model.
 
         Raises:
             ValueError: The text is damaged.
@@ -150,7 +150,7 @@ class AuditReport:
         data: Number, shape, classes and hash of the images, and other facts.
         settings: Settings of the audit.
         metrics: Metrics of each mode.
-        noise_floor: Difference of two equal calls, or None.
+        noise_floor: Differences between outputs of the same images, or None.
         layers: Layers that break equivariance, or None.
         protocols: Results of published protocols.
         caveats: Reasons why the results could mislead.
@@ -194,11 +194,11 @@ class AuditReport:
 
     @property
     def is_exact(self) -> bool:
-        """True if no shift of any mode changes the output beyond rounding."""
+        """True if shifts change the output only by rounding errors, in every mode."""
         return bool(self.metrics) and all(metrics.is_exact for metrics in self.metrics)
 
     def number(self, metric: str) -> float:
-        """Return the lowest value of a metric over all modes, for example for a threshold.
+        """Return the lowest value of a metric over all modes, to compare it with a threshold.
 
         Args:
             metric: A name of `teka.audit.statistics.metrics.NUMBERS`.
@@ -211,16 +211,14 @@ class AuditReport:
             raise ValueError(
                 f"the results of {self.name} are invalid: {', '.join(self.invalid)}; see caveats"
             )
-        failures = [failure for failure in self.failures if failure.decides]
-        if failures:
+        if failures := [failure for failure in self.failures if failure.is_essential]:
             messages = ", ".join(f"{failure.part} ({failure.message})" for failure in failures)
             raise ValueError(f"the threshold needs every mode, but these failed: {messages}")
         numbers = [metrics.numbers for metrics in self.metrics]
         values = [each[metric].value for each in numbers if metric in each]
         if not values:
-            known = sorted({name for each in numbers for name in each})
-            expected = f"one that was measured: {', '.join(known) or 'none was'}"
-            raise wrong_value("metric", metric, expected)
+            known = ", ".join(sorted(set().union(*numbers))) or "none was"
+            raise wrong_value("metric", metric, f"one that was measured: {known}")
         return min(values)
 
     def to_dict(self) -> dict[str, object]:
@@ -239,7 +237,7 @@ class AuditReport:
         fields = dict(content)
         schema = fields.pop("schema", None)
         if schema != SCHEMA:
-            hint = "The report is of another version of teka; repeat the audit."
+            hint = "Another version of teka wrote the report. Repeat the audit."
             raise wrong_value("schema of the content", schema, str(SCHEMA), hint)
         fields.pop("invalid", None)  # follows from the caveats
         try:
@@ -272,7 +270,7 @@ class AuditReport:
 
 
 def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
-    """Return the indices of the images whose predictions change at the most shifts.
+    """Return the indices of the images whose predictions change at the largest number of shifts.
 
     Images that are classified correctly without a shift come first.
     """
@@ -285,11 +283,11 @@ def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
     return tuple(num_changes.argsort(descending=True, stable=True)[:num_images].tolist())
 
 
-def encode_levels(image: Float[Tensor, "channels height width"]) -> str:
-    """Encode an image for an `Example`: its bytes (H, W, C) in base64.
+def encode_image(image: Float[Tensor, "channels height width"]) -> str:
+    """Encode an image as bytes of shape (H, W, C) in base64, for an `Example`.
 
-    If there are not 1 or 3 channels, their average is encoded. An image with values outside of
-    [0, 1] is rescaled.
+    If there are not 1 or 3 channels, their average is encoded. If values are outside of [0, 1], the
+    image is rescaled to [0, 1].
     """
     if image.shape[0] not in (1, 3):
         image = image.mean(dim=0, keepdim=True)
@@ -308,9 +306,9 @@ def make_examples(
     indices: Iterable[int],
     settings: AuditSettings,
 ) -> Iterator[Example]:
-    """Yield images with the predictions of a classifier at every shift.
+    """Yield an `Example` of each chosen image, with the predictions of a classifier at every shift.
 
-    There are no examples for other outputs and for multi-label classifiers.
+    There are no examples for models that are not classifiers and for multi-label classifiers.
     """
     if responses.output not in CLASSIFIERS or responses.output in MULTILABEL:
         return
@@ -332,7 +330,7 @@ def make_examples(
             mode=movement.mode,
             index=index,
             label=None if responses.labels is None else int(responses.labels[index]),
-            image=encode_levels(placed[0]),
+            image=encode_image(placed[0]),
             height=height,
             width=width,
             channels=3 if placed.shape[1] == 3 else 1,

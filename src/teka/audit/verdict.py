@@ -1,4 +1,4 @@
-"""Verdict of an audit: the results in sentences."""
+"""Verdict of an audit: its results in sentences."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.reporting.formatting import listed, write_share, write_size, write_step
 
-CAUSES = {
+BREAK_PLACES = {
     "interior": "inside the image",
-    "edge": "at the edges of the image",
+    "edge": "at the edge of the image",
     "aliasing": "at shifts that are not a multiple of its stride",
 }
 
@@ -20,7 +20,7 @@ CAUSES = {
 def verdict(report: AuditReport) -> tuple[str, ...]:
     """Describe the results of an audit in sentences, the most important one first.
 
-    The sentences about an invalid report contain no numbers.
+    If the results are invalid, the sentences contain no numbers.
     """
     undecided = [metrics for metrics in report.metrics if _is_undecided(metrics, report)]
     if report.invalid:
@@ -43,7 +43,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
-    """Describe the mode in which shifts have the largest effect, or all modes if all are exact."""
+    """Return the first sentence: the effect of shifts in the mode in which it is largest."""
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
@@ -61,7 +61,7 @@ def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
 
 
 def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
-    """Return a sort key for modes: the loss of overlap, the loss of consistency, the error."""
+    """Return losses of overlap and of consistency and the error, as a sort key for modes."""
     values = {name: number.value for name, number in metrics.numbers.items()}
     return (
         1 - values.get("overlap", 1.0),
@@ -71,7 +71,7 @@ def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
 
 
 def _describe_effect(metrics: Metrics) -> tuple[str, str]:
-    """Describe the effect of moving the image, and the precision of its number in parentheses."""
+    """Return the effect of moving the image in a mode, and the interval of the number in it."""
     numbers = metrics.numbers
     if metrics.is_exact:
         effect = "moves the output along exactly, up to rounding"
@@ -98,7 +98,7 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
 
 
 def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
-    """Return the number of images and the modes, in words."""
+    """Return the number of images and the modes, such as "10 images, mode circular"."""
     num_images = min(metrics.num_images for metrics in moved)
     images = f"{num_images} image{'' if num_images == 1 else 's'}"
     if any(caveat.name == "too few images" for caveat in report.caveats):
@@ -127,8 +127,8 @@ def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
 def _undecided_sentence(report: AuditReport) -> str:
     assert report.noise_floor is not None
     return (
-        "Whether moving the image changes the output cannot be decided: two calls on the same "
-        f"images differ by {write_size(report.noise_floor.repeat)} of their size"
+        "It cannot be decided whether moving the image changes the output, because two calls on "
+        f"the same images differ by {write_size(report.noise_floor.repeat)} of their size"
     )
 
 
@@ -151,7 +151,7 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
 
 
 def _describe_details(metrics: Metrics) -> list[str]:
-    """Describe the overlap, the retrieval and the accuracy in a mode, if they were measured."""
+    """Return overlap, retrieval and accuracy in a mode, if measured, as parts of a sentence."""
     numbers = metrics.numbers
     if len(metrics.shifts) < 2:
         return []
@@ -161,8 +161,8 @@ def _describe_details(metrics: Metrics) -> list[str]:
         parts.append(f"the mean IoU is {overlap} % at the worst shift")
     if "retrieval" in numbers:
         parts.append(
-            f"{_interval(numbers['retrieval'])} of the shifted images have features nearest to "
-            "those of the same image unshifted"
+            "the features are nearest to those of the same unshifted image for "
+            f"{_interval(numbers['retrieval'])} of the shifted images"
         )
     if "accuracy" in numbers:
         accuracy = f"{_interval(numbers['accuracy'])} of the images are classified correctly"
@@ -186,7 +186,7 @@ def _layer_sentences(report: AuditReport) -> list[str]:
     if layers.breaks:
         causes: dict[str, list[str]] = {}
         for kind, layer in layers.breaks.items():
-            causes.setdefault(layer.name, []).append(layer.cause or CAUSES[kind])
+            causes.setdefault(layer.name, []).append(layer.cause or BREAK_PLACES[kind])
         broken = [f"{name} ({', '.join(words)})" for name, words in causes.items()]
         owners = [
             name.rpartition(".")[0] or "the model itself" for name in layers.absolute_embeddings
@@ -196,8 +196,9 @@ def _layer_sentences(report: AuditReport) -> list[str]:
     if layers.undecided:
         noise = max(layer.noise for layer in layers.undecided)
         sentences.append(
-            f"Whether {layers.undecided[0].name} and the layers after it break equivariance cannot "
-            f"be decided: two copies of the same images differ by up to {write_size(noise)} there."
+            f"It cannot be decided whether {layers.undecided[0].name} and the layers after it "
+            "break equivariance, because their outputs for two copies of the same images differ by "
+            f"up to {write_size(noise)}."
         )
     if not sentences:
         reason = f"every error is at most {write_size(layers.threshold)} of its output"

@@ -2,8 +2,9 @@ import dataclasses
 import re
 
 from teka.audit.layers.localize import BREAKS
-from teka.audit.page.layers import BREAK_ROLES, explain_layers
+from teka.audit.page.layers import explain_layers
 from teka.audit.page.pages import render_audit_page
+from teka.audit.verdict import BREAK_PLACES
 from tests.audit.page.audit_reports import make_layers, make_report
 
 
@@ -47,7 +48,7 @@ def test_no_layer_is_named_if_nothing_breaks():
 
 
 def test_every_kind_of_break_has_a_role():
-    assert set(BREAK_ROLES) == set(BREAKS)
+    assert set(BREAK_PLACES) == set(BREAKS)
 
 
 def test_the_table_has_every_layer_and_marks_the_first_that_breaks():

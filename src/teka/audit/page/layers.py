@@ -4,19 +4,19 @@ from collections.abc import Sequence
 
 from teka.audit.layers.fixes import FIXES
 from teka.audit.layers.localize import LayerFindings, is_submodule
+from teka.audit.verdict import BREAK_PLACES
 from teka.reporting.formatting import write_size
 
-BREAK_ROLES = {
-    "interior": "is the first layer to break equivariance inside the image",
-    "edge": "is the first layer to break equivariance at the edge of the image",
-    "aliasing": "is the first layer to break equivariance at shifts that are not a multiple of "
-    "its stride",
-}
 MOST_JUMPS = 3
 
 
 def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
-    """Return the role, the name and the numbers of each layer that explains the result."""
+    """List the layers that explain the result of an audit, such as the first to break equivariance.
+
+    Returns:
+        For each layer: what it does in words that follow its name, its name, and its class, error
+        and fix.
+    """
     if layers is None:
         return []
     rows = []
@@ -25,10 +25,11 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         cause = f", {layer.cause}" if layer.cause else ""
         words = f"{layer.module}{place}{cause}, error {write_size(layer.error)}"
         fixes = [fix for fix in layers.advised if FIXES[fix].kind == kind]
-        rows.append((BREAK_ROLES[kind], layer.name, f"{words}{_command(fixes)}"))
+        role = f"is the first layer to break equivariance {BREAK_PLACES[kind]}"
+        rows.append((role, layer.name, f"{words}{_command(fixes)}"))
     for layer in layers.undecided[:1]:
         error, noise = write_size(layer.error or 0.0), write_size(layer.noise)
-        words = f"{layer.kind}, error {error}, but two copies of the same images differ by {noise}"
+        words = f"{layer.kind}, error {error}, but copies of the same images differ by {noise}"
         rows.append(("may be the first layer to break equivariance", layer.name, words))
     if not layers.breaks:
         return rows
