@@ -88,8 +88,8 @@ def test_names_that_do_not_match_are_refused_and_named(data_names, model_names, 
     [
         (range(5), {"num_classes": 5}, [0, 1, 2, 3, 4], None),
         (range(5), {}, [0, 1, 2, 3, 4], None),
-        (range(12), {"num_classes": 12}, list(range(12)), "sorts names as text"),
-        (range(12), {}, list(range(12)), "sorts names as text"),
+        (range(12), {"num_classes": 12}, list(range(12)), "sorts folders as text"),
+        (range(12), {}, list(range(12)), "sorts folders as text"),
         ([0, 7, 250], {"num_classes": 1000}, [0, 7, 250], "folder k was taken for class k"),
         ([0, 7, 250], {}, [0, 7, 250], "folder k was taken for class k"),
         ([1, 2, 3], {"num_classes": 3}, [0, 1, 2], "Folders 1 to 3 were taken for classes 0 to 2"),
@@ -122,11 +122,11 @@ def test_word_net_ids_are_in_the_order_of_imagenet():
 def test_with_names_on_one_side_classes_are_matched_by_number_and_that_is_said():
     indices, said = match(("ant", "bee"))
     assert indices == [0, 1]
-    assert "m has no class names: class k of the data was taken for class k of the model" in said
+    assert "class k of the model, because m has no class names" in said
     assert "0 is 'ant', 1 is 'bee'" in said
     labels, caveats = match_labels(LABELS, 3, None, subject(("a", "b", "c")))
     assert labels.tolist() == LABELS.tolist()
-    assert "The data have no class names" in caveats[0].message
+    assert "the data have no class names" in caveats[0].message
 
 
 def test_without_any_names_labels_are_the_classes():

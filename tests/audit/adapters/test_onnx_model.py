@@ -148,8 +148,8 @@ def test_unsupported_files_are_errors(tmp_path):
     channel_means(tmp_path / "whole.onnx", ["n", 1, 3, 4], TensorProto.DOUBLE)
     for name, said in (
         ("broken", "that onnxruntime can run"),
-        ("two", "one of images"),
-        ("flat", "one of images"),
+        ("two", "a single batch of images"),
+        ("flat", "a single batch of images"),
         ("absent", "an existing ONNX file"),
     ):
         with pytest.raises(ValueError, match=said) as caught:

@@ -28,7 +28,7 @@ _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz
 
 @dataclass(frozen=True)
 class Loader:
-    """Loader of one family of models, such as those of timm.
+    """Rule for loading one family of models by name, such as the models of timm.
 
     Args:
         form: Description of the names of these models, for error messages.
@@ -58,7 +58,7 @@ def load(
     loaders: Sequence[Loader] = (),
     trust: bool = False,
 ) -> LoadedModel:
-    """Load a model by its name or path, ready to be audited.
+    """Load a model for an audit by its name or path.
 
     Three kinds of models run code that is not part of an installed library. For
     "path/module.py:function", the file is executed. Files of TorchScript and of `torch.export`
@@ -119,7 +119,7 @@ def _is_transformers(spec: str) -> object:
     return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 
-TRANSFORMERS = "a folder or hub id (owner/name, or transformers:ID) of transformers"
+TRANSFORMERS = "the folder or hub id of a transformers model (owner/name, transformers:ID)"
 LOADERS = (
     Loader("timm:NAME", re.compile("timm:.").match, load_timm, True),
     Loader("torchvision:NAME", re.compile("torchvision:.").match, load_torchvision, True),

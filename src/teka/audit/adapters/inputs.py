@@ -64,13 +64,13 @@ class ImageOptions:
 
     @property
     def path(self) -> Path | None:
-        """Folder or file of the data, or None for a data set with a known name such as "mnist"."""
+        """Folder or file of custom data, or None for a known data set such as "mnist"."""
         return None if self.data in NAMES else find_path(self.data, self.data_dir)
 
 
 @dataclass(frozen=True, eq=False)
 class AuditImages:
-    """Images of a data set in [0, 1], with the channels and size of a model.
+    """Images of a data set in [0, 1], converted to the channels and size of a model.
 
     Args:
         images: The images.
@@ -94,7 +94,7 @@ class AuditImages:
 def load_audit_images(
     options: ImageOptions, transform: Preprocessing, seed: int = 0, held_out: bool = False
 ) -> AuditImages:
-    """Load test images of a data set, with the channels and size of a model.
+    """Load test images of a data set, and convert them to the channels and size of a model.
 
     The images are drawn at random and keep the order of the data set. If the data set has no test
     images, they are drawn from all its images.
@@ -133,8 +133,8 @@ def load_audit_images(
         placed.append(transform.place(batch))
         size, first = (tuple(images.shape[2:]) for images in (placed[-1], placed[0]))
         if size != first:
-            expected = "of one size, because the model does not resize them"
-            hint = "Choose a size with --input-size, for example --input-size 224."
+            expected = "all of one size; the model does not resize them"
+            hint = "Choose a size, for example with --input-size 224."
             raise wrong_argument("the images", f"{first} and {size} ({name})", expected, hint)
     return AuditImages(
         torch.cat(placed),
@@ -150,9 +150,9 @@ def load_audit_images(
 def _read_batches(
     images: Tensor | Sequence[Path], chosen: Tensor, transform: Preprocessing, image_size: Size
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield batches of images with the name of their file, or "" for images in memory.
+    """Yield the chosen images in batches, each with the name of its file, or "" without a file.
 
-    If the model has any number of channels, pictures are gray only if all files are gray.
+    If the model accepts any number of channels, pictures are gray only if all files are gray.
     """
     if isinstance(images, Tensor):
         intensities = images[chosen].to(torch.float32)
@@ -171,8 +171,8 @@ def _read_batches(
         yield file.name, levels if image_size is None else resize_bilinear(levels, image_size)
 
 
-class _Source(NamedTuple):
-    """Images of a data set that an audit can use, in memory or as picture files.
+class _AvailableImages(NamedTuple):
+    """All images of a data set that an audit can use, in memory or as picture files.
 
     Args:
         part: "test" for test images, or "all" if the data set has no test images.
@@ -189,31 +189,36 @@ class _Source(NamedTuple):
     class_names: tuple[str, ...] | None = None
 
 
-def _find_images(options: ImageOptions) -> _Source:
+def _find_images(options: ImageOptions) -> _AvailableImages:
     data = options.data
     path = options.path
     if path is None:
         dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
-        return _Source("test", test.images, test.labels, dataset.num_classes, class_names(data))
+        names = class_names(data)
+        return _AvailableImages("test", test.images, test.labels, dataset.num_classes, names)
     if not is_picture_dataset(path):
         arrays = read_npz(path)
         part, split = ("all", arrays.train) if arrays.test is None else ("test", arrays.test)
         split = split.to_intensities(options.image_size)
-        return _Source(part, split.images, split.labels, arrays.num_classes)
+        return _AvailableImages(part, split.images, split.labels, arrays.num_classes)
     files = sorted(path.iterdir()) if path.is_dir() else []
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
     if pictures and not any(file.is_dir() for file in files):
-        return _Source("all", pictures)
+        return _AvailableImages("all", pictures)
     parts, names = find_pictures(path)
     part = "test" if "test" in parts else "all"
     labeled = parts.get("test", parts["train"])
     labels = torch.tensor([label for _, label in labeled])
-    return _Source(part, [file for file, _ in labeled], labels, len(names), tuple(names))
+    files = [file for file, _ in labeled]
+    return _AvailableImages(part, files, labels, len(names), tuple(names))
 
 
 def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
-    """Return True if teka trained the model on this folder or file, or on one of the same name."""
+    """Return True if the model was trained on these data with teka.
+
+    The data are the same if the folder or file is the same or has the same name.
+    """
     if options.path is None or subject.trained_on is None or subject.trained_on in NAMES:
         return False
     known = find_path(subject.trained_on, options.data_dir)
@@ -226,10 +231,10 @@ _NUM_HEADERS = 20  # pictures
 
 
 def default_mode(options: ImageOptions) -> tuple[str, str]:
-    """Return the default mode of shifting for a data set, and the reason in words.
+    """Choose how to shift the images of a data set by default, and give the reason in words.
 
-    The mode is "crop" for a folder in which most images have at least `MIN_PHOTOGRAPH_SIDE` pixels
-    along the shorter side, because it resembles a moving camera. For other data it is "circular".
+    Large photographs are shifted in mode "crop", because it resembles a moving camera. Other images
+    are shifted in mode "circular".
     """
     if options.path is None or not is_picture_dataset(options.path):
         return "circular", "a data set of arrays"
@@ -322,8 +327,8 @@ def make_audit_inputs(
     if chosen.labels is not None and not options.ignore_labels:
         if settings.output in MULTILABEL:
             message = (
-                f"{subject.name} predicts several labels for an image, but {options.data} has one "
-                "class for each image, so no accuracy was measured."
+                f"No accuracy was measured, because {subject.name} predicts several labels for "
+                f"an image, but {options.data} has one class for each."
             )
             caveats.append(Caveat("labels not used", "limits", message))
         elif settings.output in ("auto", *CLASSIFIERS):
@@ -369,23 +374,27 @@ def make_audit_inputs(
 
 def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
     # The message does not name the model, so that it is shown once for all models of a comparison.
-    color_options = (
-        ", or --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 (ImageNet), and with --bgr if the "
-        "model expects blue first"
-    )
     message = (
         "The model does not declare how its images are normalized, so it gets values from 0 to 1. "
         "If its accuracy is too low or its predictions are all the same, repeat with the "
-        "normalization of its training: for example --mean 0.5 --std 0.5 (values from −1 to 1), or "
-        f"--mean 0 --std 0.00392157 (values from 0 to 255){'' if is_gray else color_options}."
+        "normalization of its training. Use --mean 0.5 --std 0.5 for values from −1 to 1, or "
+        "--mean 0 --std 0.00392157 for values from 0 to 255."
     )
+    if not is_gray:
+        message += (
+            " The normalization of ImageNet is --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225. "
+            "If the model expects the channels blue, green and red, add --bgr."
+        )
     return Caveat("unknown preprocessing", "limits", message)
 
 
 def make_room_for_shifts(
     subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """Make images larger in mode `crop`, or smaller in mode `canvas`, so that shifts have room.
+    """Choose the size of images so that they can be shifted in the mode "crop" or "canvas".
+
+    In mode "crop", a window moves over images that are larger than the input of the model. In mode
+    "canvas", smaller images move over a canvas.
 
     Args:
         subject: The model.
@@ -405,7 +414,7 @@ def make_room_for_shifts(
     if not wide or (seen is None and placed_size is None):
         return transform, settings
     if len(settings.modes) > 1:
-        expected = f"{wide[0]} alone, because other modes need images of a different size"
+        expected = f"{wide[0]} alone; other modes need another image size"
         raise wrong_value("modes", list(settings.modes), expected)
     placed = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:

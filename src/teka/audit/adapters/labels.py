@@ -17,22 +17,23 @@ Labels = Int[Tensor, " images"]
 _WORDNET_ID = re.compile(r"n[0-9]{8}")
 _NAMES = "the class names of the data"
 _NUM_NAMED = 3  # names that a message lists
-_HINT = "Rename the classes, or leave the labels out with --ignore-labels."
+_HINT = "Rename the classes, or measure no accuracy with --ignore-labels."
 
 
 def match_labels(
     labels: Labels, num_classes: int, class_names: Sequence[str] | None, model: LoadedModel
 ) -> tuple[Labels, list[Caveat]]:
-    """Convert labels of a data set to indices of the model's classes.
+    """Convert the labels of a data set to the class indices of a model.
 
-    Classes are matched by name. Case and surrounding spaces do not matter, and underscores stand
-    for spaces. A name with synonyms, such as "tench, Tinca tinca", matches each synonym. If names
-    cannot be matched, classes are matched by number:
+    Classes with the same name are matched. Case and surrounding spaces do not matter, and
+    underscores stand for spaces. A name with synonyms, such as "tench, Tinca tinca", matches each
+    synonym. Without common names, classes are matched by number:
 
-    - Folders with integer names: the number is the class of the model. Folders 1 … K are classes
-      0 … K − 1 of a model with K classes.
-    - WordNet ids, if the model has the same number of classes: in sorted order, as in ImageNet.
-    - Only one of the two has names: class k of the data is class k of the model.
+    - If folders are named by integers, they are the classes of the model. But folders 1 … K are
+      classes 0 … K − 1 of a model with K classes.
+    - If the names of the data are WordNet ids, and the model has as many classes, class k of the
+      sorted ids is class k of the model, as in ImageNet.
+    - If only the data or only the model has names, class k of the data is class k of the model.
 
     Args:
         labels: Classes of the images in the data set.
@@ -51,9 +52,9 @@ def match_labels(
     num_known = len(known) or model.num_classes
     numbers = class_numbers(names)
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))
-    candidates = _find_candidates(names, known)
-    if any(candidates) or (names and known and numbers is None and not is_wordnet):
-        return labels.new_tensor(_check_one_to_one(candidates, names, known, model))[labels], []
+    matches = _find_same_names(names, known)
+    if any(matches) or (names and known and numbers is None and not is_wordnet):
+        return labels.new_tensor(_check_one_to_one(matches, names, known, model))[labels], []
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, model)
     if num_known not in (None, num_classes):
@@ -61,12 +62,12 @@ def match_labels(
         raise wrong_value("the number of the data's classes", num_classes, expected, _HINT)
     if not is_wordnet and bool(names) == bool(known):
         return labels, []
-    reason = "The data have no class names"
+    reason = "the data have no class names"
     if is_wordnet:
-        reason = f"The class names of the data are WordNet ids, which {model.name} does not use"
+        reason = "the data have WordNet ids as class names, but the model has other names"
     elif names:
         reason = f"{model.name} has no class names"
-    message = f"{reason}: class k of the data was taken for class k of the model."
+    message = f"Class k of the data was taken for class k of the model, because {reason}."
     if names:
         first = _list_some(f"{index} is {name!r}" for index, name in enumerate(names))
         message += f" In the data, {first}."
@@ -84,13 +85,13 @@ def _match_numbers(
         limit = f"classes of {model.name}, from 0 to {num_known - 1}" if num_known else "at least 0"
         given = f"from {min(numbers)} to {max(numbers)}"
         raise wrong_value("the numbers that the folders are named by", given, limit, _HINT)
-    message = f"Folders are named by numbers: folder k was taken for class k of {model.name}."
+    message = f"Folders have numbers as names, so folder k was taken for class k of {model.name}."
     as_text = [str(number) for number in numbers]
     is_sorted_as_text = as_text == sorted(as_text)
     if not is_sorted_as_text:
         message += (
-            " torchvision's ImageFolder sorts names as text (0, 1, 10, 2): if the model was "
-            "trained with it, the accuracy here is wrong."
+            " The accuracy is wrong if the model was trained with torchvision's ImageFolder, which "
+            "sorts folders as text (0, 1, 10, 2)."
         )
     indices = labels.new_tensor(list(numbers))[labels]
     if list(numbers) == list(range(count)) and is_sorted_as_text and model.class_names is None:
@@ -111,41 +112,41 @@ _KEYS: tuple[Callable[[str], set[str]], ...] = (
 )
 
 
-def _find_candidates(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
-    """Return for each name the indices of the known names that match it most strictly."""
-    candidates: list[list[int]] = [[] for _ in names]
+def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
+    """Return for each class of the data the indices of the model's classes with the same name.
+
+    Names are compared exactly if possible, then without case, and then by their synonyms.
+    """
+    matches: list[list[int]] = [[] for _ in names]
     for keys_of in _KEYS:
         table: dict[str, list[int]] = {}
         for index, name in enumerate(known):
             for key in keys_of(name):
                 table.setdefault(key, []).append(index)
         for index, name in enumerate(names):
-            matches = {match for key in keys_of(name) for match in table.get(key, ())}
-            candidates[index] = candidates[index] or sorted(matches)
-    return candidates
+            same = {match for key in keys_of(name) for match in table.get(key, ())}
+            matches[index] = matches[index] or sorted(same)
+    return matches
 
 
 def _check_one_to_one(
-    candidates: Sequence[Sequence[int]],
-    names: Sequence[str],
-    known: Sequence[str],
-    model: LoadedModel,
+    matches: Sequence[Sequence[int]], names: Sequence[str], known: Sequence[str], model: LoadedModel
 ) -> list[int]:
-    """Return the index of the known name that each name matches, if there is exactly one.
+    """Return the index of the model's class for each class of the data.
 
     Raises:
-        ValueError: A name matches no known name or several, or two names match the same one.
+        ValueError: A name matches no class of the model or several, or two names match the same.
     """
     problems = []
-    for name, indices in zip(names, candidates, strict=True):
-        matches = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
+    for name, indices in zip(names, matches, strict=True):
+        several = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
         if len(indices) != 1:
-            problems.append(f"{name!r}, which matches {matches}" if matches else repr(name))
+            problems.append(f"{name!r}, which matches {several}" if several else repr(name))
     if problems:
         expected = f"each one of those of {model.name}, {_list_some(map(repr, known))}"
         raise wrong_argument(_NAMES, _list_some(problems), expected, _HINT)
     owners: dict[int, str] = {}
-    for name, (index,) in zip(names, candidates, strict=True):
+    for name, (index,) in zip(names, matches, strict=True):
         if index in owners:
             both = f"{owners[index]!r} and {name!r}, which both match {known[index]!r}"
             raise wrong_argument(_NAMES, both, f"different classes of {model.name}", _HINT)

@@ -1,4 +1,4 @@
-"""Models that are ready to be audited, and the options with which they are loaded."""
+"""Models for an audit, and the options with which they are loaded."""
 
 import io
 import logging
@@ -98,16 +98,16 @@ class LoadOptions:
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
-        """Keyword argument that builds a model with the required number of classes, or none.
+        """Argument `num_classes` for the constructor of a model, or {} for its default.
 
-        A model with its own weights is built with its own number of classes.
+        A model with its own pretrained weights keeps its own number of classes.
         """
         if self.num_classes is None or self.weights is None:
             return {}
         return {"num_classes": self.num_classes}
 
     def adapt_preprocessing(self, transform: Preprocessing) -> Preprocessing:
-        """Return the preprocessing with the input size and normalization of these options.
+        """Return a model's preprocessing with the size and normalization that the user chose.
 
         Raises:
             ValueError: `mean` or `deviation` does not fit the number of channels.
@@ -132,13 +132,13 @@ class LoadOptions:
 
     @contextmanager
     def fixed_seed(self) -> Iterator[None]:
-        """Return a context with random seed 0. The random state is restored afterwards."""
+        """Run the body of a `with` statement with random seed 0, and restore the random state."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
 
     def load_weights(self, module: M) -> M:
-        """Load the file of weights, if there is one, into a module, and return the module.
+        """Load the weights that the user chose, if any, into a module, and return the module.
 
         Raises:
             ValueError: The file cannot be read, or its names or shapes differ from the module's.
@@ -183,7 +183,7 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """Model that is ready to be audited, with its preprocessing and properties.
+    """Model for an audit, with its preprocessing and a description.
 
     Args:
         name: Name for display.
@@ -236,11 +236,11 @@ class LoadedModel:
         return self.transform.in_channels
 
     def resizing_function(self) -> Model:
-        """Return a function that resizes images with `transform.place` and calls the model."""
+        """Return the model as a function of images of any size, which it resizes itself."""
         return wrap_function(self.function, before=self.transform.place)
 
     def with_output(self, name: str) -> "LoadedModel":
-        """Return the model with a single output, chosen by name or by index in a tuple."""
+        """Return the model with one of its outputs, given by its name or its index in a tuple."""
 
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, OutputSource(images, self.module), name).values
@@ -260,7 +260,7 @@ class LoadedModel:
 
 
 class WrappedModule(nn.Module):
-    """Module with preprocessing of its input and postprocessing of its output.
+    """Module that preprocesses images, calls a model and postprocesses its output.
 
     Args:
         model: The model.
@@ -286,7 +286,7 @@ class WrappedModule(nn.Module):
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
-        """Return the output of the model that is measured, for images in [0, 1]."""
+        """Return the postprocessed output of the model for images in [0, 1]."""
         return _call_wrapped(self.model, self.before, self.after, images)
 
 
@@ -300,9 +300,9 @@ def _call_wrapped(
 def wrap_function(
     function: Model, before: Before | None = None, after: After | None = None
 ) -> Model:
-    """Return a function with preprocessing of its input and postprocessing of its output.
+    """Return a function that preprocesses images, calls a model and postprocesses its output.
 
-    The result is a module if the function is a module, so that its layers can be examined.
+    If the model is a module, the result is a module too, so that its layers can be examined.
 
     Args:
         function: The model.
@@ -326,7 +326,7 @@ def wrap_module(
     takes_lists: bool = False,
     **known: Any,
 ) -> LoadedModel:
-    """Return a `LoadedModel` that normalizes images and calls the module.
+    """Make a `LoadedModel` from a PyTorch module and the preprocessing of its images.
 
     Args:
         module: The module.
@@ -373,9 +373,14 @@ def wrap_module(
 
 @contextmanager
 def load_safely(model: str, expected: str) -> Iterator[None]:
-    """Return a context in which a library loads a model.
+    """Return a context in which another library can load a model without running its code.
 
-    `torch.load` reads tensors only, and any error becomes a ValueError of one line.
+    `torch.load` refuses to unpickle other objects than tensors. Any error becomes a ValueError of
+    one line.
+
+    Args:
+        model: Name of the model for the error message.
+        expected: Description of a supported model for the error message.
     """
     previous = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
@@ -391,7 +396,7 @@ def load_safely(model: str, expected: str) -> Iterator[None]:
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Return a context that hides log messages, warnings and progress bars of libraries."""
+    """Return a context in which libraries print no log messages, warnings and progress bars."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -403,7 +408,7 @@ def silence_libraries() -> Iterator[None]:
 
 
 def read_class_names(labels: object) -> tuple[str, ...] | None:
-    """Return the class names in `id2label` of a config.
+    """Return the class names from `id2label`, a table in the configs of transformers.
 
     Return None if there are no names, or only the default names LABEL_0, LABEL_1 and so on.
     """

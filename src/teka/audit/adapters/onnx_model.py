@@ -39,7 +39,7 @@ _MAX_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
 
 
 class OnnxNode(nn.Module):
-    """Layer that stands for a node of an ONNX graph, and returns what onnxruntime computed.
+    """Layer that represents a node of an ONNX graph, and returns what onnxruntime computed.
 
     Args:
         inputs: Names of the inputs of the node.
@@ -57,12 +57,11 @@ class OnnxNode(nn.Module):
 
 
 class OnnxFunction(nn.Module):
-    """ONNX model as a module of images in [0, 1].
+    """PyTorch module that runs an ONNX model on images in [0, 1].
 
-    If the graph is given, each node is represented by a layer, so that hooks can read its output.
-    If a layer has a hook, a second session computes the outputs of all nodes, and the layers are
-    called in the order of execution. A layer has the name of its node or of its output, adapted to
-    the rules for module names.
+    If the graph is given, the module has a submodule for each node, so that forward hooks can read
+    the outputs of all nodes. Only if there are hooks, a second session computes these outputs, and
+    the submodules are called in the order of execution. Each has the name of its node or output.
 
     Args:
         session: Session of onnxruntime.
@@ -105,7 +104,7 @@ class OnnxFunction(nn.Module):
         raise TypeError("onnxruntime computes in the precision of the file")
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
-        """Return the output of the model for images."""
+        """Return the measured output of the model for images in [0, 1]."""
         placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
             placed = (placed * 255).round().clamp(0, 255)
@@ -124,7 +123,7 @@ class OnnxFunction(nn.Module):
         return results[self.output].to(images.device)
 
     def _run(self, session: Any, names: list[str], placed: Tensor) -> dict[str, Tensor]:
-        """Run a session, and return its numeric outputs by name."""
+        """Run a session of onnxruntime on normalized images, and return its numeric outputs."""
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
@@ -156,9 +155,10 @@ class OnnxFunction(nn.Module):
 
 
 def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
-    """Return the output with the given name. By default it is "logits" or the first numeric one.
+    """Choose an output of an ONNX model by its name, or by default the most likely one.
 
-    Floating-point outputs come before integers, because the first output is often the class.
+    The default is "logits", or else the first floating-point output, or else the first integer
+    output, because the first output is often the predicted class.
 
     Raises:
         ValueError: No numeric output has this name.
@@ -176,7 +176,7 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
 
 
 def _make_node_layer(node: Any) -> OnnxNode:
-    """Return a layer for a node, with kernel size and stride for a convolution or pooling."""
+    """Make the layer for a node, with the kernel size and stride of a convolution or pooling."""
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
     kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
@@ -204,7 +204,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
-        expected = "one of images, with four axes of floating-point numbers or uint8"
+        expected = "a single batch of images, with four axes of floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
     transform, is_declared = _read_preprocessing(inputs[0], file, load_options)
     config = file.parent / "config.json"
@@ -235,7 +235,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 def _read_preprocessing(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
-    """Return the preprocessing of a file, and True if the model declares it."""
+    """Return the preprocessing for an ONNX file, and True if its normalization is known."""
     shape = _fixed_sizes(image_input.shape)
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]

@@ -53,7 +53,7 @@ def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: st
 
 
 class RoundingRules(NamedTuple):
-    """Rules by which the transforms of an image library round when they resize and crop.
+    """Functions that resize and crop like an image library, with the same rounding.
 
     Args:
         resize: Function that resizes uint8 images with rounding to whole levels.
@@ -129,15 +129,15 @@ class Preprocessing:
 
     @property
     def output_size(self) -> tuple[int, int] | None:
-        """Height and width of placed images, or None if they depend on the image."""
+        """Height and width of the images from `place`, or None if they depend on the image."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
     def resized_to(self, input_size: tuple[int, int]) -> "Preprocessing":
-        """Return the preprocessing with another input size."""
+        """Return the preprocessing for a model with another input size."""
         return replace(self, resize=check_image_size("input_size", input_size), crop=None)
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Return height and width after the resize, before the crop."""
+        """Return the height and width of an image after the resize and before the crop."""
         if self.resize is None:
             return image_size
         if isinstance(self.resize, tuple):
@@ -146,7 +146,7 @@ class Preprocessing:
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
     def place(self, images: Images) -> Float[Tensor, "n channels height width"]:
-        """Return images with the model's channels and size, as intensities in [0, 1].
+        """Convert images to the channels and size of the model, with intensities in [0, 1].
 
         Args:
             images: Levels in uint8 or intensities in [0, 1].
@@ -174,7 +174,7 @@ class Preprocessing:
         return ordered if self.normalization is None else self.normalization(ordered)
 
     def describe(self, image_size: tuple[int, int] | None) -> str:
-        """Describe what `place` does to images: "resized to …, cropped to …".
+        """Describe in words what `place` does, such as "resized to 8 × 12 (bilinear)".
 
         Args:
             image_size: Height and width of the images, or None if they have several sizes.
@@ -213,7 +213,7 @@ def with_channels(
 
 
 def crop_center(images: Images, size: tuple[int, int], start: Callable[[float], int]) -> Resized:
-    """Return the center of images, padded with 0 if the images are smaller.
+    """Crop images to their center, or pad them with 0 if they are smaller.
 
     Args:
         images: Images (N, C, H, W).

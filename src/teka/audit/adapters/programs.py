@@ -1,4 +1,4 @@
-"""Loaders of files with code: Python functions, TorchScript and `torch.export`."""
+"""Loaders of models that are stored as code: Python files, TorchScript and `torch.export`."""
 
 import importlib.util
 import sys
@@ -17,6 +17,7 @@ from teka.audit.adapters.loaded_model import (
     LoadOptions,
     load_safely,
     silence_libraries,
+    wrap_function,
     wrap_module,
 )
 from teka.audit.adapters.preprocessing import Preprocessing
@@ -30,9 +31,9 @@ Images = Float[Tensor, "batch channels height width"]
 def run_in_batches(
     program: Callable[[Tensor], dict[str, Tensor]], images: Tensor, batch_size: int | None
 ) -> dict[str, Tensor]:
-    """Call a program with batches of a fixed size, and return its outputs for all images.
+    """Run a program that accepts only one batch size on any number of images.
 
-    If the last batch is smaller, copies of its last image fill it up.
+    If the last batch is smaller, it is filled up with copies of its last image.
 
     Args:
         program: Function from a batch to outputs (B, …) by name.
@@ -50,7 +51,7 @@ def run_in_batches(
 
 
 class ExportedProgram(nn.Module):
-    """Exported program as a module of any batch size.
+    """Module that runs a program of `torch.export` on batches of any size.
 
     Args:
         module: Module of the program.
@@ -87,7 +88,12 @@ def is_torchscript_file(spec: str) -> bool:
 
 
 def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
-    """Check that the user trusts a file that contains a program.
+    """Check that the user allows to run the program in a file.
+
+    Args:
+        path: The file, for the error message.
+        load_options: Options of the user.
+        danger: What such a program can do, for the error message.
 
     Raises:
         ValueError: The file is not trusted.
@@ -95,7 +101,7 @@ def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
     if not load_options.trust:
         raise ValueError(
             f"trust must be True to load {path!r}, got False. {danger} with all your rights. "
-            "If you would run a script from the same source, pass --trust (in Python, trust=True)."
+            "Pass --trust (in Python, trust=True) if you would run a script from the same source."
         )
 
 
@@ -112,7 +118,7 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
-    """Return the largest batch size that a program accepts, or None for any size."""
+    """Return the largest batch size that an exported program accepts, or None for any size."""
     if isinstance(size, int):
         return size
     allowed = program.range_constraints.get(size.node.expr)
@@ -140,22 +146,26 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     return wrap_module(module, name, "torch.export", transform, load_options, is_declared=False)
 
 
-def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load the model that a function returns, given as "path/module.py:function".
+def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+    """Load the model that a function in a Python file returns.
 
     The file is executed with all rights of the user. The function takes no arguments and returns a
     `LoadedModel`, a module or another callable.
+
+    Args:
+        location: File and function as "path/module.py:function".
+        load_options: Weights, size, normalization and device of the model.
     """
-    path, _, name = spec.rpartition(":")
+    path, _, name = location.rpartition(":")
     file = expand_user(path)
     if not (path.endswith(".py") and file.is_file() and name):
-        raise wrong_value("model", spec, "path/module.py:function, an existing file")
+        raise wrong_value("model", location, "path/module.py:function, an existing file")
     model = _call_function(file, name)
     if isinstance(model, LoadedModel):
         return model
     if not callable(model):
-        expected = f"a function that returns a module or a callable, not {type(model).__name__}"
-        raise wrong_value("model", spec, expected)
+        expected = f"a function that returns a model, not {type(model).__name__}"
+        raise wrong_value("model", location, expected)
     label = f"{file.stem}:{name}"
     transform = Preprocessing()
     if isinstance(model, nn.Module):
@@ -163,6 +173,8 @@ def load_factory(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) ->
         return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
     is_declared = load_options.mean is not None
     transform = load_options.adapt_preprocessing(transform)
+    if is_declared or transform.blue_first:
+        model = wrap_function(model, before=transform.normalize)
     return LoadedModel(
         label, "factory", model, transform=transform, declares_preprocessing=is_declared
     )

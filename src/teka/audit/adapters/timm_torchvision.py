@@ -23,37 +23,39 @@ from teka.errors import require, wrong_argument
 _PRESET_OUTPUTS = {"SemanticSegmentation": "segmentation", "ObjectDetection": "boxes"}
 
 
-def load_timm(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load a model of timm by its name, such as "resnet50.a1_in1k", with its image transform.
 
     Pretrained weights are downloaded unless `load_options` has other weights.
     """
     timm: Any = require("timm", "this model needs", "timm")
-    name = spec.removeprefix("timm:")
+    name = name.removeprefix("timm:")
+    label = f"timm:{name}"
     is_pretrained = load_options.weights is None
-    with load_safely(f"timm:{name}", "a model of timm"), load_options.fixed_seed():
+    with load_safely(label, "a model of timm"), load_options.fixed_seed():
         module = timm.create_model(
             name, pretrained=is_pretrained, **load_options.num_classes_argument
         )
     module = load_options.load_weights(module.eval())
     config = timm.data.resolve_model_data_config(module)
-    own = _take_arrays(timm.data.create_transform(**config))
-    transform = verify_against_library(own, read_data_config(config), spec, "its transform")
+    own = _accept_arrays(timm.data.create_transform(**config))
+    transform = verify_against_library(own, read_data_config(config), label, "its transform")
     # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
     output = "auto" if module.num_classes else "features"
     known = {"output": output, "num_classes": module.num_classes or None}
     return wrap_module(module, name, "timm", transform, load_options, **known)
 
 
-def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load a model of torchvision by its name, with the transform of its best weights.
+def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+    """Load a model of torchvision by its name, with the image transform of its best weights.
 
     The best weights are downloaded unless `load_options` has other weights.
     """
     models: Any = require("torchvision.models", "this model needs", "torchvision")
-    name = spec.removeprefix("torchvision:")
+    name = name.removeprefix("torchvision:")
+    label = f"torchvision:{name}"
     is_pretrained = load_options.weights is None
-    with load_safely(f"torchvision:{name}", "a model of torchvision"), load_options.fixed_seed():
+    with load_safely(label, "a model of torchvision"), load_options.fixed_seed():
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         output = _PRESET_OUTPUTS.get(type(preset).__name__, "auto")
@@ -64,7 +66,7 @@ def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         module = models.get_model(name, weights=weights if is_pretrained else None, **arguments)
         settings = read_preset(preset)
     module = load_options.load_weights(module.eval())
-    transform = verify_against_library(_take_arrays(preset), settings, spec, "its preset")
+    transform = verify_against_library(_accept_arrays(preset), settings, label, "its preset")
     class_names = tuple(weights.meta["categories"])
     num_classes = load_options.num_classes or len(class_names)
     return wrap_module(
@@ -80,8 +82,8 @@ def load_torchvision(spec: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     )
 
 
-def _take_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
-    """Convert a transform of Pillow images to a transform of uint8 arrays (H, W, C)."""
+def _accept_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
+    """Make a transform of Pillow images accept uint8 arrays (H, W, C) instead."""
     from PIL import Image
 
     def transform_array(levels: np.ndarray) -> Tensor:
@@ -91,7 +93,7 @@ def _take_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], T
 
 
 def read_data_config(config: dict[str, Any]) -> Preprocessing:
-    """Return the preprocessing of a timm config, equal to `timm.data.transforms_imagenet_eval`.
+    """Convert the data config of a timm model to the same preprocessing of evaluation images.
 
     Raises:
         ValueError: The config crops with a border or from a rectangular resize.
@@ -115,7 +117,7 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
 
 
 def read_preset(preset: Any) -> Preprocessing:
-    """Return the preprocessing of a torchvision preset, such as `weights.transforms()`.
+    """Convert a torchvision preset, such as `weights.transforms()`, to the same preprocessing.
 
     Presets of segmentation models do not crop, and those of detectors leave images unchanged.
     """

@@ -48,7 +48,7 @@ POOLER = "pooler."
 def read_processor(
     processor: Any, in_channels: int, source: str, *, as_loaded: bool = False
 ) -> Preprocessing:
-    """Return the preprocessing of an image processor.
+    """Convert an image processor of transformers to the same preprocessing.
 
     The size comes from the settings of the processor, and the normalization is measured. The result
     is verified by comparing its images with those of the processor.
@@ -80,7 +80,7 @@ def read_processor(
 
 
 def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int] | None]:
-    """Return the size of the resize, and that of the crop."""
+    """Return the sizes to which an image processor resizes and crops, or None for each."""
     settings = processor.to_dict()
     name = type(processor).__name__
     resize = crop = None
@@ -128,11 +128,12 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
     with silence_libraries():
-        config, output, models = _find_task(library, source)
+        config, output, model_class = _find_task(library, source)
         if load_options.weights is None:
-            module = _load_weights(models, source, output)
+            module = _load_pretrained(model_class, source, output)
         else:
-            module = load_options.load_weights(_initialize(models, config, source, load_options))
+            module = _initialize(model_class, config, source, load_options)
+            module = load_options.load_weights(module)
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
         own = find_preprocessing(source, in_channels, output)
@@ -159,7 +160,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
 
 
 class ImageEncoder(nn.Module):
-    """Image encoder of a model that also encodes text (CLIP) or masks patches (ViTMAE)."""
+    """Image encoder of a model that also encodes text (CLIP) or hides patches (ViTMAE)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -179,7 +180,7 @@ class ImageEncoder(nn.Module):
 
 
 def _as_image_encoder(module: Any) -> nn.Module:
-    """Return a deterministic module from images to outputs, an `ImageEncoder` if necessary."""
+    """Wrap a model in an `ImageEncoder` if it takes more than images or draws a random mask."""
     is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
     if is_masked or hasattr(module, "get_image_features"):
         return ImageEncoder(module)
@@ -189,7 +190,7 @@ def _as_image_encoder(module: Any) -> nn.Module:
 
 
 def _find_task(library: Any, source: str) -> tuple[Any, str, Any]:
-    """Return a model's config, the kind of its output, and the class that loads the model."""
+    """Return a model's config, the kind of its output, and the class for loading the model."""
     with load_safely(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_no_kernel(config)
@@ -213,11 +214,11 @@ def check_no_kernel(config: Any) -> None:
             raise wrong_value("attn_implementation", name, "one that comes with transformers")
 
 
-def _load_weights(models: Any, source: str, output: str) -> Any:
-    """Return the model with the weights next to its config, and check that none is missing."""
+def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
+    """Load a model with its pretrained weights, and check that they are complete."""
     with load_safely(source, "a model of transformers with weights as safetensors"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
-        module, info = models.from_pretrained(source, output_loading_info=True, **settings)
+        module, info = model_class.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if output == "features" and missing and all(name.startswith(POOLER) for name in missing):
         module.pooler = None  # like add_pooling_layer=False: the class token is measured
@@ -227,16 +228,16 @@ def _load_weights(models: Any, source: str, output: str) -> Any:
     return module
 
 
-def _initialize(models: Any, config: Any, source: str, load_options: LoadOptions) -> Any:
-    """Return the model of a config with random weights."""
+def _initialize(model_class: Any, config: Any, source: str, load_options: LoadOptions) -> Any:
+    """Return a model with the architecture of a config and random weights."""
     if load_options.num_classes is not None:
         config.num_labels = load_options.num_classes
     with load_safely(source, "a model of transformers by its config"), load_options.fixed_seed():
-        return models.from_config(config, trust_remote_code=False)
+        return model_class.from_config(config, trust_remote_code=False)
 
 
 def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
-    """Return the preprocessing of a folder or hub id, or None if it has no image processor."""
+    """Return the preprocessing in the folder or hub repository of a model, or None."""
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None

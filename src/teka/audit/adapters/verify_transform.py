@@ -27,9 +27,9 @@ Picture = UInt8[np.ndarray, "height width channels"]
 def verify_against_library(
     library_transform: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
 ) -> Preprocessing:
-    """Check that our preprocessing is equal to a library's transform, and find its rounding.
+    """Check on random images that our preprocessing gives the same pixels as a library's transform.
 
-    Both are applied to images of noise in many sizes.
+    Libraries round differently when they resize and crop, so all known rounding rules are tried.
 
     Args:
         library_transform: The library's transform, from uint8 arrays (H, W, C) to (C, h, w).
@@ -56,7 +56,7 @@ def verify_against_library(
     for library in dict.fromkeys((transform.library, *ROUNDING_RULES)):
         candidate = replace(transform, library=library)
         try:
-            largest = max(map(partial(_difference, candidate), pictures, expected))
+            largest = max(map(partial(_largest_difference, candidate), pictures, expected))
         # The library may be missing or not support this resize.
         except (ImportError, NotImplementedError):
             continue
@@ -73,7 +73,7 @@ def verify_against_library(
 def measure_normalization(
     library_transform: Callable[[Picture], Any], in_channels: int
 ) -> tuple[Normalize | None, bool]:
-    """Measure the normalization of a transform, with images of a single color.
+    """Measure the mean and deviation of a library's transform with images of a single color.
 
     Args:
         library_transform: The transform, from uint8 arrays (H, W, C) to (C, height, width).
@@ -101,12 +101,15 @@ def measure_normalization(
     return Normalize(mean, deviation), is_reversed
 
 
-def _difference(transform: Preprocessing, picture: Picture, expected: Tensor) -> float:
-    """Return the largest difference in levels of 255, or infinity if the sizes differ."""
+def _largest_difference(transform: Preprocessing, picture: Picture, expected: Tensor) -> float:
+    """Return the largest difference of the preprocessed picture from the expected pixels.
+
+    It is in levels of 0 to 255, before the normalization, or infinity if the sizes differ.
+    """
     levels = torch.from_numpy(picture).permute(2, 0, 1)[None]
-    placed = transform.normalize(transform.place(levels))[0]
-    if expected.shape != placed.shape:
+    result = transform.normalize(transform.place(levels))[0]
+    if expected.shape != result.shape:
         return torch.inf
     deviation = transform.normalization.deviation if transform.normalization else (1.0,)
     scale = 255 * torch.tensor(deviation, dtype=torch.float64)[:, None, None]
-    return float(((placed.double() - expected.double()).abs() * scale).max())
+    return float(((result.double() - expected.double()).abs() * scale).max())
