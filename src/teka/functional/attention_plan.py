@@ -161,9 +161,9 @@ class AttentionPlan:
     def with_backend(
         self, backend: str, query: Queries, key: Keys, value: Values
     ) -> "AttentionPlan":
-        """Return a copy of these settings with a given attention algorithm (backend).
+        """Return a copy of the plan that uses a given attention algorithm (backend).
 
-        The fastest algorithm is chosen for "auto".
+        With "auto", the copy uses the algorithm with the lowest estimated cost.
         """
         batch, heads, num_queries, dim = query.shape
         num_keys = key.shape[2]
@@ -190,9 +190,9 @@ class AttentionPlan:
     def compute(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute attention with these settings, in float32 or float64.
+        """Compute attention as planned.
 
-        The outputs have the dtype of the inputs.
+        The computation uses float32 or float64, and the outputs have the dtype of the inputs.
         """
         dtype = query.dtype
         with without_autocast(query.device.type):
@@ -259,9 +259,9 @@ class AttentionPlan:
         query_mask: QueryMask,
         triton_angles: TritonAngles | None = None,
     ) -> Outputs:
-        """Compute attention with the chosen algorithm (backend), for inputs that have been checked.
+        """Compute attention with the algorithm (backend) of the plan.
 
-        The vectors of masked tokens must be 0.
+        NaN and infinity must have been replaced, and the vectors of masked tokens must be 0.
         """
         with without_autocast(query.device.type):
             plan, query, key = self.append_position_features(query, key)
@@ -334,10 +334,11 @@ class AttentionPlan:
     def append_position_features(
         self, query: Queries, key: Keys
     ) -> tuple["AttentionPlan", Tensor, Tensor]:
-        """Append position features to queries and keys, if the relative kernel has such features.
+        """Append features of the positions to queries and keys, if the relative kernel has any.
 
-        The inner products of the longer vectors then include the positions, so the returned
-        settings have no relative kernel. Other relative kernels change nothing here.
+        Inner products of the longer vectors contain the positions. The returned plan therefore has
+        no relative kernel. With other relative kernels, the plan, the queries and the keys are
+        returned unchanged.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -349,9 +350,10 @@ class AttentionPlan:
     def _with_kernel_statistics(
         self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
     ) -> "AttentionPlan":
-        """Return settings whose kernel stores statistics, such as means, of these queries and keys.
+        """Return a plan whose content kernel stores the statistics that it needs of these tokens.
 
-        Most kernels need no statistics. The settings are then returned unchanged.
+        `Taylor2`, for example, stores the mean of the keys in order to subtract it. Most kernels
+        need no statistics, and the plan is returned unchanged.
         """
         features = self.kernel.features
         if self.is_causal or features is None:
@@ -371,7 +373,7 @@ class AttentionPlan:
         )
 
     def _triton_angles(self, query: Queries, key: Keys, value: Values) -> TritonAngles | None:
-        """Return rotary angles for the Triton kernels on a GPU, or None if they cannot be used."""
+        """Return rotary angles for the Triton kernels, or None if they cannot compute this call."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -442,13 +444,13 @@ def may_overflow_in_float32(tensor: Tensor) -> bool:
 def _replace_nonfinite(
     query: Queries, key: Keys, value: Values, is_causal: bool, can_read: bool
 ) -> tuple[Queries, Keys, Values, Bool[Tensor, "batch heads queries"] | None]:
-    """Replace NaN and infinity in the inputs of attention by 0.
+    """Replace NaN and infinity in the inputs by 0, and return a mask of outputs that become NaN.
 
-    Which outputs must become NaN depends on the input with the non-finite element:
-
-    - Query: the output of this query.
-    - Key or value in causal attention: the outputs of its token and of all later tokens.
-    - Key or value in bidirectional attention: all outputs. These inputs are not replaced.
+    - NaN or infinity in a query makes its output NaN.
+    - In causal attention, NaN or infinity in a key or value makes the outputs of this token and of
+      all later tokens NaN.
+    - In bidirectional attention, keys and values are not replaced, because NaN in one of them makes
+      all outputs NaN anyway.
 
     Args:
         query: Queries.

@@ -97,7 +97,7 @@ def backend_costs(work: Workload) -> dict[str, Cost]:
 
 
 def _dense_cost(work: Workload) -> Cost:
-    """Estimate the cost of attention that computes the weight of every query–key pair."""
+    """Estimate the cost of an attention call with the backend "dense"."""
     kernel, relative, positions = work.kernel, work.relative, work.positions
     size = kernel.inner_product_size(work.dim)
     passes = 3 if relative is None else relative.num_weight_matrix_passes(positions.num_axes)

@@ -48,9 +48,10 @@ class ChunkedLinearAttention:
     is_causal: bool
 
     def needs_chunks(self, query: Queries) -> bool:
-        """Return True if the features of all queries at once would need too much memory.
+        """Return True if attention should be computed in chunks of tokens to limit the memory.
 
-        Linear attention is then computed in chunks of tokens, if the kernels support it.
+        This is the case if the features of all queries are large, and if the kernels and the
+        execution mode support chunks.
         """
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])
@@ -83,7 +84,10 @@ class ChunkedLinearAttention:
         return list(tensors.values())
 
     def sum_key_chunk(self, key: Keys, value: Values, rows: slice) -> LinearState:
-        """Sum the features and values of one chunk of keys, for linear attention."""
+        """Return the sums over a chunk of keys from which linear attention computes its outputs.
+
+        `rows` are the indices of the chunk in the sequence.
+        """
         # Causal features have a log scale for each key. A factor of all keys would be different in
         # every chunk.
         tokens = compute_features(
@@ -99,7 +103,10 @@ class ChunkedLinearAttention:
         return LinearState.from_keys(vectors, value, tokens.log_scale)
 
     def attend_query_chunk(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
-        """Compute linear attention for one chunk of queries from the sums over all keys."""
+        """Compute linear attention for a chunk of queries from the sums over all keys.
+
+        `rows` are the indices of the chunk in the sequence.
+        """
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
         return sums.normalize(nonnegative=self.kernel.nonnegative)
@@ -107,9 +114,10 @@ class ChunkedLinearAttention:
     def attend_causal_chunk(
         self, query: Queries, key: Keys, value: Values, rows: slice, state: LinearState | None
     ) -> tuple[Outputs, LinearState]:
-        """Compute causal linear attention for one chunk of tokens, and update the sums over keys.
+        """Compute causal linear attention for a chunk of tokens, and update the sums over keys.
 
-        The updated sums include all keys up to the end of the chunk.
+        The updated sums include all keys up to the end of the chunk. `rows` are the indices of the
+        chunk in the sequence.
         """
         tokens = compute_features(
             self.kernel,
@@ -243,7 +251,7 @@ def _chunks(tokens: Tensor) -> Iterator[slice]:
 
 
 def _empty_tokens(like: Tensor, size: int) -> Tensor:
-    """Allocate a tensor of vectors for all tokens, with tokens before heads in memory."""
+    """Allocate a vector of length `size` for each token, with tokens before heads in memory."""
     batch, heads, num_tokens, _ = like.shape
     return like.new_empty(batch, num_tokens, heads, size).transpose(1, 2)
 

@@ -110,13 +110,10 @@ class Positions:
         )
 
     def pairwise_offsets(self, tensor: Tensor, rows: slice | Tensor | None = None) -> Offsets:
-        """Return the offset from every key to every query, the difference of their positions.
+        """Return the position of each query minus the position of each key.
 
-        Along a periodic axis, the shortest difference is used.
-
-        Args:
-            tensor: A tensor with the dtype and device of the result.
-            rows: Indices of the queries. By default all.
+        Along a periodic axis, the shortest difference is used. The result has the dtype and the
+        device of `tensor`. `rows` selects some of the queries.
         """
         grid = self.grid or self.key_side.grid
         query, key = self.coordinates(tensor.device), self.key_side.coordinates(tensor.device)
@@ -130,10 +127,10 @@ class Positions:
     def pairwise_axis_offsets(
         self, axis: int, tensor: Tensor
     ) -> Float[Tensor, "query_side key_side"]:
-        """Return the offset from every key to every query along one axis of a grid.
+        """Return the coordinates of queries minus those of keys along one axis of their grids.
 
-        Along a periodic axis, the shortest difference is used. The result has the dtype and the
-        device of `tensor`.
+        On an image, for example, axis 0 has one coordinate for each row of pixels. Along a periodic
+        axis, the shortest difference is used. The result has the dtype and the device of `tensor`.
         """
         assert self.grids is not None
         dtype, device = widest_dtype(tensor.device), tensor.device
@@ -162,7 +159,10 @@ class Positions:
     def sinusoid_phases(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the phases ω · x of sinusoids at the positions x of queries and keys."""
+        """Return the phases ω · x of sinusoids at the positions x of queries, and those of keys.
+
+        The phases have the dtype and the device of `like`.
+        """
         angle = phases(frequency, self.coordinates(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
             frequency, self.key.coordinates(like.device), like.dtype
@@ -270,7 +270,9 @@ _cached_coordinates = functools.lru_cache(maxsize=8)(_grid_coordinates)
 def packed_lengths(
     cu_seqlens: Tensor, num_tokens: int, positions: Positions, excluded: Mapping[str, object]
 ) -> tuple[int, ...]:
-    """Return the lengths of sequences that are concatenated without padding, from their boundaries.
+    """Return the lengths of sequences that are concatenated without padding.
+
+    `cu_seqlens` contains the boundaries of the sequences, 0 and L included.
 
     Args:
         cu_seqlens: Boundaries 0, …, L of the sequences.
@@ -298,14 +300,15 @@ def packed_lengths(
 
 
 def make_positions(
-    argument: str, grid: GridLike | None, points: Tensor | None, device: torch.device
+    prefix: str, grid: GridLike | None, points: Tensor | None, device: torch.device
 ) -> Positions:
-    """Return the positions of a sequence that is given by a grid, a length or coordinates.
+    """Convert the arguments `grid` and `positions` of an attention function to `Positions`.
 
-    If `torch.export` treats the length as dynamic, the result has coordinates instead of a grid.
+    If `torch.export` treats the length of a grid as dynamic, the result has coordinates instead of
+    a grid.
 
     Args:
-        argument: Prefix of the names of the arguments, "" or "key_", for error messages.
+        prefix: Prefix of the names of the arguments in error messages, such as "" or "key_".
         grid: Grid, shape or length.
         points: Coordinates, floating-point or integer.
         device: Device of the tokens.
@@ -313,9 +316,9 @@ def make_positions(
     if isinstance(grid, torch.SymInt) and points is None:
         return Positions(None, row_positions(grid, device))
     if grid is not None:
-        grid = as_grid(f"{argument}grid", grid)
+        grid = as_grid(f"{prefix}grid", grid)
     if points is not None:
-        points = as_coordinates(f"{argument}positions", points)
+        points = as_coordinates(f"{prefix}positions", points)
     return Positions(grid, points)
 
 

@@ -17,10 +17,11 @@ LOGIT_SCALE = 1 / 9
 
 
 class Whitening(nn.Conv2d):
-    """Fixed circular convolution that decorrelates the 2 × 2 patches of an image.
+    """Convolution with fixed weights that decorrelates the 2 × 2 patches of an image.
 
-    The channels are the eigenvectors of the covariance of the patches, divided by the square root
-    of their eigenvalues, and their negatives. Before `fit` the weights are random.
+    The filters are the eigenvectors of the covariance matrix of patches, divided by the square root
+    of their eigenvalues, and the negatives of these filters. The method `fit` computes them from
+    training images. Before that, the weights are random. Opposite edges of the image meet.
 
     Source: Jordan 2024 (arXiv 2404.00498), section 3.1.
     """
@@ -47,7 +48,10 @@ class Whitening(nn.Conv2d):
 
 
 class CircularConv2d(nn.Conv2d):
-    """Circular 3 × 3 convolution that copies its inputs to the first channels at the start."""
+    """3 × 3 convolution with circular padding, initialized to copy its inputs.
+
+    The first output channels are initially the input channels. Other weights are random.
+    """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, 3, bias=False)
@@ -71,17 +75,18 @@ def make_norm(width: int) -> nn.BatchNorm2d:
 def circular_max_pool(
     cells: Float[Tensor, "batch channels height width"],
 ) -> Float[Tensor, "batch channels height width"]:
-    """Return the maximum of each circular 2 × 2 window, with stride 1."""
+    """Return the maximum of each 2 × 2 window of pixels, with stride 1 and circular padding."""
     # Two maxima are several times faster than max_pool2d in bfloat16 on a CPU.
     rows = torch.maximum(cells, cells.roll(-1, 2))
     return torch.maximum(rows, rows.roll(-1, 3))
 
 
 class ConvStage(nn.Module):
-    """Convolution, max pooling, polyphase downsampling by 2, second convolution, attention.
+    """Stage of a `ConvPerformer`, which halves the height and width of an image.
 
-    The max pooling has stride 1, so that the stage is equivariant to every circular shift by whole
-    pixels. Batch normalization without a scale and a GELU follow both convolutions.
+    It consists of a convolution, max pooling with stride 1, polyphase downsampling by 2, a second
+    convolution, and optionally a transformer block. The stage is equivariant to every circular
+    shift by whole pixels. Batch normalization without a scale and a GELU follow each convolution.
 
     Args:
         in_channels: Number of channels of the inputs.

@@ -23,8 +23,8 @@ from teka.models.performer_config import PerformerConfig
 # Model classes by name. `register_model` adds classes.
 MODELS: dict[str, type[nn.Module]] = {"conv_performer": ConvPerformer, "performer": Performer}
 BASELINES_HINT = (
-    "The baselines need `import reproduction.baselines` in a checkout of teka, "
-    "or `python -m reproduction` instead of `teka`."
+    "Baseline models are available after `import reproduction.baselines` in a checkout of teka, "
+    "and in commands that start with `python -m reproduction` instead of `teka`."
 )
 SIZES = ("image_size", "in_channels", "num_classes")
 # Old names of options in files of earlier versions.
@@ -32,7 +32,7 @@ OLD_NAMES = {"self_attention": {"encoding": "position"}}
 
 
 def register_model(name: str, model: type[nn.Module]) -> None:
-    """Register a model class, so that runs and model files can name it.
+    """Register a model class, so that training runs and saved models can refer to it by name.
 
     Args:
         name: Name of the model.
@@ -58,9 +58,9 @@ def model_class(name: str) -> type[nn.Module]:
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """Return a frozen dataclass whose fields are the options of a model class.
+    """Return a dataclass that declares the options of a model class, with types and defaults.
 
-    The options in the config of a saved model are checked against these fields.
+    The options in the config of a saved model are checked against its fields.
     """
     kind = model_class(model)
     if model == "performer":

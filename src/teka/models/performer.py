@@ -112,9 +112,9 @@ class Performer(nn.Module):
             self.absolute_position = LearnedPositionEmbedding(first.dim, self.grid.shape)
         if config.num_blocks_with_positions == 0 and config.position in RELATIVES:
             warnings.warn(
-                f"position={config.position!r} has no effect with depth=1 and pool='class'. The "
-                "logits depend only on the class token of the last block, which has no position. "
-                "Use a depth of at least 2, or pool='mean'.",
+                f"position={config.position!r} has no effect: with depth=1 and pool='class', the "
+                "logits depend only on the class token, which has no position. Use a depth of at "
+                "least 2, or pool='mean'.",
                 stacklevel=2,
             )
         self.blocks = nn.ModuleList(_make_blocks(config, num_axes))
@@ -181,7 +181,8 @@ class Performer(nn.Module):
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Return the names of the attention algorithms (backends) that the blocks of the model use.
 
-        If some blocks have a relative kernel, only their backends are returned.
+        If some blocks have a relative kernel, a position-dependent attention weight, only their
+        backends are returned.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -222,10 +223,10 @@ class Performer(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
-        """Return the tokens after the last block, and the inputs of all downsampling layers.
+        """Return the tokens after the last block, and one entry for each downsampling by 2.
 
-        A dense head needs the latter. Each entry holds the input of a downsampling layer and the
-        offset of the pixels that it kept. Without a dense head there are no entries.
+        An entry consists of the input of the downsampling layer and the offset of the pixels that
+        it kept. A dense head needs both to restore the resolution of the image.
         """
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
@@ -312,9 +313,10 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 def _make_relative_kernel(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the position-dependent attention weight (relative kernel) of a block.
+    """Return the relative kernel of a block, which is a position-dependent attention weight.
 
-    If a block can create the kernel without further options, only its name is returned.
+    If the config sets options of the kernel, the result is a module. Otherwise it is only the name
+    of the kernel, or None if the model has no relative positions.
     """
     position = config.position
     relative = position if position in RELATIVES else None

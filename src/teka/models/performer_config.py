@@ -239,10 +239,10 @@ class PerformerConfig:
 
     @property
     def num_blocks_with_positions(self) -> int:
-        """Number of blocks in the last stage for which the positions of tokens matter.
+        """Number of blocks of the last stage that use the positions of the tokens.
 
-        If the logits come from a class token, only this token of the last block is read. It has no
-        position, so position-dependent attention weights in that block would have no effect.
+        These are all blocks, except the last one if the logits come from a class token. The last
+        block then computes the class token only, which has no position.
         """
         depth = self.stages[-1].depth
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
@@ -253,7 +253,7 @@ class PerformerConfig:
         return AttentionOptions(**self.attention_keywords(), relative=relative)
 
     def attention_keywords(self) -> dict[str, Any]:
-        """Return the options of all attention layers by name, without the position encoding."""
+        """Return the attention options of this config by name, without the position encoding."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:
@@ -261,12 +261,12 @@ class PerformerConfig:
         stem = self.stem_layer
         num_stages = len(self.stages)
         if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
-            hint = "Models with one stage and head='pooled' have no layers that resample."
+            hint = "With one stage and head='pooled', a model has no layer that resamples tokens."
             raise wrong_value("resampling", self.resampling, "'convolution'", hint)
         has_sampling_stem = stem in ("polyphase_patch", *HALVING_STEMS) and self.patch_size > 1
         if num_stages == 1 and not has_sampling_stem:
             expected = "its default"
-            hint = "Models with one stage and this stem have no layer that downsamples tokens."
+            hint = "With one stage and this stem, a model has no layer that downsamples tokens."
             if self.select != "norm":
                 raise wrong_value("select", self.select, expected, hint)
             if self.blur is not None:
@@ -292,7 +292,7 @@ class PerformerConfig:
                 raise wrong_value("patch_size", self.patch_size, expected)
         elif self.pool == "class" and len(self.stages) > 1:
             expected = "'mean' or 'attention' with several stages"
-            hint = "A class token has no position in a grid, so that it cannot be downsampled."
+            hint = "A class token has no place in the grid, so it cannot be downsampled with it."
             raise wrong_value("pool", self.pool, expected, hint)
 
     def _check_positions(self) -> None:

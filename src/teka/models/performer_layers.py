@@ -1,4 +1,7 @@
-"""Layers of a Performer other than its transformer blocks: stem, downsampling, prediction head."""
+"""Layers of a Performer before, between and after its transformer blocks.
+
+These are the stem, downsampling layers, upsampling layers and the head of dense predictions.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -73,8 +76,8 @@ class ResamplingFactory:
     ) -> "SkipUpsample | AttentionUpsample":
         """Create a layer that upsamples a grid by 2 and has a skip connection.
 
-        Its inputs are the coarse grid, the input of the matching downsampling layer, and the offset
-        that this layer chose.
+        It undoes one downsampling layer. Its inputs are the coarse grid, the offset that the
+        downsampling layer chose, and the input of the downsampling layer.
         """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
@@ -94,7 +97,7 @@ class ResamplingFactory:
     def make_patch_embedding(
         self, in_channels: int, dim: int, patch_size: int
     ) -> PolyphasePatchEmbedding:
-        """Create a patch embedding whose first patch starts at an offset that the content sets."""
+        """Create a patch embedding whose grid of patches moves with the content of the image."""
         return PolyphasePatchEmbedding(
             in_channels,
             dim,
@@ -192,10 +195,10 @@ class ConvolutionalStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """Return the grid of tokens and the inputs of all downsampling layers.
+        """Return the grid of tokens, and one entry for each downsampling layer.
 
-        A dense head needs the latter. Each entry holds the input of a downsampling layer and the
-        offset of the pixels that it kept.
+        An entry consists of the input of the layer and the offset of the pixels that it kept. A
+        dense head needs both to restore the resolution of the image.
         """
         levels = []
         cells = images
@@ -208,9 +211,10 @@ class ConvolutionalStem(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Downsampling by 2: layer normalization, then a linear projection of each block of tokens.
+    """Downsampling by 2 that projects each block of neighboring tokens to one token.
 
-    The blocks start at an offset that depends on the content, so that the layer is equivariant to
+    A block has 2 tokens along each axis. Layer normalization precedes the projection. The first
+    block starts at an offset that depends on the content, so that the layer is equivariant to
     shifts.
     """
 
@@ -222,7 +226,7 @@ class PatchMerging(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch next_dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the coarse cells and the index of their offset."""
+        """Return the coarse grid of tokens and the index of its offset."""
         return self.patches.forward_with_offset(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
 
 
@@ -271,8 +275,8 @@ class DenseHead(nn.Module):
         """Return the logits.
 
         Args:
-            cells: The coarsest cells.
-            levels: The cells before each downsampling and the offset it chose, finest first.
+            cells: The coarsest grid of tokens.
+            levels: The grid before each downsampling and the offset that it chose, finest first.
         """
         for upsample, (fine, offset) in zip(self.widenings, reversed(levels), strict=True):
             cells = upsample(cells, offset, fine)
@@ -280,10 +284,7 @@ class DenseHead(nn.Module):
 
 
 def make_stem(config: PerformerConfig, dim: int, resampling: ResamplingFactory) -> nn.Module:
-    """Create the first layers of a model, which map an image to a grid of tokens.
-
-    The tokens have `dim` channels.
-    """
+    """Create the first layers of a model, which map an image to a grid of tokens of size `dim`."""
     stem, in_channels, patch_size = config.stem_layer, config.in_channels, config.patch_size
     if isinstance(stem, nn.Module):
         return stem

@@ -155,9 +155,9 @@ class WeightedSums:
         )
 
     def replace_denominator(self, other: "WeightedSums") -> "WeightedSums":
-        """Return these sums with the attention denominators of other sums.
+        """Return the numerators of these sums with the denominators of `other`.
 
-        Kernels that divide by the number of keys instead of the sum of the weights need this.
+        For example, some kernels divide by the number of keys instead of the sum of the weights.
         """
         factor = torch.exp(self._log_peak() - other._log_peak())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
@@ -165,8 +165,8 @@ class WeightedSums:
     def normalize(self, *, nonnegative: bool) -> Outputs:
         """Divide the numerators by the denominators to get the attention outputs.
 
-        If the weights are nonnegative, a query whose weights all underflow to 0 gets an output of 0
-        instead of NaN.
+        A query whose weights are all 0 gets an output of 0 instead of NaN. If all weights are
+        `nonnegative`, this also applies to a sum of weights below the normal range of the dtype.
         """
         denominator = self.denominator
         empty = (

@@ -1,6 +1,6 @@
 """Cost model that predicts which attention algorithm (backend) is the fastest for an input.
 
-The cost of an algorithm is its number of multiply-adds and of bytes that it moves. Measured
+The cost of an algorithm is the number of its multiply-adds and of the bytes that it moves. Measured
 constants convert this cost to a time.
 """
 
@@ -79,7 +79,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Numbers of tokens and features of an attention head, to estimate its amount of work."""
+    """Numbers of tokens and features of an attention head, from which costs are estimated."""
 
     num_queries: int
     num_keys: int
@@ -93,17 +93,18 @@ def dense_cost(
 ) -> Cost:
     """Estimate the amount of work of attention that computes the weight of every query–key pair.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     pairs = num_queries * num_keys
     return Cost(pairs * (inner_product_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
 
 def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
-    """Estimate the amount of work of linear attention, to compare it with other algorithms.
+    """Estimate the amount of work of linear attention.
 
-    The estimate consists of multiply-adds and bytes. Causal attention also computes the weights of
-    all pairs of tokens within short chunks.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm. Causal
+    attention also computes the weights of all pairs of tokens within short chunks. Some relative
+    kernels multiply the number of features by `feature_multiplier`.
     """
     num_features = sizes.num_features * feature_multiplier
     num_products = (sizes.num_queries + sizes.num_keys) * num_features
@@ -119,7 +120,7 @@ def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
 def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
     """Estimate the amount of work of linear attention whose weights decay with the distance.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
@@ -133,7 +134,7 @@ def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
 def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
     """Estimate the amount of work of attention with one matrix of position weights per axis.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     channels = num_features * (dim_value + 1)
     multiply_adds, moved, size = 0, 0, key.num_tokens
@@ -143,20 +144,17 @@ def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) ->
         size = size // key_side * query_side
         moved += size
     moved += 2 * size
-    num_bytes = moved * channels * BYTES + _axis_matrices_bytes(query, key)
-    return Cost((multiply_adds + key.num_tokens + size) * channels, num_bytes)
-
-
-def _axis_matrices_bytes(query: Grid, key: Grid) -> int:
-    """Estimate the bytes moved to compute the matrix of position-dependent weights of each axis."""
+    # One matrix of weights for each axis.
     sides = zip(query.shape, key.shape, strict=True)
-    return sum(query_side * key_side for query_side, key_side in sides) * 6 * 2 * BYTES
+    num_weights = sum(query_side * key_side for query_side, key_side in sides)
+    num_bytes = moved * channels * BYTES + num_weights * 6 * 2 * BYTES
+    return Cost((multiply_adds + key.num_tokens + size) * channels, num_bytes)
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
     """Estimate the amount of work of attention that is computed by fast Fourier transforms.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     sides = zip(query.shape, key.shape, query.periodic, strict=True)
     sizes = [
@@ -171,7 +169,7 @@ def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
     """Estimate the amount of work of attention that first sums all keys at equal distance.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     # A product with a weight takes as long as five additions (measured). Distant tokens take as
     # long as near rings.
@@ -185,7 +183,7 @@ def signed_offset_cost(
 ) -> Cost:
     """Estimate the amount of work of linear attention with one weight per clipped offset.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
     """
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)
@@ -195,8 +193,8 @@ def signed_offset_cost(
 def window_cost(tiling: Tiling, inner_product_size: int, dim_value: int) -> Cost:
     """Estimate the amount of work of attention to local windows.
 
-    The estimate consists of multiply-adds and bytes, and is used to choose the fastest algorithm.
-    Keys and values are copied for each tile.
+    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm. The
+    keys and values around each tile of the grid are copied.
     """
     num_tiles = math.prod(tiling.counts)
     # torch.compile cannot trace a generator as an argument.

@@ -104,10 +104,10 @@ def scan(
 def _decayed_sums_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return, for every token along an axis, the exponentially decaying sum of all earlier tokens.
+    """Return, for each cell along an axis, the sum of all earlier cells with decaying weights.
 
-    Token j enters the sum of token i with the factor exp(−rate · (i − 1 − j)). The sum within a
-    block of tokens is a matrix product, and the sums of whole blocks are accumulated recursively.
+    In the sum of cell i, the cell j has the weight exp(−rate · (i − 1 − j)). Sums within a block of
+    cells are matrix products. The sums of whole blocks are accumulated recursively.
     """
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK

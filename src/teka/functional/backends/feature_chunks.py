@@ -41,10 +41,9 @@ def sum_over_features(
     *arguments: object,
     copies: int = 1,
 ) -> QueryChannels:
-    """Compute a sum over the features of queries and keys chunk by chunk, to limit the memory.
+    """Apply a function to chunks of the features of queries and keys, and add the results.
 
-    The function is applied to one chunk of features at a time, and the results are added. The
-    backward pass computes each chunk again instead of storing it.
+    Chunks limit the memory. The backward pass computes each chunk again instead of storing it.
 
     Args:
         function: A function that is linear in φ(q) and φ(k), and sums over their features.

@@ -111,11 +111,11 @@ def _make_score_function(
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:
-    """Return a function with which FlexAttention modifies the attention score of a query–key pair.
+    """Return the `score_mod` function of FlexAttention, which computes the score of a pair.
 
-    The function adds the log of the position-dependent weight to the score, and masks keys. It is a
-    lambda, because the tests add runtime checks to annotated functions, which FlexAttention cannot
-    trace.
+    The score is the log of the similarity plus the log of the position-dependent weight, or −∞ for
+    a masked key. The function is a lambda, because the tests add runtime checks to annotated
+    functions, which FlexAttention cannot trace.
     """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
@@ -169,11 +169,12 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return a table of the distinct offsets between two grids, and an integer code of each token.
+    """Return a table of all offsets between two grids, with which each pair finds its offset.
 
-    The offset from key j to query i is entry query_code[i] − key_code[j] of the table. For a token
-    without a position, such as a class token, this index is beyond the end of the table. Return
-    None if the table would be large, or if both grids do not lie on one regular lattice.
+    Queries and keys get integer codes. The offset from key j to query i is entry query_code[i] −
+    key_code[j] of the table. For a token without a position, such as a class token, this index is
+    beyond the end of the table. Return None if the table would be large, or if both grids do not
+    lie on one regular lattice. The offsets have the dtype and the device of `like`.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

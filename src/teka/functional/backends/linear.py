@@ -185,8 +185,8 @@ def decoding_step(
 ) -> tuple[WeightedSums, DecodingState]:
     """Add one token to the state of recurrent linear attention, and compute its output.
 
-    The output is returned as a numerator and a denominator. If several tokens are added in one
-    call, each of them attends to all of them.
+    Return the numerator and denominator of the output, and the new state. If several tokens are
+    added in one call, each of them attends to all of them.
 
     Args:
         tokens: Values and log scales of the next token.
@@ -209,9 +209,9 @@ def decoding_step(
 def decoding_step_without_positions(
     tokens: LinearAttentionInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
-    """Add one token to the state of recurrent linear attention that ignores positions.
+    """Add one token to the state of recurrent linear attention without positions.
 
-    Return the output of the token, as a numerator and a denominator, and the new state.
+    Return the numerator and denominator of its output, and the new state.
     """
     query = AttentionFeatures(tokens.query_features)
     return decoding_step(tokens, query, AttentionFeatures(tokens.key_features), state)
@@ -224,7 +224,7 @@ def causal_attention_sums(
     log_scale: LogScale = None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> WeightedSums:
-    """Compute causal linear attention, and return the numerator and the denominator of each output.
+    """Compute the numerator and denominator of each output of causal linear attention.
 
     The sequence is divided into chunks. Pairs of tokens within a chunk are computed directly, and
     earlier chunks contribute through sums over their keys. The result of a token is bitwise
@@ -339,11 +339,11 @@ def _scaled_causal_attention_sums(
     channels: Channels,
     rate: Float[Tensor, "heads"] | None,
 ) -> Channels:
-    """Compute causal linear attention with features that are scaled to avoid overflow.
+    """Compute sums of causal linear attention for features that are scaled to avoid overflow.
 
-    The features of each key have been divided by a scale. The sums of a query are divided by the
-    largest scale of its own key and all earlier keys. If the weights decay with the distance, the
-    decay is included in the scales. Scales are passed as logarithms.
+    The features of each key have been divided by a scale, which is given by its logarithm. The sums
+    of a query are divided by the largest scale of its own key and all earlier keys. `channels` are
+    the values, or ones for the denominator. `rate` is the decay of the weights with the distance.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
@@ -366,11 +366,11 @@ def _causal_attention_sums_of_block(
     log_peak: Float[Tensor, "batch heads"],
     rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, Tensor, Tensor]:
-    """Compute causal linear attention for a block of chunks, and the recurrent state after it.
+    """Compute sums of causal linear attention for a block of chunks of tokens.
 
     Pairs of tokens within a chunk are computed directly. Keys of earlier chunks contribute through
-    the state, a sum over keys. The state is divided by the largest scale of these keys to prevent
-    overflow.
+    the recurrent state, a sum over keys. The state is divided by the largest scale of these keys to
+    prevent overflow.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.
@@ -470,10 +470,7 @@ def compute_features(
 
 
 def attention_sums_without_positions(tokens: LinearAttentionInputs) -> WeightedSums:
-    """Compute linear attention whose weights do not depend on positions.
-
-    Return the numerator and the denominator of each output.
-    """
+    """Compute the numerator and denominator of linear attention without positions."""
     query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
     return linear_attention_sums(tokens, query, key)
 
@@ -481,15 +478,15 @@ def attention_sums_without_positions(tokens: LinearAttentionInputs) -> WeightedS
 def linear_attention_sums(
     tokens: LinearAttentionInputs, query: AttentionFeatures, key: AttentionFeatures
 ) -> WeightedSums:
-    """Compute linear attention, and return the numerator and the denominator of each output.
+    """Compute the numerator and denominator of each output of linear attention.
 
     Both are sums over the keys. Attention is bidirectional or causal. If the tokens are divided
     among several processes, the sums include the keys of all processes.
 
     Args:
-        tokens: Values and log scales; its features are not used.
-        query: Vectors of the queries.
-        key: Vectors of the keys.
+        tokens: Values and log scales. Its features are not used.
+        query: Features of the queries, which may contain positions.
+        key: Features of the keys.
     """
     if tokens.group is not None:
         return _attention_sums_over_processes(tokens, query, key, tokens.group)

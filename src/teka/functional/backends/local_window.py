@@ -50,10 +50,10 @@ class Tiling:
     def tile_token_indices(
         self, margin: int, device: torch.device
     ) -> tuple[Int[Tensor, "tiles cells"], Bool[Tensor, "tiles cells"]]:
-        """Return the indices of the tokens in each tile, to gather the tokens of a grid by tile.
+        """Return the indices of the tokens in each tile, and a mask of the indices that exist.
 
-        The tiles include a margin of the given width. A mask is returned as well. It is False
-        outside the grid, where the index is arbitrary.
+        A tile includes a margin of the given width. The mask is False for cells of the tile that
+        are outside the grid. Their indices are arbitrary.
         """
         tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
         is_inside = torch.ones(1, 1, dtype=torch.bool, device=device)
@@ -72,7 +72,7 @@ class Tiling:
         return tokens, is_inside
 
     def inverse_tile_order(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return the indices that restore the order of tokens which have been sorted by tile."""
+        """Return indices that bring tokens from the order of the tiles to the order of the grid."""
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
         for axis, side in enumerate(self.grid.shape):

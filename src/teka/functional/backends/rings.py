@@ -168,11 +168,12 @@ def _weighted_rings(
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Sum the tokens at each Manhattan distance from every token of a grid.
+    """Return sums of the vectors at each Manhattan distance from every cell of a grid.
 
-    The last sum holds all tokens at `max_distance` or more. Sums are never subtracted from each
-    other, because the difference would lose digits. A periodic axis must be longer than 2 ·
-    (max_distance − 1) tokens.
+    `cells` contains one vector for each cell. Entry r of the result is the sum at distance r, and
+    the last entry that at `max_distance` or more. Sums are never subtracted from each other,
+    because the difference would lose digits. A periodic axis must be longer than 2 · (max_distance
+    − 1) cells.
     """
     zeros = torch.zeros_like(cells)
     near = [cells] + [zeros] * (max_distance - 1)
@@ -195,9 +196,9 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 
 
 def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
-    """Add one more axis to sums of tokens at equal Manhattan distance.
+    """Extend sums of cells at equal Manhattan distance by one more axis of the grid.
 
-    The Manhattan distance is the sum of the distances along all axes. A token that is t steps away
+    The Manhattan distance is the sum of the distances along all axes. A cell that is t steps away
     along the new axis therefore adds its sum at distance r − |t| to the new sum at distance r.
     """
     sums = [rings[0]]
@@ -211,11 +212,11 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 
 
 def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Sum, for every element along an axis, the elements on one side of it.
+    """Return, for each cell along an axis, the sum of the cells on one side of it.
 
-    The sum starts at the distance |step|. A positive step sums earlier elements, and a negative
-    step sums later ones. On a periodic axis, the shorter way around decides whether an element is
-    earlier or later. If both ways are equally long, it is later.
+    A positive `step` sums earlier cells, and a negative `step` sums later cells. Cells that are
+    closer than |step| are left out. On a periodic axis, the shorter way around decides whether a
+    cell is earlier or later. If both ways are equally long, it is later.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
@@ -236,7 +237,10 @@ def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cel
 
 
 def _shift_cells(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Shift a tensor along a dimension, either circularly or with zeros shifted in."""
+    """Shift a tensor by some steps along a dimension, circularly if it is periodic.
+
+    Otherwise, zeros are shifted in.
+    """
     side = cells.shape[dim]
     if step == 0:
         return cells

@@ -53,9 +53,10 @@ def apply_axis_matrices(
     value: KeyChannels,
     *matrices: Float[Tensor, "heads _ _"],
 ) -> QueryChannels:
-    """Compute linear attention on a grid of tokens by applying one matrix of weights per axis.
+    """Compute sums of linear attention on a grid with one matrix of position weights per axis.
 
-    The matrices act one after another on the outer products of the keys' features and values.
+    The matrices are applied one after another to the outer products of each key's features and
+    value, which are then multiplied by the features of the queries.
     """
     batch, heads = value.shape[:2]
     maps = outer_product(key_features, value)

@@ -74,10 +74,10 @@ def make_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
 
 
 def make_rectified_kernel(kernel: object, epsilon: float) -> FlooredRelu:
-    """Create a kernel of ReLU features by its name, with a given minimum `epsilon`.
+    """Create the kernel "relu", "squared_relu" or "focused" with a given `epsilon`.
 
-    Entries of queries and keys that would be 0 after the ReLU get a small positive minimum. See
-    `FlooredRelu`.
+    The features of these kernels are powers of a ReLU. `epsilon` sets the small positive number
+    that replaces zeros of the ReLU, as described in `FlooredRelu`.
 
     Raises:
         ValueError: Another kernel, which has no such minimum.

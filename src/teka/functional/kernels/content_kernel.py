@@ -123,10 +123,10 @@ class ContentKernel(TensorShapeChecks, ABC):
 
     @property
     def output_bound(self) -> float | None:
-        """Upper limit of the size of attention outputs, relative to the largest value.
+        """Upper bound of |output| / max |value| for attention with this kernel, or None.
 
-        The limit is 1 if the output is a weighted mean with non-negative weights. It is None if the
-        output can be arbitrarily large.
+        The bound is 1 if each output is a weighted mean of the values, with non-negative weights.
+        It is None if outputs can be arbitrarily large.
         """
         return None
 
@@ -203,11 +203,11 @@ class ContentKernel(TensorShapeChecks, ABC):
         """Return the length of the vectors of `inner_product_vectors` for queries of size `dim`."""
 
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return the logarithm of the similarity, as a function of an inner product.
+        """Return a function from inner products to the logarithms of the similarities.
 
-        The inner product is that of the `inner_product_vectors` of a query and a key. Return None
-        if the similarity may be negative, so that it has no logarithm. `like` is a tensor with the
-        dtype and device of the inner products.
+        The inner products are those of the `inner_product_vectors` of queries and keys. `like` is a
+        tensor with their dtype and device. Return None if similarities may be negative, because
+        they have no logarithm.
         """
         return None
 
@@ -242,11 +242,12 @@ class DenseAttentionInputs:
         return self.kernel.inner_product_vectors(self.query, self.key, **options)
 
     def attention_masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
-        """Return a mask of the pairs to attend to, and a mask of the queries without any key.
+        """Return a mask of query–key pairs to compute, and a mask of queries without any key.
 
-        The softmax of a row without keys would be NaN. In the first mask, a query without a key
-        therefore attends to all keys. The caller uses the second mask to set its output to 0. The
-        first mask is None if no pair is masked, and the second if every query has a key.
+        The first mask is True for the pairs that attention computes, or None if it computes all. A
+        softmax over no keys would be NaN, so a query without any key attends to all keys. The
+        second mask marks such queries, whose outputs the caller sets to 0. It is None if neither a
+        key mask nor a window excludes keys.
 
         In causal attention, the last query attends to all keys.
         """
@@ -383,10 +384,10 @@ class FeatureKernel(ContentKernel):
 
 
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
-    """Return the smallest normal number of a tensor's dtype, as a lower limit for logarithms.
+    """Return the smallest normal number of the dtype of `like`, as a scalar tensor.
 
-    The limit keeps the gradient of a logarithm finite. It is returned as a tensor, because
-    FlexAttention traces a Python number as an unknown value.
+    Arguments of logarithms are limited to this number, so that gradients stay finite. A tensor is
+    needed because FlexAttention traces a Python number as an unknown value.
     """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
@@ -394,12 +395,18 @@ def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
 def multiply_by_log_factors(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
-    """Multiply attention weights by factors that are given by their logarithms.
+    """Multiply attention weights by factors that are given as logarithms, without overflow.
 
-    The factor of query i and key j is c_ij · exp(s_j). Here c_ij is the position-dependent weight,
-    and exp(s_j) is a factor by which the key's features were divided to avoid overflow. The factors
-    of each query are divided by the largest one, so that they do not overflow either. Masked pairs
-    have a weight of 0.
+    The first factor is the position-dependent weight of a query and a key. The second factor is the
+    scale by which the features of the key were divided. The product of both is divided by its
+    maximum over the keys, which changes no output because attention weights are normalized. Masked
+    pairs get a weight of 0.
+
+    Args:
+        weights: Attention weights of all query–key pairs.
+        log_relative: Logarithms of the position-dependent weights, or None if all are 1.
+        log_scale: Logarithms of the scales of the keys, or None if all are 1.
+        keep: True for the pairs that are not masked, or None.
     """
     if log_scale is not None:
         log_scale = log_scale[:, :, None]

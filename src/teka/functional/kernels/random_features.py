@@ -54,9 +54,10 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
     """Base class of random features that are exponentials, and therefore positive.
 
     Inner products of the features estimate the softmax kernel. To avoid overflow, the largest
-    exponent is subtracted before the exponential: that of each query, and that of all unmasked keys
-    of a head. In causal attention, each key has its own, so that nothing depends on later keys. The
-    resulting factors cancel in the normalization.
+    exponent is subtracted before exponentials are taken. The maximum is taken over the features of
+    one query, or over all unmasked keys of a head. In causal attention it is taken over the
+    features of one key, because outputs must not depend on later keys. The subtraction does not
+    change attention, because its factors cancel in the normalization.
     """
 
     nonnegative = True

@@ -134,9 +134,10 @@ class FlooredRelu(SharedFeatureMapKernel):
     ) -> CausalFeatures:
         """Map keys to features for causal attention, scaled so that they do not overflow.
 
-        The second result is the logarithm of the scale of each key. The first unmasked key decides
-        whether keys are scaled at all, because later keys must not change how earlier outputs are
-        computed. Without scaling, the weights of much smaller keys round to 0.
+        The features of each key are divided by a scale of this key, whose logarithm is returned as
+        well. If the first unmasked key has a usual size, no key is scaled, and the logarithm is
+        None. Only the first key decides, because later keys must not change earlier outputs.
+        Without scaling, the weights of keys that are much smaller than others round to 0.
         """
         log_scale = None
         if _overflow_safe_factors(_first_unmasked_key(key, key_mask), (-1,)) is not None:

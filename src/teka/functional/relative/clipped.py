@@ -93,17 +93,15 @@ class ClippedDistanceBias(PositiveRelativeKernel):
 
     @property
     def max_distance(self) -> int:
-        """The largest distance with its own embedding, to which larger distances are clipped.
-
-        Distances are counted in ring widths.
-        """
+        """Maximum distance k, in units of `ring_width`, to which larger distances are clipped."""
         return self.distance_embedding.shape[0] - 1
 
     def can_use_rings(self, grid: Grid) -> bool:
-        """Return True if the backend "rings", which sums keys at equal distance, fits a grid.
+        """Return True if the backend "rings" can compute attention on a grid of tokens.
 
-        Neighboring tokens must be one ring width apart. Along a periodic axis, all rings except the
-        last one must be smaller than the period.
+        This backend first sums all keys at equal distance from a query. It needs neighboring tokens
+        that are one `ring_width` apart. On a periodic axis, it needs a period of more than 2 ·
+        (max_distance − 1) tokens.
         """
         axes = zip(grid.shape, grid.periodic, strict=True)
         is_wide = all(
@@ -210,12 +208,12 @@ def decode_with_rings(
 
 @dataclass(frozen=True)
 class ClippedDistanceFeatures(ClippedDistanceBias):
-    """Attention weights of clipped distances as in Horn et al. 2021, estimated by random features.
+    """An estimate of `ClippedDistanceBias` by random features, as in Horn et al. 2021.
 
-    The weight of `ClippedDistanceBias` depends on the query and on an embedding of the distance.
-    This class estimates the weight by the inner product of positive random features of the query
-    and of the embedding. The estimate costs more than the exact `ClippedDistanceBias`. Shifting all
-    positions does not change the estimate.
+    The exact weight, exp(scale · qᵀw_r), depends on the query q and on an embedding w_r of the
+    clipped distance r. This class estimates the weight by the inner product of positive random
+    features of q and of w_r. It costs more than the exact weight. Shifting all positions does not
+    change the estimate.
 
     Source: Horn et al. 2021, §2.3 (strategy 2). The denominator is from this library.
 

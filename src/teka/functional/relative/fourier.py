@@ -164,13 +164,15 @@ class Fourier(StationaryRelativeKernel):
     def position_features(
         self, positions: Positions, like: Tensor
     ) -> tuple[QueryPhases, KeyPhases]:
-        """Return features of query and key positions whose inner products are attention weights.
+        """Return features of positions, whose inner products are the position-dependent weights.
 
-        For the weight a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)] of the offset Δ, the features of a
-        position x are
+        The first result contains the features of the query positions, and the second those of the
+        key positions. With the parameters of this kernel, the features of a position x are
 
             [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] for a query,
             [1, cos ω_f·x, sin ω_f·x] for a key.
+
+        They have the dtype and the device of `like`.
         """
         angle, key_angle = positions.sinusoid_phases(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]

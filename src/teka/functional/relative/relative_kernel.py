@@ -190,18 +190,18 @@ class RelativeKernel(TensorShapeChecks, ABC):
             check_tensor(f"relative.{name}", tensor, *expected)
 
     def adapt_to_kernel(self, kernel: ContentKernel) -> "RelativeKernel":
-        """Return the relative kernel to use with a content kernel (similarity of query and key).
+        """Return a copy of this relative kernel that fits a content kernel (similarity).
 
-        By default, this relative kernel is returned unchanged. `Rotary`, for example, returns one
-        with another denominator for kernels with negative similarities.
+        For example, `Rotary` needs another attention denominator if similarities may be negative.
+        By default, the kernel itself is returned.
         """
         return self
 
     def adapt_to_positions(self, positions: Positions) -> "RelativeKernel":
-        """Adapt this position-dependent weight to the positions of the tokens.
+        """Return a copy of this relative kernel that fits the positions of the tokens.
 
-        For example, the frequencies of sinusoids are rounded so that they repeat with a periodic
-        grid. By default, the weight is returned unchanged.
+        For example, the frequencies of sinusoids are rounded so that they repeat with the period of
+        the grid. By default, the kernel itself is returned.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -209,18 +209,18 @@ class RelativeKernel(TensorShapeChecks, ABC):
         return self
 
     def output_bound_with(self, kernel: ContentKernel) -> float | None:
-        """Return an upper limit of the size of attention outputs, relative to the largest value.
+        """Return an upper bound of |output| / max |value| for attention with a content kernel.
 
-        The limit depends on the content kernel, which is the similarity of queries and keys. Return
-        None if the output can be arbitrarily large.
+        The content kernel is the similarity of queries and keys. Return None if outputs can be
+        arbitrarily large.
         """
         return kernel.output_bound
 
     @property
     def feature_multiplier(self) -> int:
-        """Factor by which `features_with_positions` increases the number of features of a token.
+        """Number of features per token after `features_with_positions`, divided by that before.
 
-        For example, each feature is multiplied by several sinusoids of the position.
+        For example, it is 9 if each feature is multiplied by 9 functions of the position.
         """
         return 1
 
@@ -254,20 +254,22 @@ class RelativeKernel(TensorShapeChecks, ABC):
     ) -> TritonAngles | None:
         """Return the rotary angles of queries and keys for the Triton kernels on a GPU.
 
-        Return None if the Triton kernels do not support this relative kernel.
+        The angles have the dtype and the device of `like`. Return None if the Triton kernels do not
+        support this relative kernel with `num_features` features per token.
         """
         return None
 
     @abstractmethod
     def num_weight_matrix_passes(self, num_axes: int) -> int:
-        """Estimate how often dense attention reads or writes its matrix of all weights.
+        """Estimate how often the backend "dense" reads or writes the matrix of all weights.
 
-        The estimate is used to choose the fastest attention algorithm.
+        The estimate is used to choose the fastest backend. `num_axes` is the number of axes of the
+        positions.
         """
 
     @abstractmethod
     def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
-        """Compute attention with position-dependent weights from the full matrix of weights."""
+        """Compute attention from the full matrix of weights, including this relative kernel."""
 
     def window_cost(
         self, positions: Positions, inner_product_size: int, dim_value: int
@@ -406,7 +408,8 @@ class PositiveRelativeKernel(RelativeKernel):
     ) -> LogRelativeRows:
         """Return the log of the position-dependent weight for some of the queries and all keys.
 
-        It is 0 for pairs with a token without a position, such as a class token.
+        `rows` are the indices of the queries. The log weight is 0 for pairs with a prefix token,
+        such as a class token, because prefix tokens have no position.
         """
         first = positions.num_prefix_tokens
         others = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
@@ -418,9 +421,10 @@ class PositiveRelativeKernel(RelativeKernel):
     def log_weight_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the log of the position-dependent weight for tokens that all have a position.
+        """Return the log of the position-dependent weight, without prefix tokens.
 
-        `log_weight_rows` adds the tokens without a position, such as a class token.
+        `rows` are the indices of the queries. Prefix tokens, such as a class token, have no
+        position. The method `log_weight_rows` adds them.
         """
         return self.log_weights(
             query[:, :, rows], positions.pairwise_offsets(query, rows), scale=scale

@@ -175,11 +175,11 @@ class Rotary(RelativeKernel):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def adapt_to_kernel(self, kernel: ContentKernel) -> "Rotary":
-        """Return rotary positions with a denominator that fits the content kernel.
+        """Return a copy with an attention denominator that fits the content kernel.
 
-        With the normalizer "mixed", a part of the denominator is the sum of the similarities. It
-        could be 0 if similarities may be negative, and is then replaced by the normalizer
-        "lengths", which sums lengths of feature pairs.
+        The content kernel is the similarity of queries and keys. If similarities may be negative,
+        the denominator "mixed", which contains their sum, could be 0. The copy then has the
+        denominator "lengths", which sums lengths of feature pairs.
         """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
@@ -270,12 +270,15 @@ class Rotary(RelativeKernel):
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
     def _rotated_vectors(
-        self, kernel: ContentKernel, maps: Tokens, phasor: Phasor | None
+        self, kernel: ContentKernel, vectors: Tokens, phasor: Phasor | None
     ) -> AttentionFeatures:
-        """Rotate vectors by their positions: features, or queries and keys without features."""
+        """Rotate features, or queries and keys if the kernel has no features.
+
+        `phasor` contains the cosines and sines of the rotation angles, or is None for no rotation.
+        """
         if kernel.features is None:
-            return AttentionFeatures(self._apply_phasor(maps, phasor))
-        return self._rotated_features(maps, phasor)
+            return AttentionFeatures(self._apply_phasor(vectors, phasor))
+        return self._rotated_features(vectors, phasor)
 
     def triton_angles(
         self, positions: Positions, like: Tensor, num_features: int
@@ -304,11 +307,10 @@ class Rotary(RelativeKernel):
     def rotated_sums(
         self, tokens: LinearAttentionInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
-        """Compute linear attention with rotary position embedding, before the division.
+        """Compute the numerator and denominator of linear attention with rotary embedding.
 
-        Return the numerator and the denominator of each output. The phasors are the cosines and
-        sines of the rotation angles. They are None for tokens without a position, which are not
-        rotated.
+        The phasors contain the cosines and sines of the rotation angles. They are None for tokens
+        without a position, which are not rotated.
         """
         return linear_attention_sums(
             tokens,
@@ -332,14 +334,14 @@ class Rotary(RelativeKernel):
 
     @property
     def _length_weight(self) -> float:
-        """Share of `pair_lengths` in the attention denominator, from 0 to 1."""
+        """Weight λ of the lengths of feature pairs in the attention denominator, from 0 to 1."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
-        """Rotate features by their positions, for the numerator of linear attention.
+        """Return the rotated features of tokens, and the features for the attention denominator.
 
-        Features for the denominator are returned as well. The phasor contains the cosines and sines
-        of the rotation angles. It is None for tokens without a position, which are not rotated.
+        `phasor` contains the cosines and sines of the rotation angles. It is None for tokens
+        without a position, which are not rotated.
         """
         # In eager mode, the rotation and the lengths share one copy of the pairs.
         pairs = self._complex_pairs(features) if isinstance(phasor, Tensor) else None

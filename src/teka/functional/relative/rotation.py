@@ -1,6 +1,6 @@
-"""The relative kernel "rotation": position biases that are learned sums of sinusoids.
+"""Position biases that are learned sums of sinusoids: the relative kernel "rotation".
 
-It is strategy 1 of Horn et al. 2021, where the weights of the sinusoids form rotation matrices.
+It is strategy 1 of Horn et al. 2021. The weights of the sinusoids form scaled rotation matrices.
 """
 
 import math
@@ -211,15 +211,16 @@ def append_position_features(vectors: Tokens, features: Tensor, positions: Posit
 
 @dataclass(frozen=True)
 class JointSinusoidalBias(SinusoidalBias):
-    """The bias of `SinusoidalBias`, computed by appending sinusoids of the position to vectors.
+    """A position bias that appends sinusoids of the position to queries and keys.
 
-    This is the form of the paper. The similarity function (content kernel) takes the longer vectors
-    [q; u(x_i) W] and [k; u(x_j)], where u(x) contains sinusoids of the position x and W contains
-    the learned weights. With the softmax kernel the result is that of `SinusoidalBias`. With random
-    features it is the same only in expectation over their draws.
-    For a single draw w, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
-    u(x_j) instead of x_i − x_j. A shift of all positions therefore changes the output by about the
-    error of the estimate.
+    With the softmax kernel, attention is the same as with `SinusoidalBias`. With random features it
+    is the same only in expectation, and a shift of all positions changes the output by about the
+    error of the estimate. This is the original form of the paper.
+
+    The similarity function (content kernel) takes the longer vectors [q; u(x_i) W] and [k; u(x_j)],
+    where u(x) contains sinusoids of the position x, and W the learned weights. For a random vector
+    w of a single draw, the product exp(wᵀ[q; u(x_i) W]) · exp(wᵀ[k; u(x_j)]) depends on u(x_i) W +
+    u(x_j) instead of x_i − x_j. Therefore a shift changes the output.
 
     Source: Horn et al. 2021, §2.3 (strategy 1).
 

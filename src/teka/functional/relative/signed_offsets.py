@@ -168,9 +168,9 @@ class Shaw(PositiveRelativeKernel):
     def _log_weights_of_earlier_keys(
         self, tokens: LinearAttentionInputs
     ) -> Float[Tensor, "batch heads queries rings"]:
-        """Return the log of the weight of keys that are 0, 1, … tokens before each query.
+        """Return the log weights of keys that are 0, 1, …, k tokens before each query.
 
-        The last entry is for keys at the maximum distance or more.
+        All keys that are k tokens or more before the query share the last weight.
         """
         return self.log_entries(tokens.query, scale=tokens.scale)[..., 0, self.max_distance :]
 
@@ -313,12 +313,13 @@ class TransformerXLBias(PositiveRelativeKernel):
     ) -> VectorPair:
         """Append sinusoids of the positions to queries and keys, for softmax attention.
 
-        For a query at the position x and a key at y, the vectors are
+        The inner product of the longer vectors is scale · qᵀk plus the position bias. For a query
+        at the position x and a key at y, the vectors are
 
             [scale · q, α cos ωx + β sin ωx, α sin ωx − β cos ωx],
-            [k, cos ωy, sin ωy].
+            [k, cos ωy, sin ωy],
 
-        Their inner product is scale · qᵀk + log c, where log c is the position bias.
+        with the frequencies ω and the amplitudes α and β, which depend on the query.
         """
         scales, num_axes = self.frequency.shape
         frequency = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)

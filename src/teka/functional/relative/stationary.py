@@ -31,8 +31,8 @@ from teka.precision import to_float64, widest_dtype
 class StationaryRelativeKernel(PositiveRelativeKernel):
     """Base class of attention weights that depend on the offset, but not on the query itself.
 
-    They are stationary: a shift of all positions does not change them. Linear attention on a
-    regular grid is then a convolution.
+    They are stationary, which means that a shift of all positions does not change them. Linear
+    attention on a regular grid is therefore a convolution.
     """
 
     @abstractmethod
@@ -89,10 +89,11 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         return sum(terms[1:], terms[0])
 
     def axis_log_weight_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return the matrix of log c_a for all pairs of positions on one axis a.
+        """Return the log weight of every pair of a query and a key coordinate along one axis.
 
-        Rows are query positions and columns are key positions on the axis. If both grids have the
-        same spacing, the weight is computed only once for each offset.
+        On an image, for example, axis 0 has one coordinate for each row of pixels. The result is a
+        matrix for each head, with the dtype and the device of `like`. If both grids have the same
+        spacing, the weight is computed only once for each offset.
         """
         assert positions.grids is not None
         query, key = positions.grids
@@ -110,10 +111,11 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     def log_weights_by_axis(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return the matrices of log c_a of all axes a, whose sum is the log weight of a pair.
+        """Return one matrix of log weights for each axis of the grids.
 
-        The maximum of each row is subtracted to avoid overflow. The sum of these maxima over the
-        axes is returned for each query as well.
+        The log weight of a query and a key is the sum of one entry of each matrix. To avoid
+        overflow, the maximum of each row is subtracted. The second result is the sum of the
+        subtracted maxima for each query. The results have the dtype and the device of `like`.
         """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
@@ -169,7 +171,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
 def broadcast_per_head(
     parameter: Float[Tensor, "heads"], offsets: AxisOffsets
 ) -> Float[Tensor, "heads *ones"]:
-    """Reshape a parameter with one number for each head so that it broadcasts with offsets."""
+    """Add dimensions of size 1 to a parameter of each head, so that it broadcasts with offsets."""
     return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
 
 

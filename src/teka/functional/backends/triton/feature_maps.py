@@ -140,7 +140,7 @@ def feature_map(
 
 
 @triton.jit
-def feature_map_gradient(
+def compute_feature_map_gradient(
     vectors,
     grad_features,
     root_scale,
@@ -149,7 +149,7 @@ def feature_map_gradient(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Compute the gradient of queries or keys from the gradient of their features."""
+    """Compute the gradients of queries or keys from the gradients of their features."""
     grad_features = tl.where((tl.arange(0, size) < dim)[None, :], grad_features, 0.0)
     if kernel == "elu":
         scaled = vectors * root_scale
@@ -200,7 +200,7 @@ def pair_lengths(features, size: tl.constexpr):
 
 
 @triton.jit
-def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
+def compute_pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
     """Compute the gradient of features from the gradient of the lengths √(f² + g²) of their pairs.
 
     A pair (f, g) of length 0 has gradient 0.
@@ -211,7 +211,7 @@ def pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
 
 
 @triton.jit
-def angles_gradient(rotated, grad_rotated, size: tl.constexpr):
+def compute_angles_gradient(rotated, grad_rotated, size: tl.constexpr):
     """Compute the gradient of rotary angles from rotated features and their gradient."""
     first, second = _split_pairs(rotated, size)
     grad_first, grad_second = _split_pairs(grad_rotated, size)
@@ -289,13 +289,13 @@ def compute_and_store_gradients(
     They follow from the gradients of the features, with and without rotation.
     """
     if rotary:
-        block = angles_gradient(rotated, grad_rotated, size)
+        block = compute_angles_gradient(rotated, grad_rotated, size)
         store_block(grad_angles, block, head_rows, keep, dim // 2, size // 2)
         grad_features = plain_root * grad_plain + rotate(grad_rotated, cosines, -sines, size)
-        grad_features += pair_lengths_gradient(features, length_root * grad_lengths, size)
+        grad_features += compute_pair_lengths_gradient(features, length_root * grad_lengths, size)
     else:
         grad_features = grad_plain + grad_rotated
-    grad_vectors = feature_map_gradient(
+    grad_vectors = compute_feature_map_gradient(
         vectors, grad_features, root_scale, floor_share, kernel, dim, size
     )
     store_block(grad_pointer, grad_vectors, rows, keep, dim, size)

@@ -12,12 +12,13 @@ one head:
 1. `sum_keys` computes the state of every segment of keys.
 2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise
    they are added.
-3. `segment_outputs` computes the outputs. If causal, the state is updated block by block, and the
+3. `compute_outputs` computes the outputs. If causal, the state is updated block by block, and the
    pairs within a block are computed directly. The numerator and denominator of a query are divided
    by 2^m, where m is the largest exponent of the keys up to the query, so that no bit of an output
    depends on a later key.
-4. `query_gradients` and, after a second scan from the last segment to the first, `key_gradients`
-   compute the gradients.
+4. `compute_query_gradients` computes gradients of the queries and of the states. After a second
+   scan, from the last segment to the first, `compute_key_gradients` computes those of the keys and
+   values.
 """
 
 import triton
@@ -133,10 +134,10 @@ def add_keys(
 
 
 @triton.jit
-def query_feature_gradients(
+def compute_query_feature_gradients(
     grad_numerator, grad_denominator, value_sum, plain_sum, length_sum, precision: tl.constexpr
 ):
-    """Compute the gradients of query features from those of attention numerators and denominators.
+    """Compute the gradients of query features from those of numerators and denominators.
 
     In linear attention, numerators and denominators are products of query features and sums over
     keys.
@@ -148,7 +149,7 @@ def query_feature_gradients(
 
 
 @triton.jit
-def causal_pair_scales(exponent, keep, peak):
+def compute_causal_pair_scales(exponent, keep, peak):
     """Return the scale factor of every query–key pair in a block of causal linear attention.
 
     The features of a key are stored divided by a power of 2. The factor restores this power,
@@ -164,7 +165,7 @@ def causal_pair_scales(exponent, keep, peak):
 
 
 @triton.jit
-def pair_weights(
+def compute_pair_weights(
     rotated,
     plain,
     lengths,
@@ -189,7 +190,7 @@ def pair_weights(
 
 
 @triton.jit
-def pair_feature_gradients(
+def compute_pair_feature_gradients(
     grad_weights,
     grad_totals,
     rotated,
@@ -214,7 +215,7 @@ def pair_feature_gradients(
 
 
 @triton.jit
-def numerator_and_denominator_gradients(
+def load_output_gradients(
     gradient,
     output,
     inverse,
@@ -225,7 +226,7 @@ def numerator_and_denominator_gradients(
     dim_value: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Load the gradients of attention outputs, and compute those of numerators and denominators.
+    """Load the gradients of outputs, and compute those of their numerators and denominators.
 
     Each output of linear attention is a numerator divided by a denominator.
     """
@@ -242,11 +243,10 @@ def numerator_and_denominator_gradients(
 
 
 @triton.jit
-def load_previous_peak(block_peaks, head, token, num_tokens, block: tl.constexpr):
-    """Load the largest exponent of the keys before a block of tokens in causal linear attention.
+def load_peak_before_block(block_peaks, head, token, num_tokens, block: tl.constexpr):
+    """Load the largest exponent of all keys before a block of tokens.
 
-    The features of each key are stored as numbers times a power of 2 with this exponent, to prevent
-    overflow.
+    To prevent overflow, features are stored as numbers times a power of 2 with an exponent.
     """
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
@@ -257,11 +257,11 @@ def load_previous_peak(block_peaks, head, token, num_tokens, block: tl.constexpr
 def scan_segments(
     states, decays, weights, num_segments, length, is_reversed: tl.constexpr, tile: tl.constexpr
 ):
-    """Replace the sums over keys of each segment of a sequence by those of all earlier segments.
+    """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
-    This is an exclusive scan. After each segment, the accumulated sums are multiplied by the decay
-    of the segment, and its own sums, scaled by its weight, are added. With `is_reversed`, the scan
-    starts at the last segment.
+    This is an exclusive scan. From one segment to the next, the accumulated sums are multiplied by
+    a decay factor, and the sums of the segment, multiplied by a weight, are added. With
+    `is_reversed`, the scan starts at the last segment.
     """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -367,7 +367,7 @@ def sum_keys(
 
 
 @triton.jit
-def segment_outputs(
+def compute_outputs(
     query,
     key,
     value,
@@ -470,8 +470,8 @@ def segment_outputs(
             )
             key_poison += value_poison
             keep = keep & (key_poison == key_poison)
-            decay, largest = causal_pair_scales(exponent, keep, peak)
-            weights, totals = pair_weights(
+            decay, largest = compute_causal_pair_scales(exponent, keep, peak)
+            weights, totals = compute_pair_weights(
                 rotated,
                 plain,
                 lengths,
@@ -514,7 +514,7 @@ def segment_outputs(
 
 
 @triton.jit
-def query_gradients(
+def compute_query_gradients(
     query,
     key,
     value,
@@ -553,7 +553,7 @@ def query_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of queries in linear attention.
+    """Compute the gradients of the queries in one segment of a sequence.
 
     The gradient of the sums over the keys before the segment is computed as well.
     """
@@ -564,7 +564,7 @@ def query_gradients(
     peak = 0.0
     if is_causal:
         state_index = segment_index
-        peak = load_previous_peak(peaks, head, index * segment, num_tokens, block)
+        peak = load_peak_before_block(peaks, head, index * segment, num_tokens, block)
     first_peak = peak
     value_sum, plain_sum, length_sum = load_state(states + state_index * length, size, channels)
     grad_value_sum, grad_plain_sum, grad_length_sum = empty_state(size, channels)
@@ -591,7 +591,7 @@ def query_gradients(
             dim,
             size,
         )
-        grad_numerator, grad_denominator = numerator_and_denominator_gradients(
+        grad_numerator, grad_denominator = load_output_gradients(
             gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
         )
         fading = tl.full((block,), 1.0, tl.float32)
@@ -623,10 +623,10 @@ def query_gradients(
             )
             key_poison += value_poison
             keep = keep & (key_poison == key_poison)
-            decay, largest = causal_pair_scales(exponent, keep, peak)
+            decay, largest = compute_causal_pair_scales(exponent, keep, peak)
             fading = tl.exp2(peak - largest)
             first_fading = tl.exp2(first_peak - largest)
-        grad_rotated, grad_plain, grad_lengths = query_feature_gradients(
+        grad_rotated, grad_plain, grad_lengths = compute_query_feature_gradients(
             grad_numerator * fading[:, None],
             grad_denominator * fading,
             value_sum,
@@ -652,7 +652,7 @@ def query_gradients(
                 tl.dot(grad_numerator, tl.trans(values), input_precision=precision) * decay
             )
             grad_totals = grad_denominator[:, None] * decay
-            pair_rotated, pair_plain, pair_lengths = pair_feature_gradients(
+            pair_rotated, pair_plain, pair_lengths = compute_pair_feature_gradients(
                 grad_weights, grad_totals, key_rotated, key_plain, key_lengths, rotary, precision
             )
             grad_rotated += pair_rotated
@@ -706,7 +706,7 @@ def query_gradients(
 
 
 @triton.jit
-def key_gradients(
+def compute_key_gradients(
     query,
     key,
     value,
@@ -745,7 +745,7 @@ def key_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of one segment of keys and values in linear attention.
+    """Compute the gradients of the keys and values in one segment of a sequence.
 
     The segment is processed from its last block to its first. In causal attention, the gradients of
     later queries are accumulated from block to block.
@@ -792,12 +792,12 @@ def key_gradients(
         if is_causal:
             poison += value_poison
             keep = keep & (poison == poison)
-            peak = load_previous_peak(peaks, head, start + block, num_tokens, block)
+            peak = load_peak_before_block(peaks, head, start + block, num_tokens, block)
         else:
             peak = tl.load(peaks + head)
         weights = tl.where(keep, tl.exp2(tl.minimum(exponent - peak, 0.0)), 0.0)
         grad_values = tl.dot(rotated, grad_value_sum, input_precision=precision) * weights[:, None]
-        grad_rotated, grad_plain, grad_lengths = query_feature_gradients(
+        grad_rotated, grad_plain, grad_lengths = compute_query_feature_gradients(
             values * weights[:, None],
             weights,
             grad_value_sum,
@@ -824,12 +824,12 @@ def key_gradients(
                 dim,
                 size,
             )
-            grad_numerator, grad_denominator = numerator_and_denominator_gradients(
+            grad_numerator, grad_denominator = load_output_gradients(
                 gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
             )
-            first_peak = load_previous_peak(peaks, head, start, num_tokens, block)
-            decay, largest = causal_pair_scales(exponent, keep, first_peak)
-            pairs, _ = pair_weights(
+            first_peak = load_peak_before_block(peaks, head, start, num_tokens, block)
+            decay, largest = compute_causal_pair_scales(exponent, keep, first_peak)
+            pairs, _ = compute_pair_weights(
                 query_rotated,
                 query_plain,
                 query_lengths,
@@ -845,7 +845,7 @@ def key_gradients(
                 tl.dot(grad_numerator, tl.trans(values), input_precision=precision) * decay
             )
             grad_totals = grad_denominator[:, None] * decay
-            pair_rotated, pair_plain, pair_lengths = pair_feature_gradients(
+            pair_rotated, pair_plain, pair_lengths = compute_pair_feature_gradients(
                 tl.trans(grad_weights),
                 tl.trans(grad_totals),
                 query_rotated,

@@ -213,9 +213,10 @@ class TritonLaunch:
     def scan_states(
         self, states: Tensor, decays: Tensor, weights: Tensor, *, is_reversed: bool
     ) -> None:
-        """Replace the sums over the keys of each segment by those of all earlier segments.
+        """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
-        Causal linear attention needs this scan over the segments of a sequence.
+        Causal linear attention needs this scan. `decays` and `weights` have one number for each
+        segment, as described in `kernels.scan_segments`.
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
@@ -232,7 +233,7 @@ class TritonLaunch:
 
     @property
     def kernel_inputs(self) -> tuple[Tensor, ...]:
-        """Tensors that every Triton kernel takes: queries, keys, values, mask and rotary angles."""
+        """Arguments of every Triton kernel: queries, keys, values, mask, and sines and cosines."""
         tables = [
             function(angles)
             for angles in (self.query_angles, self.key_angles)
@@ -259,7 +260,7 @@ class TritonLaunch:
             weights = torch.exp2(peaks - state_peaks)[..., None]
             states = (states * weights).sum(dim=1, keepdim=True)
         self.launch_kernel(
-            kernels.segment_outputs,
+            kernels.compute_outputs,
             self.query,
             *inputs,
             states,
@@ -281,7 +282,7 @@ class TritonLaunch:
         peaks = result.peaks
         grad_states = self.allocate_states(self.num_segments(self.query))
         self.launch_kernel(
-            kernels.query_gradients,
+            kernels.compute_query_gradients,
             self.query,
             *inputs,
             result.states,
@@ -301,7 +302,7 @@ class TritonLaunch:
         else:
             grad_states = grad_states.sum(dim=1, keepdim=True)
         self.launch_kernel(
-            kernels.key_gradients,
+            kernels.compute_key_gradients,
             self.key,
             *inputs,
             grad_states,
