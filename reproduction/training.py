@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from teka.data import Dataset
 from teka.files import write_bytes
 from teka.training import Run
-from teka.training.batches import RunDataModule
 from teka.training.classifier import Classifier, learning_rate_factor, make_optimizer
 from teka.training.trainer import LIGHTNING_PRECISIONS
 
@@ -141,7 +140,6 @@ def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:
         run: Recipe and seed. Its model is not used.
     """
     recipe = run.recipe
-    num_steps = recipe.epochs * -(-len(dataset.train) // recipe.batch_size)
     precision: Any = LIGHTNING_PRECISIONS[recipe.precision]
     trainer = Trainer(
         max_epochs=recipe.epochs,
@@ -156,6 +154,5 @@ def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:
         enable_model_summary=False,
     )
     model.train().requires_grad_(True)
-    classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=num_steps)
-    trainer.fit(classifier, datamodule=RunDataModule(dataset, run))
+    trainer.fit(Classifier(model, run, dataset))
     model.eval()

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from teka.cli import compare, main
+from teka.cli import audit, main
 
 SOURCE = """
 import torch
@@ -97,9 +97,9 @@ def test_one_that_is_right_and_one_that_is_half_right_differ_by_half(here, capsy
 
 
 def test_the_images_are_read_once_for_all_models(here, monkeypatch):
-    read, asked = compare.load_audit_images, []
+    read, asked = audit.load_audit_images, []
     monkeypatch.setattr(
-        compare, "load_audit_images", lambda *options: asked.append(options) or read(*options)
+        audit, "load_audit_images", lambda *options: asked.append(options) or read(*options)
     )
     assert main(["compare", "models.py:right", "models.py:wrong", "models.py:half", *OPTIONS]) == 0
     assert len(asked) == 1

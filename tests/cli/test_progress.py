@@ -4,7 +4,7 @@ import re
 import pytest
 
 from teka.cli import progress
-from teka.cli.progress import show_progress
+from teka.cli.progress import ProgressDisplay
 
 
 class Terminal(io.StringIO):
@@ -13,20 +13,20 @@ class Terminal(io.StringIO):
 
 
 def test_without_a_terminal_a_line_is_written_every_few_seconds(capsys, monkeypatch):
-    seconds = iter([0.0, 1.0, 6.0, 6.0, 8.0])
+    seconds = iter([0.0, 1.0, 6.0, 8.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
-    with show_progress() as show:
-        show("cells", 1, 4)
-        show("cells", 2, 4, "softmax [0]")
-        show("cells", 3, 4)
+    with ProgressDisplay() as display:
+        display.show("cells [0]", 1, 4)
+        display.show("cells [0]", 2, 4)
+        display.show("cells [0]", 3, 4)
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert re.fullmatch(r"cells: 2 of 4, (\d:\d\d:\d\d left, )?softmax \[0\]\n", shown.err)
+    assert re.fullmatch(r"cells \[0\]: 2 of 4(, \d:\d\d:\d\d left)?\n", shown.err)
 
 
 def test_a_short_command_writes_no_progress_without_a_terminal(capsys):
-    with show_progress() as show:
-        show("cells", 1, 2)
+    with ProgressDisplay() as display:
+        display.show("cells", 1, 2)
     assert capsys.readouterr().err == ""
 
 
@@ -36,11 +36,10 @@ def test_a_terminal_shows_a_bar_in_color_unless_no_color_is_set(no_color, monkey
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", no_color)
-    with show_progress() as show:
-        show("cells", 1, 2, "softmax [0]")
+    with ProgressDisplay() as display:
+        display.show("cells [0]", 1, 2)
     shown = terminal.getvalue()
-    assert "cells" in shown
+    assert "cells [0]" in shown
     assert "1/2" in shown
-    assert "softmax [0]" in shown
     colors = re.search(r"\x1b\[[0-9;]*(3[0-8]|9[0-7])m", shown)
     assert (colors is None) is bool(no_color)

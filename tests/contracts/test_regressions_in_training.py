@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from teka.data import Split
+from teka.data import Split, load
 from teka.nn import RandomFeatures
 from teka.training import Run
 from teka.training.batches import TrainBatch, batches, train_batches
@@ -29,7 +29,7 @@ class OffByOneClassifier(Classifier):
 def test_projections_are_redrawn_on_schedule(kind: type[Classifier], is_correct: bool):
     run = Run.from_fields(dim=8, depth=1, heads=2, redraw_every=3)
     features = RandomFeatures("positive", 5)
-    classifier = kind(nn.Sequential(features), run, num_classes=3, num_steps=10)
+    classifier = kind(nn.Sequential(features), run, load("digits"))
     trainer: Any = SimpleNamespace(global_rank=0, accumulate_grad_batches=1, world_size=1)
     classifier._trainer = trainer
     draws = []

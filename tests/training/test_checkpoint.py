@@ -137,7 +137,7 @@ def test_a_run_of_an_older_teka_is_read_and_not_gone_on_with(trained, unfinished
         content = torch.load(path, weights_only=True)
         del content["callbacks"]["Checkpoints"]
         torch.save(content, path)
-    with pytest.raises(ValueError, match="This one is from an older version"):
+    with pytest.raises(ValueError, match="of an older version of teka cannot be resumed"):
         train(tiny, unfinished, resume=True)
     shutil.copy(trained.folder / "result.json", unfinished)
     state = restore(unfinished).model.state_dict()

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.data import HorizontalFlip, RandomShift
+from teka.data import HorizontalFlip, RandomShift, load
 from teka.training import Run
 from teka.training.batches import TrainBatch
 from teka.training.classifier import (
@@ -125,7 +125,7 @@ def test_a_fused_step_is_the_plain_one(optimizer):
 
 @pytest.mark.parametrize(("precision", "expected"), [("32-true", True), ("bf16-mixed", None)])
 def test_the_step_is_fused_unless_lightning_could_not_clip_gradients(precision, expected):
-    module = Classifier(torch.nn.Linear(5, 3), RUN, num_classes=10, num_steps=10)
+    module = Classifier(torch.nn.Linear(5, 3), RUN, load("digits"))
     trainer: Any = SimpleNamespace(precision=precision)
     module._trainer = trainer
     made: Any = module.configure_optimizers()
@@ -153,9 +153,9 @@ def images_seen(step, rank, batch_idx):
     class Seeing(torch.nn.Module):
         def forward(self, images):
             seen.append(images)
-            return torch.zeros(len(images), 3)
+            return torch.zeros(len(images), 10)
 
-    classifier = Classifier(Seeing(), Run.from_fields(random_shift=3), num_classes=3, num_steps=10)
+    classifier = Classifier(Seeing(), Run.from_fields(random_shift=3), load("digits"))
     # Of two processes that take a step in three parts each.
     trainer: Any = SimpleNamespace(
         global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2

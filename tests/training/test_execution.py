@@ -244,12 +244,14 @@ def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
     started({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
     processes = Processes.detect(None, None)
     assert processes == Processes(1, 1, "")
-    assert [type(environment) for environment in processes.environments()] == [LightningEnvironment]
+    assert [type(environment) for environment in processes.lightning_environments()] == [
+        LightningEnvironment
+    ]
 
 
 def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
     started(SRUN)
-    (environment,) = Processes.detect(None, None).environments()
+    (environment,) = Processes.detect(None, None).lightning_environments()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
 

@@ -1,4 +1,4 @@
-"""Parser of the `teka` command: list of commands, and conversion of option values."""
+"""Parser of the `teka` command: its subcommands, and the conversion of option values."""
 
 import json
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ COMMANDS = {
         "Measure how the predictions of a model change when its input images are shifted.",
     ),
     "compare": (
-        "teka.cli.compare:compare",
+        "teka.cli.audit:compare",
         "Audit models on the same shifted images and compare every two of them.",
     ),
     "fix": (
@@ -74,12 +74,12 @@ def make_app(name: str = "teka") -> App:
         console=_Console(),
         help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=SIMPLE)),
         default_parameter=Parameter(
-            converter=convert,
+            converter=convert_option,
             consume_multiple=1,
             allow_repeating=True,
             negative=(),
             name_transform=lambda field: OPTION_NAMES.get(field, field).replace("_", "-"),
-            show_default=_write_default,
+            show_default=_format_default,
         ),
     )
     for order, (command, (path, summary)) in enumerate(COMMANDS.items()):
@@ -95,17 +95,17 @@ class _Console(Console):
         raise  # rich would raise SystemExit(1) instead
 
 
-def _write_default(value: Any) -> Any:
-    """Return the default value of an option as a user types it, or None if it is not shown."""
+def _format_default(value: Any) -> Any:
+    """Return a default value as the help shows it, or None if the help does not show it."""
     if value is False or value == ():
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _count_words(kind: Any, **options: Any) -> tuple[int, bool]:
-    """Return the number of words that an option of this type takes.
+    """Return the number of words on the command line that an option of this type takes.
 
-    cyclopts 4 raises an error for `int | tuple[int, int]`, which takes one word.
+    cyclopts 4 raises an error for `int | tuple[int, int]`, whose values teka reads from one word.
     """
     try:
         return _convert.token_count(kind, **options)
@@ -117,11 +117,11 @@ if cyclopts.__version__.startswith("4."):  # on Python 3.10
     setattr(_argument, "token_count", _count_words)  # noqa: B010, it is private
 
 
-def convert(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert the values of an option to the type of the option.
+def convert_option(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert the words of an option on the command line to the type of the option.
 
-    A value is read as JSON if possible, and as a string otherwise. The conversion is strict: it
-    rounds no number, and an empty value is an error.
+    A word is read as JSON if possible, and as a string otherwise. No number is rounded, and an
+    empty word is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
     words = [{"True": "true", "False": "false"}.get(t.value, t.value) for t in tokens]  # of YAML
@@ -150,7 +150,7 @@ def _read_json(word: str) -> object:
 
 
 def describe_error(error: CycloptsError, program: str) -> str:
-    """Return an error message that names the wrong argument, its value and the expected value.
+    """Return a message for a wrong command line, which names the wrong option or argument.
 
     Args:
         error: Error of the parser.

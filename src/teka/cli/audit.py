@@ -1,26 +1,28 @@
-"""The command `audit`: how a model reacts to shifted images."""
+"""Commands `audit` and `compare`: how models react to shifted images."""
 
-import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 import teka.audit
-from teka.audit.adapters.inputs import AuditInputs
+from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_audit_images
+from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
 from teka.audit.page.pages import write_page
 from teka.audit.page.summary import badge_svg, summary_markdown
-from teka.audit.page.text import audit_text, details_text
+from teka.audit.page.text import audit_text, comparison_text, details_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
-from teka.cli.progress import show_progress
+from teka.cli.progress import ProgressDisplay
 from teka.errors import printable, wrong_value
 from teka.files import make_directory, write_bytes, write_json
 
@@ -85,11 +87,50 @@ def audit(
     report = audit_with_progress(case, command, results, on_result=print_result)
     details = details_text(main_results[0], report)
     write_results([report], report.to_dict(), results, details, badge=badge)
-    return 0 if fail_under is None or reaches_threshold(report, metric, fail_under) else NOT_PASSED
+    return 0 if fail_under is None or print_verdict(report, metric, fail_under) else NOT_PASSED
 
 
-def reaches_threshold(report: AuditReport, metric: str, least: float) -> bool:
-    """Return True if the report is valid and a metric is at least `least` in every mode."""
+def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine) -> None:
+    """Audit models on the same shifted images and compare every two of them.
+
+    The comparison says which model is best, or that no model is significantly better than the
+    others. Differences between models have confidence intervals and p-values.
+
+    For example:
+
+        teka compare runs/absolute runs/rotary --data mnist --data-dir data --html compared.html
+        teka compare digits vit-folder --data digits --images 0 --mode zero --max-shift 4
+        teka compare a.onnx b.onnx --data pictures --shift-before-resize --resume runs/compare
+
+    Args:
+        models: Two or more models. See `teka audit --help` for the kinds of models.
+    """
+    if len(models) < 2 or len(set(models)) < len(models):
+        raise wrong_value("models", models, "two or more different models")
+    results = options.results
+    # The stages besides the shifts are only shown on the page.
+    settings = options.make_settings(PARTS if results.html is not None else ())
+    results.check_files((*models, options.images.data))
+    read_images = cache(load_audit_images)  # models with the same preprocessing share their images
+    subjects = [options.load_model(model) for model in models]
+    names = [subject.name for subject in subjects]
+    for index, model in enumerate(models):
+        if names.count(names[index]) > 1:
+            subjects[index] = replace(subjects[index], name=model)
+    # No model sees images that any of the models was trained on.
+    held_out = any(is_trained_on(subject, options.images) for subject in subjects)
+    cases = [
+        options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
+    ]
+    write_comparison(audit_models(cases, command, results), results)
+
+
+def print_verdict(report: AuditReport, metric: str, least: float) -> bool:
+    """Print whether a valid report has a metric of at least `least` in every mode.
+
+    Returns:
+        True if so.
+    """
     if report.invalid:
         print(f"not passed: the results are invalid ({', '.join(report.invalid)})")
         return False
@@ -106,28 +147,25 @@ def audit_with_progress(
     folder: str = "",
     on_result: Callable[[AuditReport], object] | None = None,
 ) -> AuditReport:
-    """Audit a model and show the progress.
+    """Audit a model, and show the progress on standard error.
 
     Args:
         case: Model and images.
         command: Command line to record.
         results: Options for resuming and for tracebacks.
-        folder: Folder in that of `--resume` from which this audit resumes.
-        on_result: See `teka.audit.audit`. The progress is hidden while it runs.
+        folder: Name of a subfolder of `--resume` for this audit.
+        on_result: See `teka.audit.audit`. The progress is hidden while this function runs.
     """
     name = case.subject.name
     state = None
     if results.resume is not None:
         state = make_directory("resume", Path(results.resume, folder))
-    with contextlib.ExitStack() as bar:
-        show = bar.enter_context(show_progress())
+    with ProgressDisplay() as display:
 
         def handle_result(report: AuditReport) -> None:
-            nonlocal show
-            bar.close()
+            display.stop()
             if on_result is not None:
                 on_result(report)
-            show = bar.enter_context(show_progress())
 
         try:
             return teka.audit.audit(
@@ -138,7 +176,7 @@ def audit_with_progress(
                 name=name,
                 **case.known,
                 checkpoint=state,
-                progress=lambda part, done, total, _: show(f"{name}, {part}", done, total),
+                progress=lambda part, done, total, _: display.show(f"{name}, {part}", done, total),
                 on_result=on_result and handle_result,
                 command=command,
             )
@@ -146,6 +184,33 @@ def audit_with_progress(
             if results.debug:
                 traceback.print_exc()
             raise
+
+
+def audit_models(
+    cases: Sequence[AuditInputs], command: str, results: ResultOptions
+) -> ModelComparison:
+    """Audit models on the same shifted images, and compare every two of them."""
+    check_comparable(cases)
+    print("\n".join(line for case in cases for line in case.description), flush=True)
+    reports = [
+        audit_every_mode(case, command, results, str(index)) for index, case in enumerate(cases)
+    ]
+    return compare_models(cases, reports)
+
+
+def audit_every_mode(
+    case: AuditInputs, command: str, results: ResultOptions, folder: str
+) -> AuditReport:
+    """Audit a model as `audit_with_progress` does.
+
+    Raises:
+        ValueError: A mode of shifting could not be measured.
+    """
+    report = audit_with_progress(case, command, results, folder)
+    if len(report.metrics) < len(case.settings.modes):
+        messages = "; ".join(failure.message for failure in report.failures)
+        raise ValueError(f"{report.name}: {messages}")
+    return report
 
 
 def write_results(
@@ -156,7 +221,18 @@ def write_results(
     pairs: Sequence[Pair] = (),
     badge: str | None = None,
 ) -> None:
-    """Write the result files, then print the text. A file that fails does not stop the others."""
+    """Print the results of audits, and write the files that the options name.
+
+    If a file cannot be written, the others are written before the error is raised.
+
+    Args:
+        reports: Results of the audits.
+        content: Content of the JSON file.
+        results: Names of the files.
+        text: Results as text for the terminal.
+        pairs: Comparisons of two models each.
+        badge: SVG file for a badge of the first report.
+    """
     for failure in [failure for report in reports for failure in report.failures if results.debug]:
         print(f"{failure.part}:\n{failure.traceback or failure.message}", file=sys.stderr)
     print(text)
@@ -179,3 +255,18 @@ def write_results(
             print(f"written: {printable(file)}")
     if errors:
         raise errors[0]
+
+
+def write_comparison(
+    comparison: ModelComparison, results: ResultOptions, **content: object
+) -> None:
+    """Print a comparison of models, and write the files that the options name.
+
+    Args:
+        comparison: The compared models.
+        results: Names of the files.
+        content: Further fields of the JSON file.
+    """
+    reports, pairs = comparison.reports, comparison.pairs
+    text = f"{audit_text(reports)}\n\n{comparison_text(pairs, reports)}"
+    write_results(reports, {**comparison.to_dict(), **content}, results, text, pairs)

@@ -118,7 +118,7 @@ class AuditOptions:
     results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()
 
     def make_settings(self, parts: Sequence[str]) -> AuditSettings:
-        """Return the settings of an audit with these stages."""
+        """Return the settings of an audit that runs the given stages, such as "layers"."""
         modes = self._default_mode[:1] if self._default_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,
@@ -129,7 +129,7 @@ class AuditOptions:
         )
 
     def load_model(self, model: str) -> LoadedModel:
-        """Load a model. From here on, --budget limits each call of the model's code."""
+        """Load a model. Every later call of the model's code may take at most --budget seconds."""
         set_model_code_context(report_calls(self.settings.budget_seconds))
         load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
         return load(model, load_options, loaders=LOCAL_LOADERS)
@@ -141,7 +141,7 @@ class AuditOptions:
         read: Callable[..., AuditImages] = load_audit_images,
         held_out: bool | None = None,
     ) -> AuditInputs:
-        """Return a model with its images."""
+        """Load the images for the audit of a model, and return both."""
         note = ""
         if self._default_mode:
             note = "{}, the default, because {}".format(*self._default_mode)
@@ -151,17 +151,17 @@ class AuditOptions:
 
     @cached_property
     def _default_mode(self) -> tuple[str, str] | None:
-        """The default mode of shifting and its reason, or None if the options choose the mode."""
+        """Mode of shifting that suits the images and the reason, or None if an option sets it."""
         if self.shifts.mode or self.settings.protocol is not None:
             return None
         return default_mode(self.images)
 
 
 def check_outputs(files: Mapping[str, str | None], inputs: Sequence[str]) -> None:
-    """Check that files can be written, and that no file is written twice or is an input.
+    """Check that output files can be written, and do not overwrite each other or an input.
 
     Args:
-        files: Files to write or None, by the names of their options.
+        files: Output files by the names of their options. None means that no file is written.
         inputs: Names or files of models and data. A model's file may be followed by ":" and the
             name of a function.
     """

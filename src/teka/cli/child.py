@@ -1,8 +1,8 @@
 """Child process for commands that run the code of a model.
 
 The child sends its exit code through a pipe. If it ends without an exit code, for example by
-`os._exit`, a signal or a crash, the parent prints an error. The code of a model can therefore
-not end a command without an error.
+`os._exit`, a signal or a crash, the parent prints an error. Therefore the code of a model cannot
+end a command without an error message.
 """
 
 import contextlib
@@ -56,14 +56,14 @@ def run_in_child(
         words: The command and its options.
         print_error: Function that prints an error message and returns the exit code.
     """
-    _occupy_standard_streams()
+    _open_closed_streams()
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run_child, args=(run, words, sender), name=f"teka {words[0]}")
     process.start()
     sender.close()
     try:
-        code = _await_code(process, receiver)
+        code = _wait_for_exit_code(process, receiver)
         if isinstance(code, int):
             process.join(GRACE_SECONDS)
     except KeyboardInterrupt:
@@ -78,10 +78,10 @@ def run_in_child(
     return print_error(code or _describe_end(process.exitcode))
 
 
-def _await_code(
+def _wait_for_exit_code(
     process: BaseProcess, receiver: Connection, seconds: float | None = None
 ) -> int | str | None:
-    """Wait for the exit code of the child, at most for a number of seconds.
+    """Wait for the exit code of the child process, for at most `seconds` if given.
 
     Returns:
         The exit code, None if the child ended without one, or an error message if the child must
@@ -109,22 +109,22 @@ def _await_code(
         if kind == _CALL:
             budget = float(rest[0])
             deadline = time.monotonic() + budget + GRACE_SECONDS
+            limit = f"--budget {budget:g} and {GRACE_SECONDS:g} more seconds"
             reason = (
-                f"the model did not answer within --budget {budget:g} and {GRACE_SECONDS:g} more "
-                "seconds; if it is slow, raise the budget or lower --batch-size"
+                f"the model did not answer within {limit}; raise --budget or lower --batch-size"
             )
 
 
 def _interrupt(process: BaseProcess, receiver: Connection) -> int:
-    """Interrupt the child and wait until it ends.
+    """Interrupt the child process, wait until it ends, and return the exit code.
 
-    A terminal interrupts both processes, but `kill` interrupts only the parent.
+    Ctrl-C in a terminal interrupts both processes, but `kill` interrupts only the parent.
     """
     code = None
     with contextlib.suppress(KeyboardInterrupt, ProcessLookupError):
         if os.name == "posix" and process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGINT)
-        code = _await_code(process, receiver, GRACE_SECONDS)
+        code = _wait_for_exit_code(process, receiver, GRACE_SECONDS)
     if isinstance(code, int):
         return code
     if sys.stderr is not None:
@@ -141,8 +141,8 @@ def _describe_end(exit_code: int | None) -> str:
     return f"{reason} before the result was complete"
 
 
-def _occupy_standard_streams() -> None:
-    """Open closed standard streams, so that a pipe does not get one of their file numbers."""
+def _open_closed_streams() -> None:
+    """Open closed standard streams, because a pipe would otherwise get their file numbers."""
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -186,11 +186,10 @@ def _raise_interrupt() -> Callable[[int, Any], None]:
 
 
 def report_calls(budget: float | None) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a factory of context managers for calls of the code of a model.
+    """Return a function that makes a context for each call of a model's code.
 
-    The context manager tells the parent when a call begins and ends. The parent kills the child if
-    a call takes too long. Afterwards, the context manager restores standard output and error, which
-    the code may have replaced.
+    The parent process kills this process if a call takes longer than the budget. After the call,
+    standard output and error are restored, because the code may have replaced them.
 
     Args:
         budget: Time limit of a call in seconds, or None for no limit.

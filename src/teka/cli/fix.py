@@ -17,9 +17,8 @@ from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
 from teka.cli.app import CommandLine
-from teka.cli.audit import write_results
+from teka.cli.audit import audit_every_mode, write_comparison, write_results
 from teka.cli.audit_options import AuditOptions
-from teka.cli.compare import audit_every_mode, write_comparison
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, first_line, printable, printable_lines, wrong_value
 from teka.files import write_bytes
@@ -103,7 +102,7 @@ def fix(
     if out is None:
         return
     if not outcome.parameters:
-        print(f"not written: {printable(out)}, because the fixes changed no weights, only layers")
+        print(f"not written: {printable(out)} (the fixes changed layers, but no weights)")
         return
     # Without the module that prepares the images, so that the weights keep their names.
     modules = case.function.named_modules()

@@ -59,7 +59,7 @@ def run(words: list[str], app: App | None = None) -> int:
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # the terminal may lack characters
     try:
-        code = _call(words, app, command, program)
+        code = _parse_and_call(words, app, command, program)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -76,11 +76,14 @@ def run(words: list[str], app: App | None = None) -> int:
         file = f": {error.filename}" if error.filename else ""
         return print_error(program, f"{error.strerror}{file}" if error.strerror else error)
     except BaseException as error:
-        return print_error(program, _describe(error, program))
+        return print_error(program, _error_message(error, program))
 
 
-def _call(words: list[str], app: App, command: str, program: str) -> int:
-    """Parse and call a command, with warnings of one line, and return its exit code."""
+def _parse_and_call(words: list[str], app: App, command: str, program: str) -> int:
+    """Parse a command line, call the command, and return its exit code.
+
+    Each warning is printed as one line.
+    """
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
         f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
@@ -99,15 +102,15 @@ def _call(words: list[str], app: App, command: str, program: str) -> int:
         warnings.formatwarning = format_warning
 
 
-def _describe(error: BaseException, program: str) -> str:
-    """Return the message of an error. For an internal error, also print the traceback."""
+def _error_message(error: BaseException, program: str) -> str:
+    """Return the message for the user. If the error is internal, print the traceback too."""
     match error:
         case CycloptsError():
             return describe_error(error, program)
         case ModuleNotFoundError():
             return f"{error.name} is not installed; pip install 'teka[train,report]'"
         case ImportError(__cause__=ImportError() as cause):  # of the parser, which says less
-            return _describe(cause, program)
+            return _error_message(cause, program)
         case ImportError() | ValueError() | FloatingPointError():
             return str(error)
         case Exception() if is_out_of_memory(error):
@@ -127,7 +130,7 @@ def print_error(program: str, message: object) -> int:
 
 
 def _discard_output() -> None:
-    """Redirect closed standard streams, so that Python raises no error when it flushes them."""
+    """Redirect closed output streams, because Python would otherwise fail to flush them at exit."""
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:
             stream.flush()

@@ -13,10 +13,10 @@ from teka.models.model_config import MODELS, options_class
 
 
 def model_options_class() -> type[Any]:
-    """Return a dataclass whose fields are the options of all registered models.
+    """Return a dataclass whose fields are the command-line options of all registered models.
 
-    The default of each option is None, which selects the default of the model. If several models
-    have an option, its description is that of the first model.
+    Each option has the default None, which selects the default of the model. If several models have
+    an option, the help shows the description of the first model.
     """
     names = " or ".join(f'"{name}"' for name in MODELS)
     model_option = Annotated[str, Parameter(help=f"Name of the model: {names}.")]
@@ -28,7 +28,7 @@ def model_options_class() -> type[Any]:
         descriptions = {entry.arg_name: entry.description for entry in docstring.params}
         for option in fields(options_class(model_name)):
             help_text = Parameter(help=descriptions.get(option.name))
-            kind = Annotated[_json_type(option.type), help_text]
+            kind = Annotated[_command_line_type(option.type), help_text]
             options.setdefault(option.name, (option.name, kind, field(default=None)))
     options.pop("head", None)  # a run trains a classifier, so that it needs no dense head
     namespace = {"__module__": __name__, "__doc__": "Options of the models."}
@@ -36,12 +36,12 @@ def model_options_class() -> type[Any]:
 
 
 def chosen_options(options: object) -> Mapping[str, Any]:
-    """Return the options that are set, as a dictionary."""
+    """Return the options that are not None, as a dictionary."""
     return {name: value for name, value in vars(options).items() if value is not None}
 
 
-def _json_type(kind: Any) -> Any:
-    """Return the union of None and those members of a type that JSON can represent."""
+def _command_line_type(kind: Any) -> Any:
+    """Return a union of None and the parts of a type that a user can type, such as int or str."""
     is_union = get_origin(kind) in (Union, types.UnionType)
     kept = [
         member

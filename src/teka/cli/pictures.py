@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from teka import data, prediction
 from teka.checks import check_sizes
-from teka.cli.progress import show_progress
+from teka.cli.progress import ProgressDisplay
 from teka.data.load import check_downloadable
 from teka.data.pictures import SUFFIXES
 from teka.errors import wrong_argument
@@ -69,14 +69,14 @@ def predict(
         json_output: Print JSON instead of a table.
     """
     check_sizes({"top": top})
-    pictures, model = _split_model(pictures, model)
-    with show_progress() as show:
+    pictures, model = _separate_model(pictures, model)
+    with ProgressDisplay() as display:
         predictions = prediction.predict(
             pictures,
             model,
             ground=ground,
             batch_size=batch_size,
-            progress=lambda done, total: show("pictures", done, total),
+            progress=lambda done, total: display.show("pictures", done, total),
         )
     entries = []
     rows = []
@@ -96,8 +96,8 @@ def predict(
     print(Table("", head, tuple(rows), words=("class", "next")).plain(WIDEST))
 
 
-def _split_model(words: list[str], model: str) -> tuple[list[str], str]:
-    """Return the pictures and the model. The first word is the model if it is not a picture."""
+def _separate_model(words: list[str], model: str) -> tuple[list[str], str]:
+    """Return the pictures and the model. The first word names the model if it is no picture."""
     first = words[0]
     path = expand_user(first)
     is_picture = path.is_file() or path.suffix.lower() in SUFFIXES

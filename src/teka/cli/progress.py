@@ -1,9 +1,7 @@
 """Progress of commands that take more than a few seconds."""
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 from rich import progress
@@ -14,46 +12,41 @@ from teka.errors import printable
 SECONDS_PER_LINE = 5.0
 
 
-@contextlib.contextmanager
-def show_progress() -> Iterator[Callable[..., None]]:
-    """Yield a function that shows progress and the time left on standard error.
+class ProgressDisplay(progress.Progress):
+    """Display of the current stage of a command and its remaining time, on standard error.
 
-    The arguments of the function are the name of a stage, the number of finished steps, the number
-    of all steps or None if it is unknown, and optionally a note.
-
-    On a terminal, the function shows a progress bar. Otherwise, such as in a log file, it prints at
+    On a terminal, the display is a progress bar. Otherwise, for example in a log file, it prints at
     most one line every five seconds. A shorter command prints none.
     """
-    console = Console(stderr=True, markup=False, highlight=False)
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}", markup=False),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    last_line = time.monotonic()
 
-    def show(stage: str, done: int, total: int | None, note: str = "") -> None:
-        nonlocal last_line
+    def __init__(self) -> None:
+        console = Console(stderr=True, markup=False, highlight=False)
+        super().__init__(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.add_task("", visible=False)
+        self.last_line_time = time.monotonic()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` steps of a stage are finished.
+
+        After a call of `stop`, which hides the display, the display appears again.
+        """
+        self.start()
         stage = printable(stage)
-        note = printable(note)
-        if not bar.tasks or bar.tasks[-1].description != stage:
-            for task_id in bar.task_ids:
-                bar.remove_task(task_id)
-            bar.add_task(stage, completed=done, total=total, note=note)
-        task = bar.tasks[-1]
-        bar.update(task.id, completed=done, total=total, note=note)
-        if bar.disable and time.monotonic() - last_line >= SECONDS_PER_LINE:
-            last_line = time.monotonic()
-            left = task.time_remaining
-            words = [f"{stage}: {done}" if total is None else f"{stage}: {done} of {total}"]
-            words += [] if left is None else [f"{timedelta(seconds=round(left))} left"]
-            words += [note] if note else []
-            print(*words, sep=", ", file=sys.stderr, flush=True)
-
-    with bar:
-        yield show
+        task = self.tasks[0]
+        if task.description != stage:
+            self.reset(task.id, description=stage, visible=True)
+        self.update(task.id, completed=done, total=total)
+        now = time.monotonic()
+        if self.disable and now - self.last_line_time >= SECONDS_PER_LINE:
+            self.last_line_time = now
+            seconds = task.time_remaining
+            time_left = "" if seconds is None else f", {timedelta(seconds=round(seconds))} left"
+            print(f"{stage}: {done} of {total}{time_left}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from cyclopts.config import Dict
 from teka import training
 from teka.cli.app import CommandLine
 from teka.cli.model_options import chosen_options, model_options_class
-from teka.cli.progress import show_progress
+from teka.cli.progress import ProgressDisplay
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
@@ -22,7 +22,7 @@ ModelOptions: Any = model_options_class()
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Set missing options from the files of --config, and then from the recipe."""
+    """Set options that the command line does not set: from --config, or else from the recipe."""
 
     def set_options(content: object, file: str) -> None:
         if not isinstance(content, dict) or any(isinstance(v, dict) for v in content.values()):
@@ -90,20 +90,18 @@ def train(
         loggers: Additional loggers, besides CSV and TensorBoard: wandb, mlflow.
         seed: Seed of the initial weights, the order of the images, dropout and random projections.
     """
-    from teka.training.processes import is_first_process  # needs Lightning
+    from lightning.pytorch.utilities import rank_zero_only  # takes seconds to import
 
     fields = {**vars(images), **chosen_options(network), **vars(training_recipe), "seed": seed}
     run = Run.from_dict(fields)
     if resume is not None:
         if out is not None or run != Run():
-            expected = (
-                "given without --out and options of the run, because the run keeps its options"
-            )
-            raise wrong_value("resume", resume, expected)
+            hint = "A resumed run keeps its options."
+            raise wrong_value("resume", resume, "used without --out and options of the run", hint)
         run = Run.load(Path(resume))
     folder = Path(resume or out or _default_folder(run))
-    if is_first_process():
-        print(f"training {run.model} on {run.data}, at most {run.epochs} epochs, in {folder}")
+    print_once = rank_zero_only(print)  # several processes may run this command
+    print_once(f"training {run.model} on {run.data}, at most {run.epochs} epochs, in {folder}")
     try:
         result: Any = training.train(
             run,
@@ -114,15 +112,13 @@ def train(
             execution=execution,
         )
     except KeyboardInterrupt:
-        if is_first_process():
-            print(f"interrupted; resume with: teka train --resume {folder}")
+        print_once(f"interrupted; resume with: teka train --resume {folder}")
         raise
-    if is_first_process():
-        summary = [f"{result['parameters']:,} parameters", f"{result['epochs']} epochs"]
-        summary += [f"{result['seconds']:.0f} s"]
-        if result["validation_accuracy"] is not None:
-            summary += [f"validation accuracy {100 * result['validation_accuracy']:.1f} %"]
-        print(f"{folder}: {', '.join(summary)}")
+    summary = [f"{result['parameters']:,} parameters", f"{result['epochs']} epochs"]
+    summary += [f"{result['seconds']:.0f} s"]
+    if result["validation_accuracy"] is not None:
+        summary += [f"validation accuracy {100 * result['validation_accuracy']:.1f} %"]
+    print_once(f"{folder}: {', '.join(summary)}")
 
 
 def _default_folder(run: Run) -> Path:
@@ -148,12 +144,12 @@ def evaluate(
     """
     trained = training.restore(run, data_dir=data_dir)
     print(f"evaluating {trained.name} on the test images of {trained.dataset.name}")
-    with show_progress() as show:
+    with ProgressDisplay() as display:
         evaluation = training.evaluate(
             trained,
             batch_size=batch_size,
             command=command,
-            progress=lambda done, total: show("test images", done, total),
+            progress=lambda done, total: display.show("test images", done, total),
         )
     low, high = evaluation.interval
     print(

@@ -13,9 +13,8 @@ from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.text import results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
-from teka.cli.audit import write_results
+from teka.cli.audit import audit_models, write_results
 from teka.cli.audit_options import MODE_HELP, ResultOptions
-from teka.cli.compare import audit_models
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.models import Performer
@@ -90,7 +89,7 @@ def shift(
 def _audit_runs(
     runs: "Sequence[TrainedRun]", settings: AuditSettings, out: str, command: str
 ) -> None:
-    """Audit runs on all their test images, print the main metrics, and write a report."""
+    """Audit runs on all their test images, print the main metrics, and write a report to `out`."""
     datasets = sorted({(run.dataset.name, run.dataset.image_size) for run in runs})
     if len(datasets) > 1:
         raise wrong_value("runs", datasets, "runs with the same data set and image size")
@@ -99,15 +98,15 @@ def _audit_runs(
         names = [f"{run.name}, seed {run.run.seed}" for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.folder) for run in runs]
-    cases = [_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)]
+    cases = [_make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)]
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
     comparison = audit_models(cases, command, results)
     reports = comparison.reports
     write_results(reports, comparison.to_dict(), results, results_text(reports), comparison.pairs)
 
 
-def _audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
-    """Return a run with all its test images, as inputs of an audit."""
+def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
+    """Return the model and all test images of a run, for an audit."""
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from teka.errors import require
 from teka.training.execution import Execution
 from teka.training.recipe import Recipe, read_recipe
 from teka.training.run import Run
@@ -25,14 +26,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the functions that need Lightning at their first use, because this takes seconds."""
+    """Import the functions that need Lightning when they are used, because this takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'teka.training' has no attribute {name!r}")
-    try:
-        module = import_module(f"teka.training.{'trainer' if name == 'train' else 'trained_run'}")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"training needs {error.name}, which is missing: pip install 'teka[train]'"
-        ) from error
-    globals()[name] = getattr(module, name)
-    return globals()[name]
+    require("lightning", "training needs", "teka[train]")
+    module = import_module(f"teka.training.{'trainer' if name == 'train' else 'trained_run'}")
+    return getattr(module, name)

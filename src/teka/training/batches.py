@@ -6,24 +6,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Generator, Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
-from teka.data import Dataset, Split
-from teka.training.run import Run
+from teka.data import Split
 
 MAX_NUM_WORKERS = 8
 
 
 class MicroBatch(NamedTuple):
-    """Part of the images of an optimizer step.
+    """Part of the images of an optimizer step, whose gradient is computed in one pass.
 
     Attributes:
         indices: Indices of the images.
-        weight: Weight of the mean loss over these images. With these weights, the mean over all
-            micro-batches of a step is the mean over all images of the step.
+        weight: Weight of the mean loss over these images. Micro-batches of a step may differ in
+            size. The weights make the mean over micro-batches equal to the mean over images.
     """
 
     indices: list[int]
@@ -31,7 +29,7 @@ class MicroBatch(NamedTuple):
 
 
 class TrainBatch(NamedTuple):
-    """Images (B, C, H, W) of a micro-batch, their classes (B,), and the weight of the loss."""
+    """Images (B, C, H, W) of a micro-batch, their class indices (B,), and the loss weight."""
 
     images: Tensor
     labels: Tensor
@@ -40,10 +38,10 @@ class TrainBatch(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class MicroBatchSampler(Sampler[MicroBatch]):
-    """Sampler of micro-batches, in a random order that depends only on the seed and the epoch.
+    """Sampler that shuffles the images and divides each optimizer step into micro-batches.
 
-    Each step has `accumulate` micro-batches per process. Micro-batch m of M contains every M-th
-    image of the step, starting with image m. The last step of an epoch may be smaller.
+    The order of the images depends only on the seed and the epoch. It does not depend on the number
+    of processes or of micro-batches. The last step of an epoch may have fewer images.
 
     Args:
         num_images: Number of images of an epoch.
@@ -95,10 +93,10 @@ class _MicroBatchDataset(TorchDataset[TrainBatch]):
 
 
 def train_batches(split: Split, **options: int) -> DataLoader:
-    """Return a loader of shuffled micro-batches of a split.
+    """Return a data loader of shuffled micro-batches of the training images.
 
     Args:
-        split: The training images.
+        split: The training images and their labels.
         options: Arguments of `MicroBatchSampler`, such as `batch_size` and `seed`.
     """
     sampler = MicroBatchSampler(num_images=len(split), **options)
@@ -107,7 +105,7 @@ def train_batches(split: Split, **options: int) -> DataLoader:
 
 
 def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
-    """Return a loader of the images of a split in their order, without shuffling.
+    """Return a data loader for evaluation, which does not shuffle the images.
 
     If there are several processes, process `rank` reads every `world_size`-th image.
     """
@@ -117,32 +115,7 @@ def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1
 
 
 def _worker_options(split: Split) -> dict[str, Any]:
-    """Return options of `DataLoader` that read picture files in worker processes."""
+    """Return options of `DataLoader`. Picture files are read by several worker processes."""
     if isinstance(split.images, Tensor):
         return {}
     return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}
-
-
-class RunDataModule(LightningDataModule):
-    """Lightning data module with the training and validation images of a run."""
-
-    def __init__(self, dataset: Dataset, run: Run, *, accumulate: int = 1) -> None:
-        super().__init__()
-        self.dataset, self.run, self.accumulate = dataset, run, accumulate
-
-    @property
-    def _options(self) -> dict[str, int]:
-        assert self.trainer is not None  # Lightning sets the trainer before it needs batches
-        return {
-            "batch_size": self.run.recipe.batch_size,
-            "rank": self.trainer.global_rank,
-            "world_size": self.trainer.world_size,
-        }
-
-    def train_dataloader(self) -> DataLoader:
-        options = {"seed": self.run.seed, "accumulate": self.accumulate, **self._options}
-        return train_batches(self.dataset.train, **options)
-
-    def val_dataloader(self) -> DataLoader | list:
-        validation = self.dataset.validation
-        return batches(validation, **self._options) if len(validation) else []

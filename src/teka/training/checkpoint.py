@@ -57,7 +57,7 @@ class Checkpoints(Checkpoint):
     best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop at once if the resumed training had already been ended by early stopping."""
+        """Stop at once if early stopping had already ended the resumed training."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -117,16 +117,16 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
             path = previous
             warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
     if not check_checkpoint(path, run):
-        hint = "This one is from an older version and cannot be resumed."
+        hint = "A run of an older version of teka cannot be resumed."
         raise wrong_value("checkpoint", str(path), "one that holds the best accuracy", hint)
     return path
 
 
 def check_checkpoint(path: Path, run: Run) -> dict[str, Any]:
-    """Check that a checkpoint belongs to a run. Only `data_dir` may differ.
+    """Check that a checkpoint belongs to a run, which may only have another `data_dir`.
 
     Returns:
-        The saved state of `Checkpoints`. Checkpoints of old versions have none.
+        The saved state of `Checkpoints`. It is empty in checkpoints of older versions.
 
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
@@ -147,7 +147,7 @@ def check_checkpoint(path: Path, run: Run) -> dict[str, Any]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint. Unpickle only tensors and plain containers.
+    """Read a checkpoint without running code in it: only tensors and containers are unpickled.
 
     Raises:
         ValueError: The file is missing, damaged or not a checkpoint of `teka train`.
@@ -171,7 +171,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the `state_dict` of the model from a checkpoint."""
+    """Return the weights of the model in a checkpoint, by the names of the parameters."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in read_checkpoint(path)["state_dict"].items()

@@ -1,4 +1,4 @@
-"""Lightning module of a training run: loss, accuracy, optimizer and learning rate schedule."""
+"""Lightning module of a training run: batches, loss, accuracy, optimizer and learning rate."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
-from teka.data import HorizontalFlip, RandomShift
+from teka.data import Dataset, HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
 from teka.nn.relative import RelativeModule
-from teka.training.batches import TrainBatch
+from teka.training.batches import TrainBatch, batches, train_batches
 from teka.training.run import Run
 
 # Difference between the seeds of two micro-batches. It exceeds the number of steps of any run, so
@@ -26,27 +27,47 @@ MICRO_BATCH_SEED = 1_000_000_007
 
 
 class Classifier(LightningModule):
-    """Lightning module that trains a classifier with cross entropy.
+    """Lightning module that trains an image classifier with cross entropy.
 
-    The seed of the run and the number of the step seed PyTorch before each step. A resumed run
-    therefore draws the same random numbers as an uninterrupted one. Random projections are redrawn
-    every `redraw_every` steps.
+    Before each step, PyTorch is seeded from the seed of the run and the number of the step. A
+    resumed run therefore draws the same random numbers as an uninterrupted one.
 
     Args:
         model: Model from images to logits.
         run: Recipe and seed.
-        num_classes: Number of classes.
-        num_steps: Number of steps of the whole run, for the learning rate schedule.
+        dataset: Images for training and validation.
     """
 
-    def __init__(self, model: nn.Module, run: Run, *, num_classes: int, num_steps: int) -> None:
+    def __init__(self, model: nn.Module, run: Run, dataset: Dataset) -> None:
         super().__init__()
         self.model = model
         self.run = run
-        self.num_steps = num_steps
+        self.dataset = dataset
+        steps_per_epoch = math.ceil(len(dataset.train) / run.recipe.batch_size)
+        self.num_steps = run.recipe.epochs * steps_per_epoch
         self.augmentations = make_augmentations(run)
-        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
-        self.validation_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.train_accuracy = MulticlassAccuracy(dataset.num_classes, average="micro")
+        self.validation_accuracy = MulticlassAccuracy(dataset.num_classes, average="micro")
+
+    def train_dataloader(self) -> DataLoader:
+        return train_batches(
+            self.dataset.train,
+            seed=self.run.seed,
+            accumulate=self.trainer.accumulate_grad_batches,
+            **self._batch_options,
+        )
+
+    def val_dataloader(self) -> DataLoader | list:
+        validation = self.dataset.validation
+        return batches(validation, **self._batch_options) if len(validation) else []
+
+    @property
+    def _batch_options(self) -> dict[str, int]:
+        return {
+            "batch_size": self.run.recipe.batch_size,
+            "rank": self.global_rank,
+            "world_size": self.trainer.world_size,
+        }
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
@@ -58,7 +79,7 @@ class Classifier(LightningModule):
         return self.model.forward(images)
 
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
-        """Seed dropout for this step, and redraw random projections on schedule."""
+        """Seed PyTorch for this step, and redraw random projections every `redraw_every` steps."""
         torch.manual_seed(self._step_seed)
         redraw_every, step = self.run.recipe.redraw_every, self.global_step
         is_first = batch_idx % self.trainer.accumulate_grad_batches == 0
@@ -96,7 +117,7 @@ class Classifier(LightningModule):
         return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def _micro_batch_index(self, batch_idx: int) -> int:
-        """Return the index of a micro-batch among those of all processes in the same step."""
+        """Return the index of a micro-batch within its step, counted over all processes."""
         index = batch_idx % self.trainer.accumulate_grad_batches
         return index * self.trainer.world_size + self.global_rank
 

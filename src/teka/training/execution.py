@@ -26,8 +26,8 @@ MIN_STEPS_TO_COMPILE = 5000
 class Execution:
     """Devices of a training run, and options for its speed and memory.
 
-    These options change the result only by rounding and by the random numbers of dropout. A resumed
-    run may use different options.
+    These options change the result only by rounding and by the random numbers of dropout, so that a
+    resumed run may use different ones.
 
     >>> import torch, teka
     >>> from teka.training import Execution
@@ -94,7 +94,7 @@ class Execution:
             model.compile(dynamic=False)
 
     def resolve_precision(self, precision: str) -> str:
-        """Return the precision of matrix products. Replace "auto" by the best one for the device.
+        """Return the precision of matrix products, where "auto" selects the best of the device.
 
         Raises:
             ValueError: `precision` is "float16", but the run does not use a GPU.
@@ -111,7 +111,7 @@ class Execution:
 
 
 def _checkpointed_forward(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
-    """Compute a transformer block without storing its activations."""
+    """Compute a transformer block, and recompute its activations in the backward pass."""
     # Take the method of the class, so that a copy of the block uses its own weights.
     forward = partial(type(block).forward, block)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)

@@ -42,10 +42,10 @@ def check_loggers(names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[Logger]]:
-    """Open the loggers of a training run: CSV, TensorBoard, and optional services.
+    """Open the loggers of a training run: CSV, TensorBoard, Weights & Biases and MLflow.
 
-    CSV and TensorBoard start a new folder whenever a run is started or resumed. Services continue
-    the record of a resumed run.
+    CSV and TensorBoard start a new folder whenever a run is started or resumed. Weights & Biases
+    and MLflow continue the record of a resumed run.
 
     - "wandb" logs to the project `$WANDB_PROJECT`, by default "teka".
     - "mlflow" logs to the server `$MLFLOW_TRACKING_URI`, by default the folder of the run. The
@@ -67,7 +67,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
     try:
         for name in names:
             try:
-                loggers.append(_open_service(name, folder))
+                loggers.append(_open_service_logger(name, folder))
             # Services raise many types of errors.
             except Exception as error:
                 expected = f"a service that takes the run ({first_line(error)})"
@@ -83,11 +83,8 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
                 logger.experiment.finish(exit_code=int(failed))
 
 
-def _open_service(name: str, folder: Path) -> Logger:
-    """Open the logger of a service.
-
-    Save the identifier of the run at the service, so that a resumed run continues the same record.
-    """
+def _open_service_logger(name: str, folder: Path) -> Logger:
+    """Open the logger of Weights & Biases or MLflow. A resumed run continues its earlier record."""
     file = folder / LOGS / SERVICES_FILE
     identities: dict[str, Any] = read_json(file) if file.is_file() else {}
     identity = identities.get(name)

@@ -27,7 +27,7 @@ class Processes(NamedTuple):
 
     @classmethod
     def detect(cls, devices: int | None, num_nodes: int | None) -> "Processes":
-        """Detect the processes that torchrun or srun started. Otherwise, use the arguments.
+        """Return the processes that torchrun or srun started, or else those of the arguments.
 
         Raises:
             ValueError: An argument contradicts the number of started processes.
@@ -43,8 +43,8 @@ class Processes(NamedTuple):
         else:
             return cls(devices or 1, num_nodes or 1, "")
         if each * nodes != total:
-            expected = f"the same number on each machine; change the command of {launcher}"
-            raise wrong_value("processes", total, expected)
+            hint = f"Change the command of {launcher}."
+            raise wrong_value("processes", total, "the same number on each machine", hint)
         arguments = (("devices", devices, each), ("num_nodes", num_nodes, nodes))
         for argument, value, started in arguments:
             if value not in (None, started):
@@ -52,8 +52,8 @@ class Processes(NamedTuple):
                 raise wrong_value(argument, value, expected)
         return cls(each, nodes, launcher)
 
-    def environments(self) -> list[ClusterEnvironment]:
-        """Return plugins for Lightning in cases that Lightning itself detects incorrectly."""
+    def lightning_environments(self) -> list[ClusterEnvironment]:
+        """Return a plugin for Lightning if its own detection of the cluster would be wrong."""
         if self.launcher == "srun":
             # Requeueing would save a checkpoint within an epoch.
             return [SLURMEnvironment(auto_requeue=False)]
@@ -64,5 +64,5 @@ class Processes(NamedTuple):
 
 
 def is_first_process() -> bool:
-    """Return True in the process of rank 0, the only one that writes files and prints."""
+    """Return True in the process of rank 0. Only this process writes files and prints."""
     return getattr(rank_zero_only, "rank", 0) == 0

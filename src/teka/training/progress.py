@@ -39,7 +39,7 @@ class Progress(Callback):
 
     @property
     def images_per_step(self) -> float:
-        """Mean number of training images of a step. The last step of an epoch may be smaller."""
+        """Mean number of training images per step. The last step of an epoch may have fewer."""
         return self.num_images / math.ceil(self.num_images / self.batch_size)
 
     @property

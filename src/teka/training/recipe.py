@@ -1,7 +1,6 @@
 """Recipe of a training run: optimizer, schedule, augmentation and precision."""
 
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("auto", *checks.PRECISIONS)
 BETAS = (0.9, 0.98)
 SUFFIX = ".yaml"
-RECIPES = files("teka.training") / "recipes"
+RECIPES = Path(__file__).parent / "recipes"
 
 
 @dataclass(frozen=True)
@@ -107,8 +106,7 @@ class Recipe:
 
 def recipe_names() -> tuple[str, ...]:
     """Return the names of the recipes in the package."""
-    names = (Path(entry.name) for entry in RECIPES.iterdir())
-    return tuple(sorted(name.stem for name in names if name.suffix == SUFFIX))
+    return tuple(sorted(path.stem for path in RECIPES.glob(f"*{SUFFIX}")))
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
@@ -125,10 +123,8 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         ImportError: PyYAML is not installed.
         ValueError: The recipe or file does not exist, or the file contains no mapping.
     """
-    path = Path(name)
-    if name in recipe_names():
-        path = Path(str(RECIPES / f"{name}{SUFFIX}"))
-    elif not path.is_file():
+    path = RECIPES / f"{name}{SUFFIX}" if name in recipe_names() else Path(name)
+    if not path.is_file():
         hint = "The path of a YAML file is possible too."
         raise unknown_name("recipe", str(name), recipe_names(), hint)
     content = read_yaml("recipe", path)

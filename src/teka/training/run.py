@@ -149,7 +149,7 @@ class Run:
 
     @classmethod
     def from_recipe(cls, name: str | Path, **fields: object) -> Run:
-        """Create a run from a recipe and from fields that replace those of the recipe.
+        """Create a run from a recipe. Further arguments replace fields of the recipe.
 
         >>> from teka.training import Run
         >>> Run.from_recipe("mnist", data_dir="data", epochs=3).data
@@ -166,7 +166,7 @@ class Run:
         return self.from_dict({**self.to_dict(), **fields})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as one flat dictionary, which is the content of `run.json`."""
+        """Return all fields as one flat dictionary, as `run.json` stores them."""
         network = {"model": self.network.model, **self.network.options}
         return {**vars(self.images), **network, **vars(self.recipe), "seed": self.seed}
 
@@ -203,7 +203,7 @@ class Run:
         return run
 
     def differing_fields(self, other: Run) -> list[str]:
-        """Return the names of the fields whose values differ in another run, except `data_dir`."""
+        """Return the names of fields whose values differ from another run, except `data_dir`."""
         fields, other_fields = self.to_dict(), other.to_dict()
         return [
             name
@@ -225,6 +225,6 @@ class Run:
     def make_model(
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
-        """Create the model. Draw its initial weights from the global generator of PyTorch."""
+        """Create the model, with initial weights from PyTorch's global random generator."""
         make = MODELS[self.network.model]
         return make(image_size, in_channels, num_classes, **self.network.options)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from teka.audit import wilson_interval
@@ -72,6 +71,13 @@ class TrainedRun:
     def name(self) -> str:
         """Name of the model in tables."""
         return self.run.model_name
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, or None if the data set has no names."""
+        data, data_dir = self.run.images.data, self.run.images.data_dir
+        # A data set that was passed to `train` as an object has no class names.
+        return class_names(data, data_dir=data_dir) if self.dataset.name == data else None
 
 
 def restore(
@@ -156,11 +162,20 @@ def evaluate(
     """
     check_sizes({"batch_size": batch_size})
     path = check_output_file("run", trained.folder / EVALUATION_FILE)
-    confusion = confusion_matrix(trained.model, trained.dataset, batch_size, progress)
-    num_images, num_correct = len(trained.dataset.test), int(confusion.diagonal().sum())
+    dataset = trained.dataset
+    metric = MulticlassConfusionMatrix(dataset.num_classes)
+    num_images = 0
+    with torch.inference_mode():
+        for images, labels in batches(dataset.test, batch_size=batch_size):
+            metric.update(trained.model(images), labels)
+            num_images += len(labels)
+            if progress is not None:
+                progress(num_images, len(dataset.test))
+    confusion = metric.compute()
+    num_correct = int(confusion.diagonal().sum())
     low, high = wilson_interval(num_correct, num_images)
     evaluation = Evaluation(
-        dataset=trained.dataset.name,
+        dataset=dataset.name,
         test_images=num_images,
         accuracy=num_correct / num_images,
         interval=(float(low), float(high)),
@@ -169,24 +184,6 @@ def evaluate(
     )
     write_json(path, {**provenance(command), **asdict(evaluation)})
     return evaluation
-
-
-def confusion_matrix(
-    model: nn.Module,
-    dataset: Dataset,
-    batch_size: int = 256,
-    progress: Callable[[int, int], object] | None = None,
-) -> Int[Tensor, "classes classes"]:
-    """Return the number of test images of class i (row) that are predicted as class j (column)."""
-    metric = MulticlassConfusionMatrix(dataset.num_classes)
-    num_images = 0
-    with torch.inference_mode():
-        for images, labels in batches(dataset.test, batch_size=batch_size):
-            metric.update(model(images), labels)
-            num_images += len(labels)
-            if progress is not None:
-                progress(num_images, len(dataset.test))
-    return metric.compute()
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
@@ -218,18 +215,18 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     del facts["run"]["data_dir"]
     result = trained.result
     facts["training"] = {name: result[name] for name in TRAINING_FACTS if name in result}
-    if (trained.folder / EVALUATION_FILE).is_file():
-        evaluation = read_json(trained.folder / EVALUATION_FILE)
+    evaluation_file = trained.folder / EVALUATION_FILE
+    if evaluation_file.is_file():
+        evaluation = read_json(evaluation_file)
         facts["evaluation"] = {
             name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation
         }
-    name, data_dir = run.images.data, run.images.data_dir
     config = ModelConfig(
         run.network.model,
         **dataset.sizes,
         options=run.network.options,
-        class_names=class_names(name, data_dir=data_dir) if dataset.name == name else None,
-        pictures=encode(settings_for(name, dataset.image_size)),
+        class_names=trained.class_names,
+        pictures=encode(settings_for(run.images.data, dataset.image_size)),
         facts=facts,
     )
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)

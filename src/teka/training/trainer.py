@@ -1,6 +1,5 @@
 """Train a run from scratch or resume it."""
 
-import math
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +19,6 @@ from teka.errors import first_line, is_out_of_memory, wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyElementsError, count_elements, memory_bytes
 from teka.provenance import provenance
-from teka.training.batches import RunDataModule
 from teka.training.checkpoint import (
     CHECKPOINTS,
     LAST,
@@ -39,10 +37,10 @@ from teka.training.run import RESULT_FILE, RUN_FILE, Run
 LOCK_FILE = ".lock"
 LIGHTNING_PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 IGNORED_WARNINGS = (
-    ".*does not have many workers"  # workers would not read images in memory faster
-    "|Total length of .* across ranks is zero"  # a run may have no validation images
-    "|.*exists and is not empty"  # the folder of a resumed run
-    "|.*LeafSpec"  # Lightning uses an old interface of PyTorch
+    ".*does not have many workers",  # workers would not read images in memory faster
+    "Total length of .* across ranks is zero",  # a run may have no validation images
+    ".*exists and is not empty",  # the folder of a resumed run
+    ".*LeafSpec",  # Lightning uses an old interface of PyTorch
 )
 
 
@@ -76,10 +74,10 @@ def train(
 ) -> dict[str, Any]:
     """Train a run and write its configuration, results, logs and checkpoints into a folder.
 
-    - `run.json` holds the run and `result.json` the result.
-    - `logs/` holds a CSV table and events for TensorBoard for each start.
-    - `checkpoints/` holds the state after the last epoch and after the best epoch, which is that
-      with the highest validation accuracy, or the last one without validation images.
+    - `run.json` holds the configuration, and `result.json` the result.
+    - `logs/` gets a new folder with a CSV table and TensorBoard events whenever the run is started.
+    - `checkpoints/` holds `last.ckpt` (the last epoch) and `best.ckpt` (the epoch with the highest
+      validation accuracy, or the last epoch if there are no validation images).
 
     In distributed training, each process calls this function. Only the first process writes files
     and prints.
@@ -126,9 +124,8 @@ def train(
             return read_result(folder)
         dataset = dataset or load_data(run)
         model = _make_model(run, dataset, execution, processes)
-        num_steps = recipe.epochs * math.ceil(len(dataset.train) / recipe.batch_size)
-        execution.prepare(model, num_steps)
-        classifier = Classifier(model, run, num_classes=dataset.num_classes, num_steps=num_steps)
+        classifier = Classifier(model, run, dataset)
+        execution.prepare(model, classifier.num_steps)
         checkpoint = find_checkpoint(folder, run) if resume else None
         checkpoints = Checkpoints(folder / CHECKPOINTS, run, checkpoint)
         progress = Progress(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
@@ -141,7 +138,8 @@ def train(
             all_callbacks.append(stopping)
         opened_loggers = open_loggers(loggers if is_first_process() else (), folder, run)
         with warnings.catch_warnings(), opened_loggers as loggers_of_run:
-            warnings.filterwarnings("ignore", message=IGNORED_WARNINGS)
+            for message in IGNORED_WARNINGS:
+                warnings.filterwarnings("ignore", message=message)
             try:
                 trainer = Trainer(
                     default_root_dir=folder,
@@ -149,7 +147,7 @@ def train(
                     accelerator=execution.accelerator,
                     devices=processes.devices,
                     num_nodes=processes.num_nodes,
-                    plugins=[AtomicCheckpointIO(), *processes.environments()],
+                    plugins=[AtomicCheckpointIO(), *processes.lightning_environments()],
                     accumulate_grad_batches=execution.accumulate,
                     precision=precision,
                     use_distributed_sampler=False,
@@ -167,8 +165,7 @@ def train(
                 raise wrong_value("accelerator", execution.accelerator, expected) from error
             if is_first_process():
                 run.save(folder)
-            images = RunDataModule(dataset, run, accumulate=execution.accumulate)
-            _fit(trainer, classifier, images, checkpoints)
+            _fit(trainer, classifier, checkpoints)
         result = {
             **provenance(command),
             "data": dataset.name,
@@ -189,7 +186,7 @@ def train(
 def _make_model(
     run: Run, dataset: Dataset, execution: Execution, processes: Processes
 ) -> nn.Module:
-    """Check that a run fits the images and the processes, and create its model from the seed."""
+    """Check that a run fits its images, processes and memory, and create its model."""
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of at least two classes")
     batch_size = run.recipe.batch_size
@@ -214,22 +211,20 @@ def _make_model(
     return run.make_model(**dataset.sizes)
 
 
-def _fit(
-    trainer: Trainer, classifier: Classifier, images: RunDataModule, checkpoints: Checkpoints
-) -> None:
-    """Train the model. Convert errors of Lightning to errors that name the option to change."""
+def _fit(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
+    """Train a classifier. Errors of Lightning become errors that say which option to change."""
     start = checkpoints.start
     try:
-        trainer.fit(classifier, datamodule=images, ckpt_path=start, weights_only=True)
+        trainer.fit(classifier, ckpt_path=start, weights_only=True)
     except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if is_out_of_memory(error):
             last = checkpoints.folder / LAST
             kept = f"{last} holds the last complete epoch"
             raise MemoryError(
                 f"A step does not fit into memory in epoch {trainer.current_epoch}, step "
-                f"{trainer.global_step}: {first_line(error)}. Use a larger accumulate than "
-                f"{images.accumulate}, activation_checkpointing or a smaller batch_size; "
-                f"{kept if last.is_file() else 'no epoch is complete'}."
+                f"{trainer.global_step}: {first_line(error)}. Increase accumulate from "
+                f"{trainer.accumulate_grad_batches}, turn activation_checkpointing on, or use a "
+                f"smaller batch_size; {kept if last.is_file() else 'no epoch is complete'}."
             ) from error
         if start is None or checkpoints.has_started:
             raise
@@ -243,7 +238,7 @@ def _fit(
 
 
 def _lock(folder: Path) -> AbstractContextManager[object]:
-    """Lock the folder of a run until the context ends, so that no other training uses it.
+    """Return a context that locks the folder of a run, so that no other training uses it.
 
     In distributed training, the first process holds the lock for all processes.
     """
@@ -262,7 +257,7 @@ def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if not (folder / RUN_FILE).exists():
         return
     if not resume:
-        hint = "Resume the run that it holds, or choose another folder."
+        hint = "Resume the run in this folder, or choose another folder."
         raise wrong_value("out", str(folder), "a folder without a run", hint)
     if names := run.differing_fields(Run.load(folder)):
         hint = f"It differs in {', '.join(names)}."
