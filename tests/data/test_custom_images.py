@@ -13,11 +13,11 @@ from PIL import Image
 from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
-from teka.data.custom_images import find_pictures, read_arrays, read_npz, read_picture_set
+from teka.data.custom_images import find_pictures, make_raw_dataset, read_npz, read_picture_set
 from teka.data.dataset import RawDataset, hold_out_test
 from teka.data.load import class_names
 from teka.data.pictures import PictureFiles
-from teka.prediction.pictures import read_images
+from teka.prediction import read_images
 
 GENERATOR = np.random.default_rng(0)
 BYTES = GENERATOR.integers(0, 256, (23, 3, 5, 7), dtype=np.uint8)  # N, C, H, W
@@ -32,7 +32,7 @@ def read(
     images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
 ) -> tuple[Any, Any, int]:
     axes = options.pop("axes", None)
-    return splits_of(read_arrays({"images": images, "labels": labels, **options}, axes))
+    return splits_of(make_raw_dataset({"images": images, "labels": labels, **options}, axes))
 
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
@@ -87,7 +87,7 @@ def test_floating_point_arrays_are_intensities():
 
 def test_tensors_of_every_float_dtype_are_intensities():
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        train = read_arrays(
+        train = make_raw_dataset(
             {"images": torch.from_numpy(BYTES / 255).to(dtype), "labels": LABELS}
         ).train
         assert train.images.dtype == torch.float32
@@ -614,7 +614,7 @@ def test_another_layout_of_a_folder_is_an_error(tmp_path: Path):
         read_folder(tmp_path)
     (tmp_path / "validation").mkdir()
     with pytest.raises(
-        ValueError, match=r"only classes, or one folder each for train, .*\['bus', 'train', 'val"
+        ValueError, match=r"either classes, or one folder each for train, .*\['bus', 'train', 'val"
     ):
         read_folder(tmp_path)
     (tmp_path / "val").mkdir()

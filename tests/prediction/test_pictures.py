@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from teka.codec import decode, encode
-from teka.prediction import PictureSettings
-from teka.prediction.pictures import fit_ink, read_images, settings_for, stroke_width
+from teka.prediction import PictureSettings, fit_ink, picture_settings, read_images, stroke_width
 
 SETTINGS = PictureSettings("ink", (28, 28), (20, 20))
 
@@ -123,7 +122,7 @@ def test_a_picture_without_ink_is_an_error():
 
 def test_settings_of_data_sets_survive_json():
     for data in ("digits", "mnist", "fashion-mnist", "cifar10", "pictures"):
-        settings = settings_for(data, (16, 20))
+        settings = picture_settings(data, (16, 20))
         assert decode(PictureSettings, json.loads(json.dumps(encode(settings)))) == settings
         assert settings.fit == ("whole" if data in ("cifar10", "pictures") else "ink"), data
 

@@ -8,8 +8,7 @@ from PIL import Image
 from reproduction.baselines.convolutional import ResNet18
 from teka.data import load as load_data
 from teka.models import ModelConfig, read_config, save
-from teka.prediction import predict
-from teka.prediction.pictures import read_images
+from teka.prediction import predict, read_images
 
 
 def accuracy(pictures: list[Path], labels: list[int]) -> float:

@@ -12,7 +12,7 @@ from teka.data.load import check_downloadable
 from teka.data.pictures import SUFFIXES
 from teka.errors import wrong_argument
 from teka.files import expand_user
-from teka.prediction.predict import DEFAULT_MODEL
+from teka.prediction import DEFAULT_MODEL
 from teka.reporting.tables import WIDEST, Table
 
 

@@ -84,7 +84,7 @@ class RandomShift:
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Flip each image of a batch from left to right with a given probability.
+    """Flip each image of a batch horizontally with a given probability.
 
     Do not use this augmentation if a flip changes the class, as for digits.
 
@@ -158,7 +158,7 @@ class Normalize:
         mean = check_sequence("mean", self.mean, expected)
         if not mean or not all(map(is_number, mean)):
             raise wrong_value("mean", self.mean, expected)
-        expected = f"{len(mean)} positive finite numbers, one for each channel as in mean"
+        expected = f"{len(mean)} positive finite numbers, one for each in mean"
         deviation = check_sequence("deviation", self.deviation, expected)
         if len(deviation) != len(mean) or not all(map(is_positive, deviation)):
             raise wrong_value("deviation", self.deviation, expected)
@@ -190,11 +190,11 @@ class Normalize:
 def lossless_selection(
     images: Tensor, labels: Tensor, class_index: int | None = 1, margin: int = 8
 ) -> Bool[Tensor, " images"]:
-    """Select images of a class that do not lose content if they are shifted horizontally.
+    """Select the images of a class that lose no content when they are shifted horizontally.
 
-    The function selects each image with more than `margin` blank columns on both sides. If
-    `teka.Grid.roll` shifts such an image circularly by up to `margin` columns, only background
-    wraps around. For the test images at 32×32, the defaults select 854 of MNIST's 1,135 ones and
+    An image is selected if it has more than `margin` blank columns on both sides. If
+    `teka.Grid.roll` shifts it circularly by up to `margin` columns, only background wraps around.
+    For the test images at 32×32, the defaults select 854 of MNIST's 1,135 ones and
     791 of Fashion-MNIST's 1,000 trousers.
 
     >>> import torch, teka

@@ -40,7 +40,7 @@ ARRAY_NAMES = {
 
 
 def is_picture_dataset(path: Path) -> bool:
-    """Return True if a path leads to picture files, because it is a folder or a CSV file."""
+    """Return True if a path is that of a data set of picture files: a folder or a CSV file."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
@@ -103,18 +103,17 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Return the sub-folders for "train", "test" and maybe "validation".
+    """Return the folders for "train", "test" and maybe "validation" within a folder of pictures.
 
-    A folder has such sub-folders if one of them is for training and another one for validation or
-    test. Otherwise the folder itself is returned as "train". If there is no test folder, the
-    validation folder is used for test.
+    If no sub-folder is for training, or none is for validation or test, the folder itself is
+    returned for "train". If there is no test folder, the validation folder is used for test.
     """
     names = [path.name for path in _list_visible(folder) if path.is_dir()]
     splits = {SPLIT_FOLDERS.get(name.lower(), name): folder / name for name in names}
     if "train" not in splits or splits.keys().isdisjoint(("validation", "test")):
         return {"train": folder}
     if len(splits) < len(names) or not splits.keys() <= set(SPLITS):
-        expected = "only classes, or one folder each for train, val and test"
+        expected = "either classes, or one folder each for train, val and test"
         raise wrong_value(f"the sub-folders of {folder}", names, expected)
     if "test" not in splits:
         splits["test"] = splits.pop("validation")
@@ -122,7 +121,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
-    """Return all files in the sub-folders. The label of a file is the name of its sub-folder."""
+    """Return the files in the sub-folders of a folder, with the name of the sub-folder as label."""
     pictures = []
     for subfolder in filter(Path.is_dir, _list_visible(folder)):
         files = _list_visible(subfolder)
@@ -135,7 +134,7 @@ def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _list_visible(folder: Path) -> list[Path]:
-    """Return the files and folders in a folder in the order of their names, without hidden ones."""
+    """Return the files and folders in a folder, except hidden ones, sorted by name."""
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return sorted(paths, key=lambda path: path.name)
 
@@ -181,8 +180,8 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     return RawDataset(train, test, len(classes), len(validation))
 
 
-def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
-    """Check the arrays of a data set, and return copies of them as splits.
+def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
+    """Make a data set from arrays of images and labels, which are checked and copied.
 
     Args:
         arrays: Arrays with the names "images" and "labels", and maybe with the same names and the
@@ -194,7 +193,7 @@ def read_arrays(arrays: Mapping[str, Array | None], axes: str | None = None) -> 
         axes = _guess_axes(_to_numpy("images", arrays["images"]).shape)
     check_name("axes", axes, AXES)
     prefixes = ("", "test_", "validation_")
-    train, test, validation = (_read_split(arrays, prefix, axes) for prefix in prefixes)
+    train, test, validation = (_make_split(arrays, prefix, axes) for prefix in prefixes)
     assert train is not None
     if test is None:
         test, validation = validation, None
@@ -232,7 +231,7 @@ def read_npz(path: Path) -> RawDataset:
         axes = arrays.pop("axes", None)
         if not {"images", "labels"} <= arrays.keys():
             raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")
-        return read_arrays(arrays, None if axes is None else str(axes))
+        return make_raw_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
         expected = f"an .npz file of images and labels ({first_line(error)})"
         raise wrong_value("name", str(path), expected) from error
@@ -262,8 +261,14 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
         raise wrong_value(argument, array, f"an array ({first_line(error)})") from error
 
 
-def _read_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
-    """Check and copy the images and labels of a split. Return None if there are none."""
+def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
+    """Return a checked copy of the images and labels of a split, or None if it has none.
+
+    Args:
+        arrays: See `make_raw_dataset`.
+        prefix: Prefix of the names of the split's arrays: "", "test_" or "validation_".
+        axes: Order of the axes of images, such as "NHWC".
+    """
     names = (f"{prefix}images", f"{prefix}labels")
     missing = [name for name in names if arrays.get(name) is None]
     if len(missing) == 2 and prefix:

@@ -161,13 +161,13 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Image size, channels and classes, as keyword arguments for the constructor of a model."""
+        """Image size, number of channels and of classes, as arguments that create a model."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Images of a data set before they are divided into training and validation.
+    """Images and labels of a data set, before some of them are chosen for validation.
 
     Args:
         train: Images for training and validation, or all images if there are no test images.
@@ -184,7 +184,7 @@ class RawDataset:
 
 
 def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Choose a random fifth of a data set for test. Return the indices for training and for test.
+    """Choose a random fifth of a data set for test, and return the training and test indices.
 
     The choice depends only on the number of images: the indices for test are the last fifth of
     `numpy.random.default_rng(0).permutation(num_images)`.
@@ -197,7 +197,7 @@ def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, "
     return order[:num_train], order[num_train:]
 
 
-def make_dataset(
+def divide_into_splits(
     name: str,
     raw: RawDataset,
     *,
@@ -207,7 +207,7 @@ def make_dataset(
     seed: int,
     stream: bool | None = None,
 ) -> Dataset:
-    """Divide a data set into training, validation and test, and convert images to intensities.
+    """Divide images into training, validation and test images with intensities from 0 to 1.
 
     If `validation_size` is None, the images that the data set declares for validation are used.
     Otherwise they are treated like training images.
@@ -219,7 +219,7 @@ def make_dataset(
         validation_size: Number of validation images.
         train_size: Number of training images.
         seed: Seed of the split.
-        stream: Read pictures from their files in every epoch, so that they are not held in memory.
+        stream: Read picture files in every epoch, so that the images are not held in memory.
     """
     train, test = raw.train, raw.test
     if test is None:

@@ -9,11 +9,11 @@ from teka.checks import check_flags, check_image_size, check_name, check_path
 from teka.data.custom_images import (
     find_pictures,
     is_picture_dataset,
-    read_arrays,
+    make_raw_dataset,
     read_npz,
     read_picture_set,
 )
-from teka.data.dataset import Dataset, ImageSize, make_dataset
+from teka.data.dataset import Dataset, ImageSize, divide_into_splits
 from teka.data.published import DIGIT_NAMES, DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
 from teka.errors import unknown_name, wrong_value
 from teka.files import expand_user, make_directory
@@ -100,7 +100,7 @@ def load(
             if is_picture_dataset(path)
             else read_npz(path)
         )
-    return make_dataset(
+    return divide_into_splits(
         name,
         raw,
         image_size=image_size,
@@ -155,9 +155,9 @@ def from_arrays(
         "test_images": test_images,
         "test_labels": test_labels,
     }
-    return make_dataset(
+    return divide_into_splits(
         name,
-        read_arrays(arrays, axes),
+        make_raw_dataset(arrays, axes),
         image_size=image_size,
         validation_size=validation_size,
         train_size=train_size,
@@ -218,9 +218,9 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
 
 
 def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Return the path of a folder or file in `data_dir` or else in the working directory.
+    """Return the path of a data set's folder or file, or None if it does not exist.
 
-    The result is None if neither exists.
+    A relative path is looked for in `data_dir` first, and then in the working directory.
     """
     return next((path for path in _candidates(name, data_dir) if path.exists()), None)
 

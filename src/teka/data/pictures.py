@@ -107,14 +107,12 @@ def read_picture(
     check_name("ground", ground, GROUNDS)
     if not is_integer(in_channels) or in_channels not in _MODES:
         raise wrong_value("in_channels", in_channels, "1 for gray or 3 for RGB")
-    require("PIL", "pictures need", "teka[train]")
-    from PIL import ImageOps
-
+    operations = require("PIL.ImageOps", "pictures need", "teka[train]")
     with open_picture(picture) as opened:
-        upright = ImageOps.exif_transpose(opened)
+        upright = operations.exif_transpose(opened)
     mode = upright.mode
     if mode in _DEEP_MODES:
-        levels = _to_bytes(np.asarray(upright), picture)[..., None].repeat(in_channels, axis=2)
+        levels = _to_uint8(np.asarray(upright), picture)[..., None].repeat(in_channels, axis=2)
     else:
         if upright.has_transparency_data:
             upright = _blend_with_ground(upright.convert("RGBA"), ground)
@@ -126,8 +124,12 @@ def read_picture(
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 
-def _to_bytes(levels: np.ndarray, picture: object) -> np.ndarray:
-    """Convert levels to bytes. Integers range up to 65,535, floats up to 1 or up to 255."""
+def _to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
+    """Convert 16-bit or floating-point gray levels to levels from 0 to 255.
+
+    Integers have a range from 0 to 65,535. Floats have a range from 0 to 1, or from 0 to 255 if the
+    largest one is above 1.
+    """
     lowest = float(levels.min())
     highest = float(levels.max())
     top = 65535.0
@@ -225,14 +227,14 @@ def resize_bilinear(
 ) -> UInt8[Tensor, "images channels new_height new_width"]:
     """Resize images with Pillow's bilinear filter, first along the width and then along the height.
 
-    Along an axis of S pixels, the new pixel i of S' pixels is a weighted mean of the old pixels j:
+    The filter avoids aliasing, because it becomes wider if the image shrinks. From S to S' pixels
+    along an axis, the new pixel i is a weighted mean of the old pixels j, with the weights
 
         w_ij ∝ max(1 − |j + ½ − (i + ½) S / S'| / r, 0),   Σ_j w_ij = 1,   r = max(S / S', 1)
 
-    The triangle filter w is r times wider if the image shrinks, which avoids aliasing. Levels are
-    rounded after each axis. Pillow itself starts with the height if it shrinks more than the width,
-    which changes some pixels by one level. In contrast, `torch.nn.functional.interpolate` of bytes
-    differs by up to 2 levels.
+    Levels are rounded after each axis. Pillow itself starts with the height if it shrinks more than
+    the width, which changes some pixels by one level. In contrast,
+    `torch.nn.functional.interpolate` of bytes differs by up to 2 levels.
 
     >>> import torch, teka
     >>> levels = torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8)
@@ -252,14 +254,12 @@ def resize_bilinear(
     if images.dtype != torch.uint8:
         raise wrong_value("images.dtype", images.dtype, "torch.uint8")
     height, width = check_image_size("image_size", image_size)
-    require("PIL", "resizing needs", "teka[train]")
-    from PIL import Image
-
+    pillow = require("PIL.Image", "resizing needs", "teka[train]")
     planes = images.flatten(0, 1).cpu().numpy()
     resized = torch.empty(len(planes), height, width, dtype=torch.uint8)
     for plane, target in zip(planes, resized, strict=True):
-        picture = Image.fromarray(plane).resize((width, len(plane)), Image.Resampling.BILINEAR)
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        picture = pillow.fromarray(plane).resize((width, len(plane)), pillow.Resampling.BILINEAR)
+        picture = picture.resize((width, height), pillow.Resampling.BILINEAR)
         target.copy_(torch.from_numpy(np.array(picture)))
     return resized.unflatten(0, images.shape[:2]).to(images.device)
 

@@ -64,7 +64,7 @@ class PublishedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDataset:
-    """Data set on the web, with methods that download and read it.
+    """Data set that can be downloaded from the web, such as MNIST.
 
     Args:
         name: Name for `teka.data.load`.
@@ -175,7 +175,7 @@ class PublishedDataset:
         return Split(images.contiguous(), labels.long())
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
-        """Read a file, and check its hash. If none is published, check the labels instead."""
+        """Read a file, and check its hash, or its labels if no hash is published."""
         path = find_file(folder, file)
         if path is None:
             raise wrong_value(f"a file in {folder}", None, file.name)
@@ -214,9 +214,9 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
 
 
 def fetch_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
-    """Download a file with a progress bar, unless it exists and has the right hash.
+    """Download a file with a progress bar, unless a file with the right hash exists.
 
-    The file appears atomically, after its hash was checked. A download that fails is tried again.
+    The file appears only after its hash was checked. A download that fails is tried again.
 
     Args:
         url: URL of the file.

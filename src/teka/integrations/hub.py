@@ -64,7 +64,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "HubModel":
-        """Load a folder that `teka export` has written, or a model that comes with teka by name.
+        """Load a folder that `teka export` has written, or a packaged model by its name.
 
         Args:
             path: Path of the folder, or a name such as "digits".

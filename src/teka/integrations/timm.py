@@ -109,7 +109,7 @@ class TimmPerformer(Performer):
     def forward_head(
         self, x: Float[Tensor, "batch tokens dim"], pre_logits: bool = False
     ) -> Float[Tensor, "batch *tokens_outputs"]:
-        """Return the logits of tokens after the last block, or pooled tokens if `pre_logits`."""
+        """Return the logits for the tokens `x`, or the pooled tokens if `pre_logits`."""
         pooled = x.mean(dim=1) if self.global_pool else x
         return pooled if pre_logits else self.head(pooled)
 
@@ -128,7 +128,7 @@ class TimmPerformer(Performer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the tokens after selected blocks, as the method of this name of timm's models."""
+        """Return the tokens after selected blocks. The arguments are those of timm's own models."""
         blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
 

@@ -17,7 +17,7 @@ from teka.data.load import class_names
 from teka.errors import wrong_value
 from teka.files import check_output_file, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
-from teka.prediction.pictures import settings_for
+from teka.prediction import picture_settings
 from teka.provenance import provenance
 from teka.training.batches import batches
 from teka.training.checkpoint import BEST, CHECKPOINTS, check_checkpoint, load_weights
@@ -226,7 +226,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         **dataset.sizes,
         options=run.network.options,
         class_names=trained.class_names,
-        pictures=encode(settings_for(run.images.data, dataset.image_size)),
+        pictures=encode(picture_settings(run.images.data, dataset.image_size)),
         facts=facts,
     )
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)

@@ -76,7 +76,7 @@ def register_attention() -> None:
         for relative in RELATIVE_NAMES:
             suffix = "" if relative is None else f"-{relative}"
             try:
-                make_heads(8, 2, 1, (kernel, relative))
+                shared_heads(8, 2, 1, (kernel, relative))
             except ValueError:
                 continue
             names[f"{NAME}:{kernel}{suffix}"] = (kernel, relative)
@@ -98,12 +98,11 @@ def attention_forward(
     is_causal: bool | None = None,
     **options: object,
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
-    """Compute attention with teka's kernels, as a function for transformers' `AttentionInterface`.
+    """Compute attention with teka's kernels, as transformers' `AttentionInterface` requires.
 
-    Relative kernels use the grid of a surrounding `teka.on`. Otherwise, the config of the model
-    says whether the tokens are a sequence, or class tokens followed by the patches of an image.
-    Dropout acts on the output. With a `StateCache`, each call continues from the state of the
-    earlier tokens.
+    Relative kernels use the grid of a surrounding `teka.on`. Without one, the config of the model
+    tells if the tokens are a sequence, or class tokens followed by the patches of an image. Dropout
+    acts on the output. With a `StateCache`, each call continues from the earlier tokens.
 
     Args:
         module: Attention layer of the model. If `teka.convert.replace_attention` has added heads
@@ -126,8 +125,8 @@ def attention_forward(
     """
     for name in UNSUPPORTED_ARGUMENTS:
         if options.get(name) is not None:
-            expected = "None; teka's kernels cannot change the attention weights in this way"
-            raise wrong_argument(f"{name} of {type(module).__name__}", "a value", expected)
+            hint = "The attention of teka does not support this argument."
+            raise wrong_argument(f"{name} of {type(module).__name__}", "a value", "None", hint)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", False))
     state_layer = getattr(key, "state_layer", None)
@@ -152,7 +151,7 @@ def attention_forward(
     if heads is None:
         num_axes = 1 if grid is None else grid.num_axes
         dtype = torch.promote_types(query.dtype, torch.float32)
-        heads = make_heads(query.shape[3], query.shape[1], num_axes, kernels, query.device, dtype)
+        heads = shared_heads(query.shape[3], query.shape[1], num_axes, kernels, query.device, dtype)
     if isinstance(state_layer, StateLayer):
         output, state_layer.state = heads.step(
             query, key, value, state_layer.state, key_mask, scale=scaling
@@ -176,9 +175,9 @@ def make_padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Make the key mask of a model, as a function for transformers' `AttentionMaskInterface`.
+    """Make the key mask of a batch, as transformers' `AttentionMaskInterface` requires.
 
-    The result is the argument `attention_mask` of `attention_forward`. A causal mask ends at the
+    The model passes the mask to `attention_forward`. A causal mask ends at the
     last query, so that it is shorter than the keys of a static cache.
 
     Args:
@@ -198,12 +197,9 @@ def make_padding_mask(
         ValueError: The mask has a sliding window, chunks or packed sequences.
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        expected = (
-            "causal or bidirectional attention with padding, without sliding windows, chunks or "
-            "packed sequences"
-        )
+        hint = "Sliding windows, chunks and packed sequences are not supported."
         name = getattr(mask_function, "__qualname__", mask_function)
-        raise wrong_value("the model's attention mask", name, expected)
+        raise wrong_value("the model's attention mask", name, "causal or bidirectional", hint)
     is_causal = mask_function is causal_mask_function
     stop = int(q_offset) + q_length if is_causal else kv_offset + kv_length
     num_keys = stop - kv_offset
@@ -220,12 +216,14 @@ def make_padding_mask(
 def patch_grid(config: object) -> Grid | None:
     """Return the grid of image, video or audio patches that a config describes, or None."""
     settings: Any = config
-    patch = _pair(getattr(config, "patch_size", None))
+    patch = _height_and_width(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
         rows = (settings.num_mel_bins - settings.patch_size) // settings.frequency_stride
         columns = (settings.max_length - settings.patch_size) // settings.time_stride
         return Grid((rows + 1, columns + 1))
-    image = _pair(getattr(config, "image_size", None) or getattr(config, "crop_size", None))
+    image = _height_and_width(
+        getattr(config, "image_size", None) or getattr(config, "crop_size", None)
+    )
     frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
     tubelet = getattr(config, "tubelet_size", None)
     if isinstance(tubelet, Sequence):  # time, height and width
@@ -238,8 +236,8 @@ def patch_grid(config: object) -> Grid | None:
     return Grid(shape)
 
 
-def _pair(size: Any) -> tuple[int, ...] | None:
-    """Return a size of one or two integers as height and width, and None for other values."""
+def _height_and_width(size: Any) -> tuple[int, ...] | None:
+    """Return a size as (height, width), or None if it is neither an integer nor a pair."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
@@ -253,9 +251,10 @@ def num_prefix_tokens(config: object) -> int:
 
 
 def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
-    """Return the grid of a layer's tokens and the number of tokens before the grid.
+    """Return the grid of a layer's tokens, and the number of tokens before the grid.
 
-    The grid is taken from `teka.on` or else from the config. It is None for a sequence.
+    A surrounding `teka.on` takes precedence over the config of the model. The grid is None if the
+    tokens are a sequence.
     """
     # Layers of decoders that are not causal attend to the tokens of the encoder.
     is_decoder = getattr(module, "is_decoder", False)
@@ -281,7 +280,7 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
 
 
 @cache
-def make_heads(
+def shared_heads(
     dim_head: int,
     heads: int,
     num_axes: int,
@@ -289,9 +288,9 @@ def make_heads(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Return heads without trained parameters, which all layers with the same kernels share.
+    """Return attention heads with the given kernels, which all layers with these sizes share.
 
-    Random features are drawn with seed 0.
+    The heads have no trained parameters. Random features are drawn with seed 0.
     """
     kernel, relative = kernels
     # Tensors that are made in inference mode could not be used for training later.

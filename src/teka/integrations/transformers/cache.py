@@ -39,10 +39,9 @@ class StateLayer(CacheLayerMixin):
             ValueError: The attention of the model did not update the state in an earlier call.
         """
         if self.num_tokens and self.state is None:
-            expected = (
-                "'teka' or a variant such as 'teka:focused', because the cache is a StateCache"
-            )
-            raise wrong_argument("the model's attn_implementation", "another one", expected)
+            expected = "'teka' or a variant such as 'teka:focused'"
+            hint = "No other attention can use a StateCache."
+            raise wrong_argument("the model's attn_implementation", "another one", expected, hint)
         self.lazy_initialization(key_states, value_states)
         self.num_tokens += key_states.shape[2]
         key_states = key_states.view_as(key_states)
@@ -50,7 +49,7 @@ class StateLayer(CacheLayerMixin):
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys of a mask and the position of the first key."""
+        """Return the number of keys that a mask covers, and the position of the first key."""
         return self.num_tokens + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -99,7 +98,7 @@ class StateCache(Cache):
 
 
 def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
-    """Index the batch axis of all tensors in a nested state. The batch axis is the first."""
+    """Return a nested state with the given samples of the batch, the first axis of all tensors."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):

@@ -25,7 +25,7 @@ from teka.codec import decode, encode
 from teka.errors import unknown_name, wrong_value
 from teka.models import ModelConfig, load, read_config
 from teka.models.model_config import options_class
-from teka.prediction.pictures import read_images
+from teka.prediction import read_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -129,7 +129,7 @@ class TekaForImageClassification(PreTrainedModel):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
-        """Load a folder that `teka export` has written, or a model that comes with teka by name.
+        """Load a folder that `teka export` has written, or a packaged model by its name.
 
         Args:
             path: Path of the folder, or a name such as "digits".
@@ -150,7 +150,7 @@ class TekaForImageClassification(PreTrainedModel):
         return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
     def _set_gradient_checkpointing(self, *arguments: Any, **keywords: Any) -> None:
-        """Recompute transformer blocks in the backward pass, or stop recomputing them."""
+        """Turn the recomputation of transformer blocks in the backward pass on or off."""
         for block in _transformer_blocks(self.model):
             kind = type(block)
             if not isinstance(block, GradientCheckpointingLayer):

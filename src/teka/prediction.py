@@ -1,7 +1,7 @@
-"""Conversion of picture files to input images of a model."""
+"""Classification of picture files, and their conversion to input images of a model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +11,19 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_image_size, check_name, check_number
+from teka.checks import check_image_size, check_name, check_number, check_sizes
 from teka.codec import decode
 from teka.data import resize_bilinear
 from teka.data.pictures import read_picture, to_intensities
-from teka.errors import wrong_argument, wrong_value
+from teka.errors import wrong_argument, wrong_type, wrong_value
+from teka.models import load, read_config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+__all__ = ["PictureSettings", "Prediction", "predict"]
+
+DEFAULT_MODEL = "mnist"
 FITS = ("whole", "ink")
 # Width in pixels that the strokes of 95 % of MNIST's training images exceed.
 MIN_MNIST_STROKE = 1.6
@@ -33,8 +37,95 @@ OVERSAMPLING = 4
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """Predicted classes of a picture with their softmax probabilities, the most probable first.
+
+    >>> from teka.prediction import Prediction
+    >>> prediction = Prediction("photo.png", ("cat", "dog"), (0.9, 0.1))
+    >>> prediction.class_names[0]
+    'cat'
+
+    Args:
+        picture: Path of the picture.
+        class_names: Names of the classes, the most probable first.
+        probabilities: Probabilities of the classes in the same order. They sum to 1.
+    """
+
+    picture: str
+    class_names: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+def predict(
+    pictures: Sequence[str | Path],
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    ground: str = "auto",
+    batch_size: int = 256,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Prediction]:
+    """Classify picture files with a trained model.
+
+    >>> import tempfile
+    >>> from PIL import Image, ImageOps
+    >>> from teka.prediction import predict
+    >>> bar = ImageOps.expand(Image.new("L", (10, 70)), border=20, fill=255)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bar.save(f"{folder}/bar.png")
+    ...     (prediction,) = predict([f"{folder}/bar.png"], "digits")
+    >>> prediction.class_names[0]
+    '1'
+
+    Args:
+        pictures: Files of any size, in a format that teka reads.
+        model: Name of a model that comes with the library: "mnist", "fashion-mnist", "cifar10" or
+            "digits". Or a folder written by `teka export`.
+        ground: Background of a drawing: "dark", "light", or "auto", which examines the border. In
+            photographs, only transparent pixels get this color.
+        batch_size: Number of pictures per batch.
+        progress: Function that is called after each batch with the number of classified pictures
+            and the number of all pictures.
+
+    Raises:
+        ImportError: Pillow or safetensors is not installed.
+        ValueError: A file is not a picture, a picture has no ink, the model cannot be read, or the
+            model is not an image classifier.
+    """
+    check_sizes({"batch_size": batch_size})
+    if isinstance(pictures, str) or not isinstance(pictures, Sequence) or not pictures:
+        raise wrong_value("pictures", pictures, "a list of files")
+    if not isinstance(model, (str, Path)):
+        raise wrong_type("model", model, "a name or a folder")
+    config = read_config(model)
+    network = load(model)
+    class_names = config.class_names or tuple(map(str, range(config.num_classes)))
+    predictions = []
+    for start in range(0, len(pictures), batch_size):
+        batch = pictures[start : start + batch_size]
+        images = read_images(
+            batch,
+            config.pictures,
+            image_size=config.image_size,
+            in_channels=config.in_channels,
+            ground=ground,
+        )
+        with torch.inference_mode():
+            logits = network(images)
+        if logits.ndim != 2:
+            expected = "a classifier of whole pictures, not of each pixel"
+            raise wrong_value("model", str(model), expected)
+        probabilities, classes = logits.softmax(dim=1).sort(descending=True, stable=True)
+        for picture, row, labels in zip(batch, probabilities, classes, strict=True):
+            names = tuple(class_names[label] for label in labels.tolist())
+            predictions.append(Prediction(str(picture), names, tuple(row.tolist())))
+        if progress is not None:
+            progress(len(predictions), len(pictures))
+    return predictions
+
+
+@dataclass(frozen=True)
 class PictureSettings:
-    """Settings for the conversion of pictures to input images. A model file stores them.
+    """Settings for the conversion of pictures to input images, as a model file stores them.
 
     - "whole" resizes the whole picture to the input size, without keeping the aspect ratio.
     - "ink" crops the drawing, scales it to fit a box while keeping the aspect ratio, and centers it
@@ -43,7 +134,7 @@ class PictureSettings:
 
     >>> from dataclasses import asdict
     >>> from PIL import Image
-    >>> from teka.prediction.pictures import PictureSettings, read_images
+    >>> from teka.prediction import PictureSettings, read_images
     >>> picture = Image.new("L", (200, 100), 255)
     >>> picture.paste(0, (10, 10, 20, 90))  # a black bar at the left on white
     >>> settings = PictureSettings("ink", canvas=(28, 28), box=(20, 20))
@@ -81,8 +172,8 @@ class PictureSettings:
         check_number("stroke", self.stroke, expected, low=0, high=100, exclude=(100,))
 
 
-def settings_for(data: str, image_size: tuple[int, int]) -> PictureSettings:
-    """Return the settings for a model that was trained on a data set.
+def picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
+    """Return the settings that convert pictures to images like those of a training data set.
 
     In MNIST, the ink fits a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, it
     fills the canvas. In digits, it fits a box of 8×8 pixels.
@@ -151,7 +242,7 @@ def fit_ink(
     assert settings.canvas is not None
     assert settings.box is not None
     height, width = settings.canvas
-    ink = _find_ink(levels.numpy().astype(np.float64), ground)
+    ink = _subtract_background(levels.numpy().astype(np.float64), ground)
     if not ink.any():
         expected = "a drawing that differs from the ground"
         raise wrong_argument("ink", "none", expected, "Try ground='dark' or ground='light'.")
@@ -169,14 +260,14 @@ def fit_ink(
     corner = np.clip(corner, 0, np.floor([height, width] - size * scale + 1e-9))
     start = first - corner / scale
     fine_size = (height * OVERSAMPLING, width * OVERSAMPLING)
-    fine = _resample(ink, start, scale * OVERSAMPLING, fine_size)
+    fine = _crop_and_scale(ink, start, scale * OVERSAMPLING, fine_size)
     missing = settings.stroke - stroke_width(fine > 127) / OVERSAMPLING
     if missing > 0:
         radius = max(1, round(missing * OVERSAMPLING / 2))
         thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
         canvas = np.array(thick.resize((width, height), Image.Resampling.LANCZOS))
     else:
-        canvas = _resample(ink, start, scale, (height, width))
+        canvas = _crop_and_scale(ink, start, scale, (height, width))
     brightened = canvas.astype(np.float64) * (255 / canvas.max())
     return torch.from_numpy(np.rint(brightened).astype(np.uint8))
 
@@ -192,13 +283,14 @@ def stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
     return 2 * float(padded.sum()) / (edges * math.pi / 4) if edges else 0.0
 
 
-def _find_ink(
+def _subtract_background(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return the difference of each pixel from the background, or 0 where it is only noise.
+    """Return the ink of a drawing: each pixel's difference from the background, or 0 for noise.
 
-    The background is light if the mean of the border is closer to the lightest level than to the
-    darkest. Its level is the median of the border, and its noise is the median absolute deviation.
+    The level of the background is the median of the border of the picture, and its noise is the
+    median absolute deviation. If `ground` is "auto", the background is light if the mean of the
+    border is closer to the lightest level of the picture than to the darkest.
     """
     band = max(1, round(0.02 * min(levels.shape)))
     is_border = np.ones(levels.shape, dtype=bool)
@@ -213,17 +305,17 @@ def _find_ink(
     return np.where(ink > noise, ink, 0.0)
 
 
-def _resample(
+def _crop_and_scale(
     ink: Float[np.ndarray, "height width"],
     start: Float[np.ndarray, " 2"],
     scale: float,
     size: tuple[int, int],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
-    """Scale a part of a picture to a new size. Pixels outside the picture are 0.
+    """Crop a rectangle of a picture and scale it to a new size. Pixels outside the picture are 0.
 
     Args:
         ink: The picture, with values from 0 to 1.
-        start: (row, column) at which the part begins.
+        start: (row, column) of the upper left corner of the rectangle.
         scale: Factor from pixels of the picture to pixels of the result.
         size: (height, width) of the result.
     """
