@@ -98,7 +98,7 @@ def require(package: str, needed: str, install: str) -> ModuleType:
         return import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
-        message = f"{needed} {name}, which cannot be imported: pip install {install}"
+        message = f"{needed} {name}, which cannot be imported: pip install {install!r}"
         raise ImportError(message) from error
 
 

@@ -635,7 +635,7 @@ def test_without_pillow_the_error_says_how_to_install_it(
 ):
     put_classes(tmp_path, {"a": 3, "b": 3})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+    with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
         read_folder(tmp_path)
 
 

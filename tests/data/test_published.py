@@ -269,7 +269,7 @@ def test_an_interrupted_download_leaves_no_file(server, tmp_path: Path, monkeypa
 
 def test_without_pooch_the_error_says_how_to_install_it(server, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+    with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
         get(server, tmp_path)
 
 
@@ -333,5 +333,5 @@ def test_digits_are_centered_on_the_canvas():
 
 def test_without_scikit_learn_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+    with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
         read_digits()

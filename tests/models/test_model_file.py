@@ -280,7 +280,7 @@ def test_missing_files_and_bad_json_are_errors(folder: Path, tmp_path: Path):
 
 def test_a_missing_safetensors_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ImportError, match=r"pip install teka\[train\]"):
+    with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
         load(folder)
 
 

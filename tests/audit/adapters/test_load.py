@@ -179,7 +179,7 @@ def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
 )
 def test_a_missing_library_or_model_is_an_error(package, load):
     missing = importlib.util.find_spec(package) is None
-    expected = f"pip install {package}" if missing else "no_such_model"
+    expected = f"pip install '{package}'" if missing else "no_such_model"
     with pytest.raises(ImportError if missing else ValueError, match=expected):
         load("no_such_model")
 
