@@ -485,7 +485,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
-        "num_queries must be None, got 3. Fewer queries require self-attention without positions",
+        "num_queries must be None, got 3. A layer with a relative kernel, a context or causal=True",
     ),
 }
 

@@ -36,9 +36,9 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class ProcessGroupHolder:
-    """Holder of the process group among which the tokens of an attention layer are divided.
+    """Process group among which the tokens of an attention layer are divided.
 
-    A deep copy of a layer keeps the same process group, because process groups cannot be copied.
+    This class holds the group, so that a layer can be copied although a process group cannot.
     """
 
     group: ProcessGroup
@@ -179,10 +179,10 @@ class Attention(nn.Module):
 
     @property
     def equivariance(self) -> dict[str, str]:
-        """Transformations of the tokens that transform the output in the same way, such as "shift".
+        """Transformations to which the layer is equivariant, such as {"shift": "exact"}.
 
-        The value of a transformation is "exact", or "in expectation" if this holds only on average
-        over draws of random features.
+        The value is "in expectation" if the layer is equivariant only on average over draws of
+        random features.
         """
         if self.relative is not None:
             return {"shift": self.relative().equivariance}
@@ -195,10 +195,10 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return the attention heads in groups that share the same kernels.
+        """Return the heads of the layer, in groups of heads with the same kernels.
 
-        The kernels have their current parameters. Usually all heads form one group. If some heads
-        attend by position alone, they are a second group.
+        Usually all heads form one group. Heads that attend by position alone are a second group. A
+        group contains its kernels with their current parameters.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
@@ -220,10 +220,10 @@ class Attention(nn.Module):
     def project(
         self, tokens: Tokens, context: Context | None = None, key_mask: KeyMask = None
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
-        """Apply the linear projections that turn tokens into queries, keys and values.
+        """Project tokens to the queries, keys and values of all heads.
 
         Queries or keys are None if no head uses them, for instance if all weights depend on
-        positions alone.
+        positions alone. With a context, keys and values are projections of the context.
         """
         context = tokens if context is None else context
         query = None if self.query is None else self._split_heads(self.query(tokens))
@@ -321,11 +321,11 @@ class Attention(nn.Module):
     def resolve_grid(
         self, grid: GridLike | None, num_prefix_tokens: int
     ) -> tuple[GridLike | None, int]:
-        """Return the token grid and the number of prefix tokens to use for a call of this layer.
+        """Return the token grid and the number of prefix tokens that a call of this layer uses.
 
-        Prefix tokens have no position, such as a class token. If the call has no grid, both values
-        come from the surrounding context manager `teka.on`. A length that is symbolic in
-        `torch.export` is returned unchanged.
+        Prefix tokens, such as a class token, have no position. If the arguments of the call contain
+        no grid, both values come from the surrounding context manager `teka.on`. A length that is
+        symbolic in `torch.export` is returned unchanged.
         """
         if grid is not None:
             is_symbolic = isinstance(grid, torch.SymInt) and self.value_convolution is None
@@ -336,9 +336,9 @@ class Attention(nn.Module):
         return surrounding_grid, num_prefix_tokens or surrounding_prefix
 
     def set_num_axes(self, num_axes: int) -> None:
-        """Set the number of axes of the token grid, unless the constructor has set it.
+        """Set the number of axes of the token grid, unless it has been set before.
 
-        A layer that was created without `num_axes` learns the number from the first grid that it
+        A layer that was created without `num_axes` calls this method with the first grid that it
         receives.
         """
         if isinstance(self.relative, LearnedRelativeKernel):
@@ -351,11 +351,10 @@ class Attention(nn.Module):
         *,
         position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Compute causal attention of the next token (or tokens) from the state of earlier tokens.
+        """Compute causal attention of the next token or tokens, given the state of earlier tokens.
 
-        Use this method for autoregressive generation: the cost of a token does not grow with the
-        number of earlier tokens. Pass a prompt in one call, because that is faster than token by
-        token.
+        Use this method to generate a sequence. The cost of a token does not grow with the number of
+        earlier tokens. Pass a prompt in one call, because that is faster than token by token.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape
@@ -407,7 +406,7 @@ class Attention(nn.Module):
     def chosen_backend(
         self, grid: GridLike | None = None, num_prefix_tokens: int = 0, batch: int = 1
     ) -> str:
-        """Return the name of the algorithm (backend) that computes the attention on a given grid.
+        """Return the name of the algorithm (backend) that computes the attention on a grid.
 
         Backends have the same result but different costs. For example, "dense" computes every pair
         of tokens. If only some heads have position-dependent weights, the name is that of their
@@ -443,12 +442,12 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            hint = "Fewer queries require self-attention without positions or a causal mask."
+            hint = "A layer with a relative kernel, a context or causal=True needs all queries."
             raise wrong_value("num_queries", num_queries, "None", hint)
 
 
 def check_decoding_tokens(token: Tensor, layer: Attention) -> None:
-    """Check that the input of a decoding step has shape (batch, dim) or (batch, tokens, dim)."""
+    """Check that the input of `step` has shape (batch, dim) or (batch, tokens, dim)."""
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
     check_tokens("token", token, *sizes, first=layer.output)

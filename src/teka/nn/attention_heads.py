@@ -1,4 +1,4 @@
-"""Attention with learned kernels, for layers that compute queries, keys and values themselves."""
+"""Attention heads without projections."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ from teka.precision import widest_dtype
 
 
 class AttentionHeads(nn.Module):
-    """Attention of given queries to given keys and values, with learned kernels.
+    """Attention with learned kernels, for layers that compute queries, keys and values themselves.
 
-    This module wraps `teka.functional.attention` for layers that have their own projections, such
-    as `MultiheadAttention` and the layers that `teka.convert.replace_attention` creates. The
-    relative kernel, a weight that depends on the offset between query and key, acts in every head.
+    Such layers are `MultiheadAttention` and the layers that `teka.convert.replace_attention`
+    creates. The module calls `teka.functional.attention`. Its relative kernel, a weight that
+    depends on the offset between query and key, acts in every head.
 
     >>> import torch, teka
     >>> heads = teka.nn.AttentionHeads(8, 2, grid=teka.Grid((3, 4)))
@@ -74,11 +74,7 @@ class AttentionHeads(nn.Module):
         self.kernel, self.relative = make_kernels(options, heads, dim_head)
 
     def current_kernels(self) -> tuple[ContentKernel, RelativeKernel | None]:
-        """Return the content kernel and the relative kernel with the current parameters.
-
-        The content kernel is a similarity of query and key. The relative kernel is a weight that
-        depends on the offset between their positions, or None.
-        """
+        """Return the content kernel, and the relative kernel or None, with current parameters."""
         kernel = self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
         return kernel, None if self.relative is None else self.relative()
 
@@ -96,9 +92,9 @@ class AttentionHeads(nn.Module):
     ) -> Float[Tensor, "batch heads queries dim_value"]:
         """Compute attention for queries, keys and values that are already split into heads.
 
-        The remaining arguments and the errors are those of `teka.functional.attention`. If causal
-        attention has fewer queries than keys, the queries are the last tokens, as with a key-value
-        cache.
+        If causal attention has fewer queries than keys, the queries are the last tokens, as with a
+        key-value cache. The other arguments and the errors are those of
+        `teka.functional.attention`.
         """
         check_tensor("query", query, "batch", "heads", "tokens", self.dim_head)
         check_tensor("key", key, *query.shape[:2], "tokens", self.dim_head)
@@ -148,10 +144,10 @@ class AttentionHeads(nn.Module):
         *,
         scale: float | None = None,
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-        """Compute causal attention of the next tokens from the state of earlier tokens.
+        """Compute causal attention of the next tokens of a sequence to themselves and earlier ones.
 
-        Use this method to generate a sequence. Arguments, results and errors are those of
-        `teka.functional.decode`.
+        The earlier tokens are summarized in a state. Use this method to generate a sequence.
+        Arguments, results and errors are those of `teka.functional.decode`.
         """
         kernel, relative = self.current_kernels()
         if relative is not None and self.num_prefix_tokens:
@@ -173,8 +169,8 @@ class AttentionHeads(nn.Module):
     ) -> dict[str, Any]:
         """Return the positions of the tokens as keyword arguments of `attention`.
 
-        The first grid that exists is used: the grid of the call, that of the context manager
-        `teka.on`, or that of the layer. Without any grid, the tokens form a row.
+        They come from the grid of the call, else from the grid of the context manager `teka.on`,
+        else from the grid of the layer. Without any grid, the tokens are one unit apart on a line.
         """
         candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:

@@ -1,7 +1,4 @@
-"""Modules for kernels with random features or learned features.
-
-Such a kernel compares queries and keys by the inner product of their features.
-"""
+"""Modules with the random or learned feature maps of linear attention."""
 
 from typing import ClassVar
 
@@ -24,13 +21,13 @@ from teka.functional.kernels.random_projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
-    """Kernel of random features, whose random projection is saved in the state dict.
+    """Random features for linear attention, as a module that saves their random projection.
 
     Random features turn queries and keys into vectors whose inner product approximates a kernel
-    such as softmax. `forward` does not draw new features. Call `redraw_projections(model)` on your
-    own schedule. `teka train` does so every 1,000 steps (Horn et al. 2021). Draws are reproducible:
-    the seed and the number of draws are buffers of the module, so that a loaded module makes the
-    same next draws.
+    such as softmax. `forward` does not draw a new projection. To draw one, call
+    `redraw_projections(model)`, as `teka train` does every 1,000 steps (Horn et al. 2021). The
+    seed and the number of draws are saved too, so that a loaded module draws the same projections
+    next.
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)
@@ -108,7 +105,8 @@ class RandomFeatures(nn.Module):
 def redraw_projections(model: nn.Module) -> int:
     """Draw new random projections in all `RandomFeatures` modules of a model.
 
-    During training, new draws keep the model from relying on the errors of one draw.
+    Call this function regularly during training, so that the model does not adapt to the errors of
+    one projection.
 
     Source: Choromanski et al. 2021, §4.2.
 
@@ -130,10 +128,12 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """Kernel for linear attention with a learned feature map for each head (Zhang et al. 2024).
+    """Learned feature map for linear attention, a different one for each head.
 
-    The kernel of a query and a key is the inner product of their features. The weights of the
-    feature map start from the identity matrix.
+    The attention weight of a query and a key is the inner product of their features, before
+    normalization. The weights of the feature map are initially identity matrices.
+
+    Source: Zhang et al. 2024.
 
     >>> import torch, teka
     >>> features = teka.nn.LearnedFeatures("hedgehog", dim=8, heads=2)

@@ -11,8 +11,8 @@ INITIAL_BIAS = 2.0
 class OutputGate(nn.Module):
     """Learned sigmoid gate that multiplies the output of the attention heads.
 
-    The gate of a token x is σ(W x + b). Initially W = 0 and b = 2, so that every gate is 0.88,
-    which is nearly open.
+    The gate of a token x is σ(W x + b), with the sigmoid function σ. Initially W = 0 and b = 2, so
+    that every gate is nearly open: σ(2) = 0.88.
 
     Source: Qiu et al. 2025.
     """

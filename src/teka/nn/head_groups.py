@@ -27,7 +27,7 @@ from teka.nn.relative import (
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Attention heads of a layer that have the same kernels and are computed together.
+    """Heads of an attention layer that have the same kernels and are computed together.
 
     Args:
         kernel: Content kernel with the current parameters.
@@ -64,11 +64,7 @@ class HeadGroup:
 
     @property
     def output_bound(self) -> float | None:
-        """Upper limit of the size of the outputs of these heads, relative to the largest value.
-
-        It shows, for instance, whether the outputs can overflow in float16. It is None if the
-        outputs can be arbitrarily large.
-        """
+        """Largest possible |output| of these heads if all |values| ≤ 1, or None if unbounded."""
         return (
             self.kernel.output_bound
             if self.relative is None
@@ -78,9 +74,9 @@ class HeadGroup:
     def select_heads(
         self, query: AllQueries | None, key: AllKeys | None, value: AllValues, num_queries: int
     ) -> tuple[Queries, Keys, Values]:
-        """Select the queries, keys and values of these heads from those of the whole layer.
+        """Select the queries, keys and values of these heads from those of all heads of the layer.
 
-        If the kernels do not depend on queries or keys, zeros take their place.
+        If the kernels do not depend on queries or keys, zeros are returned in their place.
         """
         value = value[:, self.heads]
         batch, num_heads, num_keys, _ = value.shape
@@ -102,7 +98,7 @@ class HeadGroup:
         value: AllValues,
         inputs: AttentionInputs,
     ) -> Outputs:
-        """Compute the outputs of these heads from the queries, keys and values of a layer."""
+        """Compute the outputs of these heads from the queries, keys and values of all heads."""
         relative = self.relative
         if relative is not None and inputs.group is not None:
             # The part of a periodic grid that a process has is not periodic, but its frequencies
@@ -131,8 +127,8 @@ class HeadGroup:
     ) -> dict[str, Cost]:
         """Estimate the cost of each algorithm (backend) that can compute these heads on a grid.
 
-        Backends have the same result. Their costs are multiply-adds and bytes, from which the
-        fastest backend is chosen.
+        All backends have the same result. A cost consists of the numbers of multiply-adds and of
+        bytes moved. The fastest backend is chosen by these costs.
 
         Args:
             grid: Grid of the queries. May be None without a relative kernel; the costs are then
@@ -155,11 +151,7 @@ class HeadGroup:
     def estimate_costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """Estimate the cost of each algorithm (backend) for tokens at any positions.
-
-        The costs are multiply-adds and bytes, from which the fastest backend is chosen. For tokens
-        on a grid, `estimate_costs` needs fewer arguments.
-        """
+        """Estimate the costs as `estimate_costs` does, for tokens on a grid or with coordinates."""
         plan = make_attention_plan(
             self.kernel,
             self.relative,
@@ -184,21 +176,17 @@ class HeadGroup:
 
 
 def name_kernels(kernel: ContentKernel, relative: RelativeKernel | None) -> str:
-    """Return the names of a content kernel and a relative kernel, such as "relu × rotary".
-
-    The first is the similarity of query and key. The second is the weight that depends on the
-    offset between their positions, if there is one.
-    """
+    """Return the names of a content kernel and a relative kernel, such as "relu × rotary"."""
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 
 
 def count_position_heads(
     position_heads: int | None, relative: str | RelativeModule | None, heads: int
 ) -> int:
-    """Return how many heads attend by position alone and ignore the content of the tokens.
+    """Return the number of heads that attend by position alone, without queries and keys.
 
-    By default, these are half of the heads for relative kernels (position weights) such as
-    "clipped", and none for others.
+    If `position_heads` is None, this is half of the heads for relative kernels such as "clipped",
+    and 0 for most others.
 
     Raises:
         ValueError: The number does not fit the heads or the relative kernel.
@@ -227,10 +215,10 @@ def count_position_heads(
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
 ) -> tuple[AnyContentKernel, RelativeModule | None]:
-    """Create the content kernel and the relative kernel that the options of a layer describe.
+    """Create the content kernel and the relative kernel for the options of a layer.
 
-    The content kernel is a similarity of query and key. The relative kernel, if any, is a weight
-    that depends on the offset between their positions.
+    The content kernel is a similarity of query and key. The relative kernel is a weight that
+    depends on the offset between their positions, or None.
 
     Raises:
         ValueError: The kernels do not fit each other, or an option belongs to another kernel.

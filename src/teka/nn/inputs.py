@@ -60,7 +60,7 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Mod
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Checked inputs of an attention layer.
+    """Inputs of an attention layer after the checks of `make_inputs`.
 
     Args:
         tokens: Tokens that attend.
@@ -102,7 +102,7 @@ def make_inputs(
     needs_positions: bool,
     group: ProcessGroup | None,
 ) -> AttentionInputs:
-    """Check the arguments of `Attention.forward`.
+    """Check the arguments of `Attention.forward`, and return them in a uniform way.
 
     Raises:
         ValueError: Shapes or dtypes do not fit, or arguments exclude each other.
@@ -124,7 +124,7 @@ def make_inputs(
         excluded = {"num_prefix_tokens": num_prefix_tokens or None, "context": context}
         for argument, value in excluded.items():
             if value is not None:
-                hint = "This argument is not supported if tokens are divided among processes."
+                hint = "Sequence parallelism does not support this argument."
                 raise wrong_argument(argument, "a value", "None", hint)
         if where.grid is not None:
             where = Positions(where.grid.shard(group.rank(), group.size()))

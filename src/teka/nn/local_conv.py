@@ -24,10 +24,10 @@ class ValueConvolution(nn.Module):
 
         y(x) = Σ_t w_t v(x + t)
 
-    Here v(x) is the value at position x, and t runs over a window with an odd width along each
-    axis. Each head and channel has its own weights w, which are 0 initially. Values wrap around
-    along periodic axes and are 0 outside other axes. Masked values are 0. The output for tokens
-    without a position, such as a class token, is 0.
+    Here v(x) is the value at position x, and t runs over a window with an odd number of positions
+    along each axis. Each head and channel has its own weights w_t, which are 0 initially. Values
+    wrap around along periodic axes. Elsewhere, values outside the grid are 0, as are masked values
+    and the output for tokens without a position, such as a class token.
 
     Source: Han et al. 2023 (FLatten Transformer), with one kernel for each head.
     """
@@ -79,7 +79,7 @@ class ValueConvolution(nn.Module):
 def pad_axis(
     cells: Float[Tensor, "batch channels *sides"], axis: int, margin: int, *, periodic: bool
 ) -> Float[Tensor, "batch channels *padded_sides"]:
-    """Pad one axis of a grid on both sides: circularly if it is periodic, otherwise with zeros."""
+    """Pad both ends of one axis of a grid: circularly if it is periodic, otherwise with zeros."""
     if not periodic:
         return pad(cells, [0, 0] * (cells.ndim - 1 - axis) + [margin, margin])
     # Circular padding cannot wrap around a small side more than once, so index instead.

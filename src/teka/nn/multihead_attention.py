@@ -1,4 +1,4 @@
-"""Drop-in replacement for `torch.nn.MultiheadAttention` with linear-time kernels."""
+"""Drop-in replacement for `torch.nn.MultiheadAttention` with linear cost."""
 
 from typing import Any
 
@@ -27,20 +27,18 @@ QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` with the kernels of teka.
+    """Drop-in replacement for `torch.nn.MultiheadAttention` that costs O(L) for L tokens.
 
-    Arguments and projections are the same.
-
-    The layer replaces PyTorch's, for instance in `nn.TransformerEncoderLayer`. The default kernels,
-    squared relu × rotary, cost O(L). They are in `heads`, an `AttentionHeads`. The weights of
-    PyTorch's layer can be loaded with `load_state_dict`; the parameters of the kernels then keep
-    their values. The tokens are a sequence, or the cells of a `grid` that is passed to the layer or
-    set by `teka.on`.
+    Arguments and projections are the same as in PyTorch, so that the layer can be used in
+    `nn.TransformerEncoderLayer`, for instance. The weights of PyTorch's layer can be loaded with
+    `load_state_dict`; the parameters of the kernels then keep their values. The kernels, by default
+    squared relu × rotary, are in the attribute `heads`, an `AttentionHeads`. The tokens are a
+    sequence, or the cells of a `grid` that is passed to the layer or set by `teka.on`.
 
     Differences from PyTorch:
 
     - `need_weights` is False by default, because the weights cost O(L²). The second result is None.
-    - Dropout acts on the output, because there is no matrix of weights.
+    - Dropout acts on the output, because the attention weights are not computed.
     - An `attn_mask` must be causal. `add_bias_kv` and `add_zero_attn` must be False.
 
     >>> import torch, teka
@@ -97,7 +95,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_flags(unsupported)
         for argument, flag in unsupported.items():
             if flag:
-                hint = "Relative kernels do not support appended keys, which have no positions."
+                hint = "The added key would have no position, which relative kernels need."
                 raise wrong_value(argument, flag, "False", hint)
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
@@ -223,9 +221,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Convert a PyTorch attention mask to a boolean mask that is True for attended keys.
+    """Convert an attention mask of PyTorch to a boolean mask that is True for keys to attend to.
 
-    PyTorch masks are boolean with True for ignored keys, or additive with 0 and −∞.
+    The mask of PyTorch is True or −∞ for keys to ignore, and False or 0 for keys to attend to.
 
     Raises:
         ValueError: `mask` has elements other than booleans, or other than 0 and −∞.
@@ -253,6 +251,6 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     keep = attended_keys("attn_mask", mask)
     if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        hint = "Linear attention supports only the causal mask and masks of individual keys."
+        hint = "Other masks must be the same for all queries, such as a key_padding_mask."
         raise wrong_argument("attn_mask", actual, "the causal mask", hint)
     return True

@@ -17,10 +17,9 @@ VALUES = ("projected", "tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options of an attention layer, as a dataclass. `teka.nn.Attention` describes each option.
+    """Options that all layers with attention share, which `teka.nn.Attention` describes.
 
-    Every layer with attention accepts either an instance of this class or the same options as
-    keyword arguments.
+    A layer accepts an instance of this class, the same options as keyword arguments, or both.
 
     >>> import torch, teka
     >>> options = teka.nn.AttentionOptions(kernel="softmax", relative="alibi")
@@ -95,14 +94,14 @@ def merge_options(
     keywords: dict[str, Any],
     allowed: Collection[str] = ALL_OPTIONS,
 ) -> AttentionOptions:
-    """Merge an `AttentionOptions` object with options that are passed as keyword arguments.
+    """Combine the two ways to pass options to a layer: as an object and as keyword arguments.
 
-    Keyword arguments take precedence. Options that the layer does not have raise an error.
+    Keyword arguments take precedence.
 
     Args:
         layer: Name of the layer's class, for the error message.
-        options: Options, or None for the defaults.
-        keywords: Options by name.
+        options: Options as an object, or None for the defaults.
+        keywords: Options as keyword arguments.
         allowed: Names of the options that the layer has.
 
     Raises:
@@ -129,8 +128,5 @@ def merge_options(
 
 
 def backend_without_positions(backend: str) -> str:
-    """Return the attention algorithm (backend) for heads without position-dependent weights.
-
-    If the algorithm of the layer works only with such weights, return "auto".
-    """
+    """Return the backend of a layer, or "auto" if this backend needs a relative kernel."""
     return backend if backend in ("dense", "linear") else "auto"

@@ -18,11 +18,11 @@ from teka.nn.sampling.polyphase import join_polyphase, split_polyphase
 class AttentionPool(nn.Module):
     """Pooling of all tokens into `num_queries` vectors by softmax attention with learned queries.
 
-        out = W_o · concat_h softmax(q_h Kᵀ / √d) V
+        out = W_o · concat_h softmax(q_h K_hᵀ / √d) V_h
 
-    The queries q_h are learned parameters, and the keys K and values V of size d come from the
-    tokens. The output does not depend on the order of the tokens, and the cost is linear in their
-    number.
+    The queries q_h of head h are learned parameters. The keys K_h and values V_h of size d are
+    projections of the tokens. The output does not depend on the order of the tokens, and the cost
+    is linear in their number.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
 
@@ -65,9 +65,9 @@ class AttentionPool(nn.Module):
         tokens: Float[Tensor, "batch tokens dim"],
         key_mask: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Pool the tokens of each sample and ignore those where `key_mask` is False.
+        """Pool the tokens of each sample, except those where `key_mask` is False.
 
-        If all tokens of a sample are masked, its heads return 0.
+        If all tokens of a sample are masked, the output is the bias of the output projection.
         """
         check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
         if key_mask is not None:
@@ -86,12 +86,13 @@ class AttentionPool(nn.Module):
 class SpaceToDepth(nn.Module):
     """Lossless downsampling that moves each block of pixels into the channels of one pixel.
 
+    A block has f = `factor` pixels along each of n axes. For n = 2, this is
+    `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A shift of the input by f
+    pixels shifts the output by one pixel; other shifts permute the channels too.
+
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 
-    A block has f = `factor` pixels along each of n axes; t is a pixel within block i, and c is a
-    channel. For n = 2 this is `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A
-    shift of the input by f pixels shifts the output by one pixel; other shifts permute the channels
-    too.
+    Here c is a channel, and t is a pixel within block i.
 
     Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020,
     §4.1, with f = 2.
@@ -120,9 +121,9 @@ class SpaceToDepth(nn.Module):
     def forward(
         self, maps: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch more_channels *fewer"]:
-        """Move blocks of pixels into channels: (B, C, *S) becomes (B, C · fⁿ, *(S / f)).
+        """Move blocks of pixels into channels.
 
-        Here S are the sides of the grid, n is the number of axes and f is the factor.
+        On images, the shape (B, C, H, W) becomes (B, C f², H / f, W / f) for the factor f.
 
         Raises:
             ValueError: Another number of axes, or a side that is not a multiple of f.

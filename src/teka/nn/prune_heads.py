@@ -23,10 +23,10 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
 
         pruned(x) = Σ_{h kept} O_h attention_h(x) + b
 
-    The output is the sum of the outputs of the kept heads h, each multiplied by its block O_h of
-    the output projection, plus the bias b. The layer does not change, and the copy shares no
-    parameters with it. If all heads with a relative kernel are removed, the copy has none. If only
-    heads that attend by position alone are kept, the content kernel of the copy is constant.
+    Here O_h is the block of the output projection that belongs to head h, and b is its bias. The
+    original layer does not change, and the copy shares no parameters with it. If all heads with a
+    relative kernel are removed, the copy has no relative kernel. If only heads that attend by
+    position alone are kept, the content kernel of the copy is constant.
 
     Source: Michel, Levy & Neubig 2019; Cordonnier et al. 2020, A.1.
 
@@ -97,10 +97,9 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
 def _kept_projection_indices(
     attention: Attention, kept: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of the kept heads in the query projection and in the key projection.
+    """Return the indices of the kept heads among the queries and among the keys of the layer.
 
-    They differ from the indices in the layer if some heads have no queries or keys, because they
-    attend by position alone.
+    Heads that attend by position alone have no queries or no keys.
     """
     query_heads: list[int] = []
     key_heads: list[int] = []
@@ -121,7 +120,7 @@ def _kept_projection_indices(
 def _select_heads(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
-    """Return a copy of a parameter that contains only the attention heads to keep."""
+    """Return a copy of a parameter that contains only the entries of the kept heads."""
     by_head = parameter.detach().unflatten(axis, (num_heads, -1))
     index = torch.tensor(kept, device=parameter.device)
     selected = by_head.index_select(axis, index).flatten(axis, axis + 1)
@@ -131,7 +130,7 @@ def _select_heads(
 def _prune_outputs(
     linear: nn.Linear | None, kept: Sequence[int], dim_head: int
 ) -> nn.Linear | None:
-    """Remove the outputs of pruned attention heads from a linear layer, in place.
+    """Keep only the outputs of the kept heads in a linear layer, which changes in place.
 
     Return the layer, or None if no head is kept.
     """

@@ -15,11 +15,11 @@ from teka.functional.shapes import KeyMask, Keys, Queries
 
 
 class IdentityQueryKeyNorm(nn.Module):
-    """Module that returns queries and keys unchanged, and base class of query–key normalizations.
+    """Base class of modules that normalize queries and keys; it returns them unchanged.
 
     Attributes:
-        acts: Whether the module changes queries or keys.
-        removes_bias: Whether a bias of the keys has no effect.
+        has_effect: True if the module changes queries or keys.
+        removes_bias: True if a bias of the keys has no effect.
         head_parameters: Names of the parameters that have one entry for each head.
     """
 
@@ -70,12 +70,11 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 
 
 class KeyCentering(IdentityQueryKeyNorm):
-    """Module that subtracts the mean of all keys of a sample and head from each key.
+    """Centering of keys: subtract the mean of all keys of a sample and head from each key.
 
-    The mean excludes masked keys. Centering does not change the result of softmax attention. It
-    changes the result of kernels that apply a ReLU, because centered keys point in all directions.
-    The module is equivariant to shifts. It cannot be causal, because the mean depends on later
-    keys.
+    The mean excludes masked keys. Softmax attention does not depend on it. Kernels that apply a
+    ReLU do, because centered keys point in all directions. Centering is equivariant to shifts, but
+    not causal, because the mean depends on later keys.
     """
 
     has_effect = True
@@ -89,7 +88,7 @@ QUERY_KEYS = ("plain", "normalized", "centred")
 
 
 def make_query_key_norm(query_key: str, heads: int, dim_head: int) -> IdentityQueryKeyNorm:
-    """Return the normalization with a name of `QUERY_KEYS`.
+    """Create the module that normalizes queries and keys, from its name in `QUERY_KEYS`.
 
     Raises:
         ValueError: A normalization without heads whose keys it could change.

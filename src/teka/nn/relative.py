@@ -26,8 +26,8 @@ MAX_NUM_AXES = 4
 class RelativeModule(nn.Module):
     """Base class of modules with the learned parameters of a relative kernel.
 
-    A relative kernel is a weight that depends on the offset between the positions of query and key.
-    `forward` takes no arguments and returns the kernel with the current parameters.
+    A relative kernel is an attention weight that depends on the offset between the positions of
+    query and key. `forward` takes no arguments and returns the kernel with the current parameters.
 
     >>> import torch, teka
     >>> class Decay(teka.nn.RelativeModule):
@@ -51,24 +51,22 @@ class RelativeModule(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
     def forward(self) -> RelativeKernel:
-        """Return the kernel with the present parameters."""
+        """Return the kernel with the current parameters."""
         raise NotImplementedError
 
     @property
     def num_position_features(self) -> int:
-        """Number of position-dependent features that are appended to every query and key.
-
-        It is 0 for position-dependent weights that do not work by appending features.
-        """
+        """Number of features that the kernel appends to every query and key, often 0."""
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
 class LearnedRelativeKernel(RelativeModule):
     """Learned attention weight that depends on the offset between the positions of query and key.
 
-    The parameters are named after the tensors of the chosen kernel class, and its method
-    `with_initial_parameters` gives their initial values. A tensor x that must be positive is stored
-    as a parameter `raw_x`, with x = softplus(raw_x).
+    The module has a parameter for each tensor of a kernel class, such as `teka.functional.Rotary`,
+    with the same name. A tensor x that must be positive has a parameter named `raw_x`, with x =
+    softplus(raw_x). The class method `with_initial_parameters` of the kernel gives the initial
+    values.
 
     >>> import torch, teka
     >>> relative = teka.nn.LearnedRelativeKernel("quadratic", num_axes=2, heads=9)
@@ -148,9 +146,9 @@ class LearnedRelativeKernel(RelativeModule):
     def set_num_axes(self, num_axes: int) -> None:
         """Set the number of axes of the token grid, unless it has been set before.
 
-        If the number is not two, the parameters get new initial values of another shape. They
-        remain the same objects, so an optimizer that was created earlier stays valid. Within a
-        transform of torch.func, nothing is set.
+        Another number than two gives the parameters new shapes and new initial values. They remain
+        the same objects, so an optimizer that was created earlier stays valid. Within a transform
+        of torch.func, this method does nothing.
         """
         if not self.infers_num_axes:
             return
@@ -175,7 +173,7 @@ class LearnedRelativeKernel(RelativeModule):
             own.data = buffer.to(own)
 
     def _with_num_axes(self, num_axes: int) -> "LearnedRelativeKernel":
-        """Create the same kind of position-dependent weight for another number of grid axes.
+        """Create a module with the same options, but another number of grid axes.
 
         The random state of PyTorch does not change.
         """
@@ -185,7 +183,7 @@ class LearnedRelativeKernel(RelativeModule):
             )
 
     def _set_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Set the number of grid axes so that the shapes of the parameters fit a state dict."""
+        """Set the number of grid axes for which the parameters have the shapes in a state dict."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
             own = self._with_num_axes(num_axes).state_dict()
             shapes = {prefix + name: tensor.shape for name, tensor in own.items()}
@@ -200,7 +198,7 @@ class LearnedRelativeKernel(RelativeModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load parameters, and convert those that an earlier version of the library has saved.
+        """Load parameters, also of earlier versions of the library.
 
         Earlier versions of "transformer_xl" had the same frequencies for all axes of a grid.
         """
@@ -213,14 +211,14 @@ class LearnedRelativeKernel(RelativeModule):
 
 
 class EmbeddedBiasTable(RelativeModule):
-    """Tables of learned position biases for each axis, each entry an inner product of embeddings.
+    """Learned bias of the attention weights for each offset along each axis of a grid.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
 
-    The entry t[Δ] for an offset Δ between query and key is the inner product of an embedding r[Δ],
+    The bias t[Δ] for an offset Δ between query and key is the inner product of an embedding r[Δ],
     which the heads share, and a vector v of the head. Initially, r is drawn from N(0, 1) and v as
-    in `torch.nn.Linear`, so that an entry has variance 1/3. The module can learn the same tables as
-    relative="table", but an optimizer step moves an entry about `embedding_dim` times as far.
+    in `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn the same biases as
+    relative="table", but an optimizer step moves them about `embedding_dim` times as far.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with
         400 for the size.
@@ -263,10 +261,7 @@ class EmbeddedBiasTable(RelativeModule):
 
 
 def constructor_options(kernel: type[RelativeKernel]) -> Collection[str]:
-    """Return the names of the options with which a class of relative kernels can be created.
-
-    A relative kernel is a position-dependent attention weight.
-    """
+    """Return the names of the options that a relative kernel class takes to initialize itself."""
     return inspect.signature(kernel.with_initial_parameters).parameters
 
 
@@ -293,10 +288,7 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
 
 
 def relative_kernel_class(relative: str | RelativeModule | None) -> type[RelativeKernel] | None:
-    """Return the class of a relative kernel (position-dependent weight) from its name or module.
-
-    Return None for None.
-    """
+    """Return the class of the relative kernel with a name or in a module; None for None."""
     if relative is None or isinstance(relative, RelativeModule):
         return None if relative is None else relative.kernel_class
     if not isinstance(relative, str):
@@ -309,10 +301,10 @@ def relative_kernel_class(relative: str | RelativeModule | None) -> type[Relativ
 def make_relative_from_options(
     kernel: type[RelativeKernel], **options: Any
 ) -> LearnedRelativeKernel:
-    """Create a relative kernel (position-dependent weight) from the options that its class knows.
+    """Create a module for a relative kernel class from those options that the class takes.
 
-    Options that are None or unknown to the class are ignored, so that a caller can pass the options
-    of all kernels at once.
+    Other options and options that are None are ignored, so that a caller can pass the options of
+    all classes.
     """
     known = constructor_options(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}

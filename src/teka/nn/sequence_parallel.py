@@ -18,14 +18,14 @@ M = TypeVar("M", bound=nn.Module)
 def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     """Let the attention layers of a model attend to the tokens of all processes of a group.
 
-    Each process holds a part of a long sequence. Linear attention needs only sums over keys, and
-    the processes add theirs,
+    Each process holds the tokens of one part of a long sequence. Linear attention depends on keys
+    and values only through sums, so the processes exchange only these sums:
 
-        out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r,   S_r = Σ_j φ(k_j) v_jᵀ,  z_r = Σ_j φ(k_j),
+        out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r,   S_r = Σ_j φ(k_j) v_jᵀ,  z_r = Σ_j φ(k_j).
 
-    where φ maps queries and keys to features, r counts the processes and j the keys of process r.
-    This takes one reduction in the forward pass and one in the backward pass. Their size does not
-    depend on the number of tokens. A causal layer adds only the sums of lower ranks.
+    Here φ maps queries and keys to features, r is a process, and j runs over the keys of process r.
+    The sums are exchanged once in the forward pass and once in the backward pass. Their size does
+    not depend on the number of tokens. A causal layer adds only the sums of lower ranks.
 
     - Call the model with the tokens of `grid.shard(rank, size)` and with the grid of all tokens, or
       with the `positions` of the tokens of this process.
@@ -66,7 +66,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         reason = None if group is None else why_not_shardable(layer)
         if reason:
             expected = "a layer whose tokens can be divided"
-            hint = "This layer cannot compute attention as a sum over the keys of each process."
+            hint = "The processes can exchange only sums over their keys."
             raise wrong_argument(
                 f"attention {name or 'itself'}", f"a layer {reason}", expected, hint
             )
@@ -76,10 +76,9 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
 
 def why_not_shardable(layer: Attention) -> str | None:
-    """Return why the tokens of an attention layer cannot be divided among processes.
+    """Return the reason why the tokens of a layer cannot be divided among processes, or None.
 
-    Return None if they can. Each process must be able to compute the attention as a sum over its
-    own keys.
+    They can be divided if the attention depends on keys and values only through sums over the keys.
     """
     if layer.value_convolution is not None:
         return "with a value_convolution"

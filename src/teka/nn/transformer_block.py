@@ -30,9 +30,9 @@ def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] =
 
 
 def count_window_heads(window_reach: int | None, heads: int) -> int:
-    """Return how many attention heads of a block attend only to a window around each query.
+    """Return the number of heads that attend only to a window around each query.
 
-    With a window these are half of the heads, otherwise none.
+    It is half of the heads, or 0 if `window_reach` is None.
     """
     check_sizes({"window_reach": window_reach}, or_none=True)
     if window_reach is None:
@@ -55,10 +55,11 @@ def make_mlp(dim: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class TransformerBlock(nn.Module):
-    """A pre-norm transformer block: x + Attention(norm(x)), then x + MLP(norm(x)).
+    """Pre-norm transformer block: x + Attention(norm(x)), then x + MLP(norm(x)).
 
     With `window_reach`, half of the heads compute softmax attention within a window around each
-    query. The other heads attend to all tokens. With a linear kernel, the cost remains linear.
+    query. The other heads attend to all tokens. If they have a linear kernel, the cost of the block
+    is linear in the number of tokens.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
 
@@ -165,10 +166,10 @@ class TransformerBlock(nn.Module):
         *,
         position: Real[Tensor, "*batch axes"] | None = None,
     ) -> tuple[Token, States]:
-        """Transform the next token (or tokens) of a sequence from the state of earlier tokens.
+        """Transform the next token or tokens of a sequence, given the state of earlier tokens.
 
-        Use this method of a causal block for generation: the cost of a token does not grow with the
-        number of earlier tokens. Arguments and errors are those of `Attention.step`.
+        Use this method of a causal block to generate a sequence. The cost of a token does not grow
+        with the number of earlier tokens. Arguments and errors are those of `Attention.step`.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape
