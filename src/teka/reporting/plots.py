@@ -1,6 +1,7 @@
 """Charts drawn by matplotlib: inline SVG for HTML pages, and PNG files."""
 
 import io
+import math
 import re
 import zlib
 from collections.abc import Sequence
@@ -43,12 +44,12 @@ _SVG_CHANGES = {
 
 
 def line_color(index: int) -> str:
-    """Return the color of the model with an index, the same in every chart and table."""
+    """Return the color of a model in charts and tables, given the index of the model."""
     return COLORS[index % len(COLORS)]
 
 
 def line_marker(index: int) -> str:
-    """Return the marker of the model with an index."""
+    """Return the marker of a model in charts, given the index of the model."""
     return MARKERS[index % len(MARKERS)]
 
 
@@ -139,9 +140,9 @@ def to_svg(figure: "Figure", description: str) -> str:
     return svg.replace("<svg ", f'<svg class="chart" role="img" aria-label="{label}" ', 1).strip()
 
 
-def choose_ticks(steps: Sequence[float | int], most: int = 9) -> list[int]:
-    """Return indices of at most about `most` steps for ticks, counted from step 0."""
-    every = -(-len(steps) // most)
+def choose_ticks(steps: Sequence[float | int]) -> list[int]:
+    """Return the indices of about nine steps that get a tick, evenly spaced and with step 0."""
+    every = math.ceil(len(steps) / 9)
     zero = list(steps).index(0) if 0 in steps else 0
     return [index for index in range(len(steps)) if (index - zero) % every == 0]
 

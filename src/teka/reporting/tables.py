@@ -35,9 +35,10 @@ class Table:
     words: tuple[str, ...] = ()
 
     def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
-        """Return the table as aligned text.
+        """Return the table as text with aligned columns.
 
-        Long names of rows are wrapped first. Columns that still do not fit continue below.
+        If the table is too wide, names of rows are wrapped. If it is still too wide, the last
+        columns continue below the first ones.
 
         Args:
             width: Characters of a line.
@@ -61,11 +62,11 @@ class Table:
                 blocks.append([0, column])
             else:
                 blocks[-1] = block
-        texts = [self._block(block, sizes) for block in blocks]
+        texts = [self._write_columns(block, sizes) for block in blocks]
         title = ["\n".join(textwrap.wrap(self.title, width))] if self.title else []
         return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
 
-    def _block(self, columns: Sequence[int], sizes: Sequence[int]) -> str:
+    def _write_columns(self, columns: Sequence[int], sizes: Sequence[int]) -> str:
         from rich.box import Box
         from rich.console import Console
         from rich.table import Table as Grid
@@ -90,7 +91,7 @@ class Table:
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
     def markdown(self) -> str:
-        """Return the table as Markdown, below its title as a heading of the third level."""
+        """Return the table as Markdown, with the title as a heading of the third level."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
         lines = [
             [
@@ -112,5 +113,5 @@ def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
-    """Escape text, such as a name from a file, for one line of Markdown."""
+    """Escape text that may contain Markdown, such as the name of a file, for one line."""
     return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))

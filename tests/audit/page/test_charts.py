@@ -98,9 +98,9 @@ def test_shifts_that_were_not_measured_are_empty_cells(figures):
 
 def test_worst_is_the_lowest_share_or_the_highest_error():
     values = {(0, 0): 0.5, (0, 1): 0.2, (1, 0): 0.9}
-    assert HeatMap("agreement", values).worst == (0, 1)
-    assert HeatMap("error", values).worst == (1, 0)
-    assert HeatMap("error", dict.fromkeys(values, 0.5)).worst is None
+    assert HeatMap("agreement", values).worst_shift == (0, 1)
+    assert HeatMap("error", values).worst_shift == (1, 0)
+    assert HeatMap("error", dict.fromkeys(values, 0.5)).worst_shift is None
 
 
 def test_layer_chart_contains_every_error_and_names_the_breaks(figures):

@@ -1,4 +1,4 @@
-"""Charts of an audit: metrics against shifts, heat maps over shifts, and errors of layers."""
+"""Charts of an audit: metrics at every shift, as curves and heat maps, and errors of layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def curve_figure(
     *,
     difference: bool = False,
 ) -> dict[str, Any]:
-    """Draw a metric of several models along both axes.
+    """Draw a metric of several models against horizontal shifts and against vertical shifts.
 
     Args:
         names: Names of all models.
@@ -104,15 +104,23 @@ class CurveLine:
     factor: int
 
     def values(self, field: str = "values") -> np.ndarray:
-        """Return a field of the curve at the steps, such as "values", in the unit of the chart."""
+        """Return values or ends of intervals at the steps, in the unit of the chart.
+
+        Args:
+            field: Name of a field of `Curve`.
+        """
         return self.factor * np.array(getattr(self.curve, field))[list(self.rows)]
 
 
 def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
-    """Draw lines with bands of at most `MOST_BANDS` models, and describe them in words."""
+    """Draw the metric of each model as a line, and return a description of the lines.
+
+    Intervals are drawn for at most `MOST_BANDS` models.
+    """
     descriptions = []
     for line in lines:
-        color, values = plots.line_color(line.model), line.values()
+        color = plots.line_color(line.model)
+        values = line.values()
         if len(lines) <= MOST_BANDS and has_interval(line.curve.method):
             band = line.values("band_lower"), line.values("band_upper")
             interval = line.values("lower"), line.values("upper")
@@ -144,7 +152,7 @@ def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> No
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A metric at every shift.
+    """Values of a metric at every shift, to be drawn as a heat map.
 
     Args:
         metric: Name of the metric.
@@ -155,8 +163,8 @@ class HeatMap:
     values: Mapping[Any, float]
 
     @property
-    def worst(self) -> CheckedShift | None:
-        """The shift with the worst value, or None if all values are equal."""
+    def worst_shift(self) -> CheckedShift | None:
+        """Shift with the worst value of the metric, or None if all values are equal."""
         if len(set(self.values.values())) == 1:
             return None
         worst = min if is_share(self.metric) else max
@@ -166,7 +174,9 @@ class HeatMap:
 def heat_map_chart(
     heat_map: HeatMap, limits: tuple[float | int, float | int], description: str
 ) -> str:
-    """Draw a heat map in which darker is worse, with frames at (0, 0) (thin) and the worst (bold).
+    """Draw a heat map over all shifts, with dark colors for bad values.
+
+    A thin frame marks the zero shift, and a bold frame the worst shift.
 
     Args:
         heat_map: The heat map.
@@ -192,7 +202,7 @@ def heat_map_chart(
     for steps, set_ticks in ((columns, axes.set_xticks), (rows, axes.set_yticks)):
         chosen = plots.choose_ticks(steps)
         set_ticks([at + 0.5 for at in chosen], [write_step(steps[at]) for at in chosen])
-    for pair, width in (((0, 0), 1.0), (heat_map.worst, 2.5)):
+    for pair, width in (((0, 0), 1.0), (heat_map.worst_shift, 2.5)):
         if pair is not None and pair in heat_map.values:
             corner = columns.index(pair[1]), rows.index(pair[0])
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=width))
@@ -205,7 +215,7 @@ def heat_map_chart(
 
 
 def layer_chart(layers: LayerFindings) -> str:
-    """Draw the errors of the layers in order of execution, and name those that break first."""
+    """Draw the errors of layers in order of execution, and mark the first to break equivariance."""
     findings = layers.findings
     figure, axes = plots.make_axes(860, 280, legend_rows=1)
     indices = range(1, len(findings) + 1)
@@ -225,14 +235,13 @@ def layer_chart(layers: LayerFindings) -> str:
     for index, layer in zip(indices, findings, strict=True):
         if layer.name in broken:
             axes.axvline(index, color="#b32413", linestyle=":", linewidth=1)
-            side, offset = ("right", -4) if index > len(findings) / 2 else ("left", 4)
-            axes.annotate(
-                printable(layer.name),
-                (index, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(offset, -12),
-                textcoords="offset points",
-                ha=side,
+            axes.text(
+                index,
+                0.97,
+                f" {printable(layer.name)} ",
+                transform=axes.get_xaxis_transform(),
+                ha="right" if index > len(findings) / 2 else "left",
+                va="top",
                 color="#b32413",
                 fontsize=11,
                 parse_math=False,
@@ -250,6 +259,6 @@ def layer_chart(layers: LayerFindings) -> str:
 
 
 def _layer_error(layer: LayerFinding, field: str) -> float | None:
-    """Return an error of a layer. If it has no interior, all its cells count as interior."""
+    """Return an error of a layer. A layer without cells inside the image has only one error."""
     error = getattr(layer, field)
     return layer.error if field == "interior_error" and error is None else error

@@ -1,4 +1,4 @@
-"""Metrics of an audit as text for people."""
+"""Names and values of metrics as text."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ _TITLES = {
 
 
 def metric_title(name: str) -> str:
-    """Return the name of a metric in sentences and on cards."""
+    """Return the name of a metric for use outside of a table."""
     return _TITLES.get(name, NUMBERS[name].label)
 
 
@@ -34,7 +34,7 @@ def write_number(name: str, value: float) -> str:
 
 
 def write_with_unit(name: str, value: float) -> str:
-    """Write the value of a metric with the sign for percent, if it is a share."""
+    """Write the value of a metric, with "%" if it is a share."""
     return f"{write_number(name, value)}{' %' if is_share(name) else ''}"
 
 
@@ -50,20 +50,20 @@ def write_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
 
 
 def write_difference(name: str, value: float) -> str:
-    """Write the difference of two values of a metric with its sign, shares in percentage points."""
+    """Write a difference between two values of a metric with its sign, in points for a share."""
     written = f"{100 * abs(value):.1f}" if is_share(name) else write_size(abs(value))
     sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
     return f"{sign}{written}"
 
 
 def write_difference_interval(name: str, difference: Estimate) -> str:
-    """Write the interval of a difference, or "–" if there is none."""
+    """Write the interval of a difference between two models, or "–" if there is none."""
     ends = (write_difference(name, end) for end in (difference.lower, difference.upper))
     return " to ".join(ends) if has_interval(difference.method) else MISSING
 
 
 def write_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
-    """Return the difference, its interval and the p-value of each compared metric."""
+    """Write each compared metric of two models: the difference, its interval and the p-value."""
     return {
         name: (
             write_difference(name, difference.value),
@@ -75,7 +75,7 @@ def write_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]
 
 
 def explain_missing_intervals(methods: Iterable[str]) -> str:
-    """Explain in a sentence why intervals are missing. Return an empty text if none is missing."""
+    """Say why intervals are missing, given the methods of all intervals: "" if none is missing."""
     reasons = dict.fromkeys(
         method.removeprefix("none, ") for method in methods if not has_interval(method)
     )

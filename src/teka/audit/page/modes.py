@@ -1,9 +1,9 @@
-"""The sections of an audit page about the modes."""
+"""Sections of the audit page about the modes of shifting."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from teka.audit.movement import MODES, Movement
+from teka.audit.movement import MODES, Movement, check_background
 from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart
 from teka.audit.page.metric_formatting import explain_missing_intervals, is_share, write_with_unit
 from teka.audit.report import AuditReport
@@ -20,7 +20,7 @@ LEAST_WORST_ERROR = 0.01
 
 
 def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """Return the content of a section for each mode of any report."""
+    """Return the content of the page's section about each mode: curves and maps of metrics."""
     modes: dict[str, dict[int, Metrics]] = {}
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -53,7 +53,8 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
     else:
         sentence = (
             f"The dark band is the {confidences(results)} interval at each shift. The pale band "
-            "contains the curve at all shifts simultaneously, with the same confidence."
+            "is wider, so that it contains the curve at all shifts together with the same "
+            "confidence."
         )
     methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
     names = [method.replace("wilson", "Wilson score") for method in methods if has_interval(method)]
@@ -62,16 +63,16 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
 
 
 def confidences(metrics: Iterable[Metrics]) -> str:
-    """Write the confidences of the intervals, such as "95 %"."""
+    """Write the confidence levels of metrics, such as "95 %"."""
     return listed([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
 
 
 def describe_mode(movement: Movement) -> str:
-    """Describe what happens at the edges, with the relevant sizes and the background."""
-    mode, background = MODES[movement.mode], movement.background
+    """Describe a mode of shifting: what happens at the edges, the background and the sizes."""
+    mode = MODES[movement.mode]
     words = mode.words
     if mode.has_background:
-        values = (background,) if isinstance(background, int | float) else background
+        values = check_background(movement.background)
         words += f" Background: {', '.join(f'{value:g}' for value in values)}."
     for name, size in (("Canvas", movement.canvas_size), ("Window", movement.crop_size)):
         if size is not None:
@@ -83,7 +84,7 @@ def describe_mode(movement: Movement) -> str:
 def _heat_maps(
     reports: Sequence[AuditReport], by_model: Mapping[int, Metrics], mode: str
 ) -> list[dict[str, Any]]:
-    """Return a heat map over the shifts for each model, all with the same colors."""
+    """Return a heat map of a metric over all shifts for each model, with the same colors."""
     maps = {}
     for model, metrics in by_model.items():
         metric = next((name for name in MAP_METRICS if name in metrics.curves), None)
@@ -95,9 +96,7 @@ def _heat_maps(
     for model, heat_map in maps.items():
         title = f"At each shift: {CURVES[heat_map.metric].label}"
         words = _describe_map(heat_map)
-        limits = _color_limits(
-            [other for other in maps.values() if other.metric == heat_map.metric]
-        )
+        limits = _color_limits([each for each in maps.values() if each.metric == heat_map.metric])
         description = f"{reports[model].name}, mode {mode}: {title}. {words}"
         figure = {
             "model": model,
@@ -110,7 +109,7 @@ def _heat_maps(
 
 
 def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
-    """Return the best and the worst value of heat maps that share a color scale."""
+    """Return the values of the lightest and darkest color for several heat maps of a metric."""
     values = [value for heat_map in maps for value in heat_map.values.values()]
     if is_share(maps[0].metric):
         return 1.0, min(*values, 0.9)
@@ -118,7 +117,8 @@ def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
 
 
 def _describe_map(heat_map: HeatMap) -> str:
-    metric, worst = heat_map.metric, heat_map.worst
+    metric = heat_map.metric
+    worst = heat_map.worst_shift
     if worst is None:
         value = next(iter(heat_map.values.values()))
         return f"{write_with_unit(metric, value)} at every shift."

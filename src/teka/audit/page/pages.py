@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
-from teka.audit.movement import Movement
+from teka.audit.movement import Movement, check_background
 from teka.audit.page.charts import curve_figure, layer_chart
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.layers import explain_layers
@@ -74,7 +74,7 @@ def audit_columns(
 
 
 def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
-    """Return the rows of the table of metrics, for each model and mode."""
+    """Return the rows of the table of metrics: one row for each model and mode."""
     rows = []
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -90,7 +90,7 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
 
 
 def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
-    """Explain the intervals below the metrics, and why any are missing."""
+    """Say what the intervals in a table of metrics are, and why some are missing."""
     results = [metrics for report in reports for metrics in report.metrics]
     estimates = [metrics.numbers.get(name) for metrics in results for name in columns]
     gaps = explain_missing_intervals(
@@ -100,7 +100,7 @@ def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) ->
 
 
 def used_images(reports: Sequence[AuditReport]) -> list[str]:
-    """Return the descriptions of the images that were used, each once."""
+    """Return descriptions of the audited images, such as "500 of 10,000 test images of mnist"."""
     return list(
         dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
     )
@@ -117,7 +117,7 @@ def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 
 
 def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """Return the content of a section for each published protocol of any report."""
+    """Return the content of the page's section about each published protocol."""
     names = [report.name for report in reports]
     results_by_protocol: dict[str, dict[int, ProtocolResult]] = {}
     for index, report in enumerate(reports):
@@ -140,7 +140,7 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
 
 
 def write_setting(value: object) -> str:
-    """Write the value of a setting. Of a long list, only the length and the ends are written."""
+    """Write the value of a setting as text. A long list is written as its length and ends."""
     if isinstance(value, Mapping):
         words = [f"{name}: {write_setting(inner)}" for name, inner in value.items()]
         return ", ".join(words) or "none"
@@ -161,9 +161,9 @@ def write_setting(value: object) -> str:
 
 
 def write_examples(reports: Sequence[AuditReport]) -> str:
-    """Convert the examples to JSON for the script of the page.
+    """Convert the example images to JSON for the script of the page.
 
-    Pixels and shifts that repeat are stored once, and the examples contain their index.
+    Images and lists of shifts that repeat are stored once, and examples refer to their index.
     """
     pixels: dict[str, int] = {}
     shifts: dict[tuple, int] = {}
@@ -198,10 +198,10 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
 
 
 def _describe_movement(movement: Movement, example: Example) -> dict[str, Any]:
-    """Return the mode, the background as levels, and the size of the image that the model sees."""
-    background = movement.background
-    if isinstance(background, int | float):
-        background = (background,) * example.channels
+    """Return how the page's script shifts an image: mode, background and size of the result."""
+    background = check_background(movement.background)
+    if len(background) == 1:
+        background *= example.channels
     return {
         "mode": movement.mode,
         "background": [min(max(round(255 * value), 0), 255) for value in background],
@@ -293,16 +293,16 @@ def _page_template() -> "Template":
     environment = Environment(
         loader=PackageLoader("teka.audit.page", ""),
         autoescape=True,
-        finalize=_visible,
+        finalize=_show_controls,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["visible"] = _visible
+    environment.filters["visible"] = _show_controls
     return environment.get_template("audit.html.j2")
 
 
-def _visible(value: object) -> object:
-    """Escape the control characters of plain text."""
+def _show_controls(value: object) -> object:
+    """Replace the control characters of plain text by visible codes."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return printable_lines(value) if is_text else value

@@ -21,7 +21,7 @@ UNKNOWN_COLOR = "#4a5565"
 
 
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """Return verdicts, main metrics and caveats as Markdown, and the best of several models."""
+    """Return a summary in Markdown: the best model, verdicts, main metrics and caveats."""
     parts = []
     for mode_pairs in pairs_by_mode(pairs).values():
         headline, evidence = describe_best_model(mode_pairs, reports)
@@ -49,15 +49,12 @@ def badge_svg(report: AuditReport) -> str:
 
     The badge shows "–" for an invalid report or a model without predictions.
     """
-    measured = [
-        (metrics.numbers["consistency"], metrics)
-        for metrics in report.metrics
-        if "consistency" in metrics.numbers
-    ]
+    measured = [metrics for metrics in report.metrics if "consistency" in metrics.numbers]
     value, color = MISSING, UNKNOWN_COLOR
     reason = ", ".join(report.invalid) or "no predictions to compare"
     if measured and not report.invalid:
-        lowest, metrics = min(measured, key=lambda pair: pair[0].value)
+        metrics = min(measured, key=lambda metrics: metrics.numbers["consistency"].value)
+        lowest = metrics.numbers["consistency"]
         value = f"{write_share(lowest.value)} %"
         color = next(color for least, color in BADGE_COLORS if lowest.value >= least)
         interval = write_interval("consistency", lowest)

@@ -1,4 +1,4 @@
-"""Reports and comparisons as text for a terminal."""
+"""Reports and comparisons of models as text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
@@ -41,34 +41,34 @@ TEXT_NUMBERS = (
 )
 COLUMN_NOTES = {
     "accuracy": "Unshifted: accuracy without a shift.",
-    "minimum_accuracy": "Worst shift: accuracy at the shift where it is lowest.",
-    "worst_shift_accuracy": "Every shift: share of images that are correct at every shift.",
+    "minimum_accuracy": "Worst shift: lowest accuracy at any shift.",
+    "worst_shift_accuracy": "Every shift: share of images classified correctly at every shift.",
     "consistency": "Consistency: share of shifts that do not change the prediction.",
-    "maximum_error": "Largest error: relative change of the output at the worst shift.",
+    "maximum_error": "Largest error: largest relative change of the output at any shift.",
 }
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """Return a table of metrics, the verdict, layers and failures of each model, and caveats."""
+    """Return reports as text: a table of metrics, then verdicts, layers, failures and caveats."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     texts = [results_text(reports)]
     for report in reports:
         title = _wrap(report.name) if len(reports) > 1 else []
-        texts.append("\n".join([*title, *_findings(report)]))
-    texts.append("\n".join(_caveats(reports)))
+        texts.append("\n".join([*title, *_list_findings(report)]))
+    texts.append("\n".join(_list_caveats(reports)))
     return "\n\n".join(filter(None, texts))
 
 
 def details_text(main_results: AuditReport, report: AuditReport) -> str:
-    """Return the findings of the complete report that the main results do not contain yet."""
-    shown = [*_findings(main_results), *_caveats([main_results])]
-    findings = [*_findings(report), *_caveats([report])]
+    """Return what the complete report says in addition to the report of the main results."""
+    shown = [*_list_findings(main_results), *_list_caveats([main_results])]
+    findings = [*_list_findings(report), *_list_caveats([report])]
     return "\n".join(finding for finding in findings if finding not in shown)
 
 
-def _findings(report: AuditReport) -> list[str]:
-    """Return verdict, layers and failures of a model, each as wrapped text."""
+def _list_findings(report: AuditReport) -> list[str]:
+    """Return the verdict, the layers that explain it and the failures, each as wrapped text."""
     findings = [_wrap(sentence) for sentence in report.verdict]
     for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
@@ -78,13 +78,13 @@ def _findings(report: AuditReport) -> list[str]:
 
 
 def results_text(reports: Sequence[AuditReport]) -> str:
-    """Return a table of the main metrics for each model and mode, and notes on it, as text."""
+    """Return the table of the main metrics and its notes as text."""
     table, notes = results_table(reports)
     return "\n".join([table.plain(WIDTH, narrowest=14), *_wrap(notes)])
 
 
-def _caveats(reports: Sequence[AuditReport]) -> list[str]:
-    """Return the caveats as wrapped text, each once and with the names of its models."""
+def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
+    """Return each caveat once, as wrapped text with the names of the models that have it."""
     texts = []
     for caveat, names in caveat_models(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""
@@ -94,7 +94,7 @@ def _caveats(reports: Sequence[AuditReport]) -> list[str]:
 
 
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
-    """Return a table of the main metrics for each model and mode, and notes on it."""
+    """Return a table of the main metrics for each model and mode, and explanatory notes."""
     columns = audit_columns(reports, TEXT_NUMBERS)
     audited = audit_rows(reports)
     several = len(reports) > 1
@@ -136,7 +136,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Return the best model of each mode, and the differences from the first valid model."""
+    """Say which model is the best in each mode, and list the differences from the first model."""
     texts = []
     for mode_pairs in pairs_by_mode(pairs).values():
         headline, evidence = describe_best_model(mode_pairs, reports)
@@ -144,7 +144,7 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
         for sentence in evidence:
             lines += _wrap(sentence, "  ")
         if len(mode_pairs) > 1:
-            note = "These p-values are adjusted by Holm's method for the number of pairs."
+            note = "The p-values are adjusted for the number of pairs of models (Holm's method)."
             lines += _wrap(note, "  ")
         texts.append("\n".join(lines))
         valid = valid_pairs(mode_pairs, reports)
