@@ -170,9 +170,8 @@ def warn_about_batch_dependence(
         return
     try:
         among = evaluate_model(function, images[:8].clone(), "on the first images")[:1]
-        alone = evaluate_model(
-            function, images[:1].clone(), "on the first image alone", tuple(among.shape)
-        )
+        alone = evaluate_model(function, images[:1].clone(), "on the first image alone")
+        difference = output_difference(alone, among)
     except ValueError as error:  # the model may require a fixed batch size
         message = (
             "The audit could not check whether the output for an image depends on the other images "
@@ -180,7 +179,6 @@ def warn_about_batch_dependence(
         )
         yield Caveat("batch not checked", "note", message)
         return
-    difference = output_difference(alone, among)
     if difference > max(BATCH_ROUNDING, 10 * noise):
         message = (
             "The output for an image depends on the other images of its batch. If the image is "

@@ -146,9 +146,7 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
     return result.cpu().to(torch.float64, copy=True)
 
 
-def evaluate_model(
-    function: Model, batch: Tensor, where: str, expected_shape: Sequence[int] | None = None
-) -> Tensor:
+def evaluate_model(function: Model, batch: Tensor, where: str) -> Tensor:
     """Return the measured part of a model's output as a new float64 tensor on the CPU.
 
     The output may be structured, see `teka.audit.model_output`. If the model returns class indices,
@@ -158,21 +156,26 @@ def evaluate_model(
         function: The model.
         batch: Images (B, C, *S).
         where: Description of the images for error messages.
-        expected_shape: Required shape of the output, or None.
     """
 
     def select_values(images: Tensor) -> Tensor:
         values = call_model(function, images, where).values
         return values if values.is_floating_point() else values.double() + 1
 
-    return evaluate(select_values, batch, expected_shape)
+    return evaluate(select_values, batch)
 
 
 def output_difference(output: Tensor, reference: Tensor) -> float:
     """Return ‖output − reference‖ / ‖reference‖, also for outputs of 0.
 
     The result is 0 if the outputs are equal, and 1 if only the reference is 0 everywhere.
+
+    Raises:
+        ValueError: The shapes differ.
     """
+    if output.shape != reference.shape:
+        expected = f"{tuple(reference.shape)}, as in another call on the same images"
+        raise wrong_shape("the output of function", output.shape, expected)
     if torch.equal(output, reference):
         return 0.0
     return relative_difference(output, reference) if reference.any() else 1.0

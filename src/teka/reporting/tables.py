@@ -1,10 +1,9 @@
 """Tables for the terminal and Markdown."""
 
-import io
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from teka.errors import one_line, printable, shorten
 
@@ -44,51 +43,42 @@ class Table:
             width: Characters of a line.
             narrowest: Smallest width of the first column.
         """
-        self = replace(
-            self,
-            title=printable(self.title),
-            heads=_clean(self.heads),
-            rows=tuple(map(_clean, self.rows)),
-        )
-        columns = list(zip(self.heads, *self.rows, strict=True))
-        sizes = [
-            max(len(line) for cell in column for line in cell.split("\n")) for column in columns
-        ]
+        rows = [[_printable_lines(cell) for cell in row] for row in (self.heads, *self.rows)]
+        columns = zip(*rows, strict=True)
+        sizes = [max(len(line) for cell in column for line in cell) for column in columns]
         sizes[0] = min(sizes[0], max(narrowest, width - sum(size + GAP for size in sizes[1:])))
+        for row in rows:
+            wrapped = [textwrap.wrap(line, sizes[0], break_on_hyphens=False) for line in row[0]]
+            row[0] = [part for parts in wrapped for part in parts or [""]]
         blocks: list[list[int]] = [[0]]
-        for column in range(1, len(columns)):
+        for column in range(1, len(sizes)):
             block = [*blocks[-1], column]
             if len(block) > 2 and sum(sizes[index] + GAP for index in block) - GAP > width:
                 blocks.append([0, column])
             else:
                 blocks[-1] = block
-        texts = [self._write_columns(block, sizes) for block in blocks]
-        title = ["\n".join(textwrap.wrap(self.title, width))] if self.title else []
+        texts = [self._write_columns(rows, block, sizes) for block in blocks]
+        title = ["\n".join(textwrap.wrap(printable(self.title), width))] if self.title else []
         return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
 
-    def _write_columns(self, columns: Sequence[int], sizes: Sequence[int]) -> str:
-        from rich.box import Box
-        from rich.console import Console
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        rule = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-        grid = Grid(
-            box=rule, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style=None
-        )
-        for column in columns:
-            head, width = self.heads[column], sizes[column]
-            justify = "right" if column and head not in self.words else "left"
-            no_wrap = column > 0
-            grid.add_column(
-                Text(head), justify=justify, width=width, no_wrap=no_wrap, overflow="fold"
-            )
-        for row in self.rows:
-            grid.add_row(*(Text(row[column]) for column in columns))
-        text = io.StringIO()
-        width = sum(sizes) + GAP * len(sizes)
-        Console(file=text, width=width, color_system=None, legacy_windows=False).print(grid)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    def _write_columns(
+        self, rows: Sequence[Sequence[list[str]]], columns: Sequence[int], sizes: Sequence[int]
+    ) -> str:
+        lines: list[str] = []
+        for number, row in enumerate(rows):
+            height = max(len(row[column]) for column in columns)
+            cells = []
+            for column in columns:
+                blank = [""] * (height - len(row[column]))
+                # Heads are aligned at the bottom, all other cells at the top.
+                cell = row[column] + blank if number else blank + row[column]
+                is_text = not column or self.heads[column] in self.words
+                align = str.ljust if is_text else str.rjust
+                cells.append([align(line, sizes[column]) for line in cell])
+            lines += [(" " * GAP).join(parts).rstrip() for parts in zip(*cells, strict=True)]
+            if not number:
+                lines.append("-" * (sum(sizes[column] + GAP for column in columns) - GAP))
+        return "\n".join(lines)
 
     def markdown(self) -> str:
         """Return the table as Markdown, with the title as a heading of the third level."""
@@ -104,12 +94,8 @@ class Table:
         return f"### {markdown_text(self.title)}\n\n{body}" if self.title else body
 
 
-def _clean(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cells with printable lines of limited length."""
-    return tuple(
-        "\n".join(shorten(printable(part), LONGEST_CELL) for part in cell.split("\n"))
-        for cell in cells
-    )
+def _printable_lines(cell: str) -> list[str]:
+    return [shorten(printable(line), LONGEST_CELL) for line in cell.split("\n")]
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:

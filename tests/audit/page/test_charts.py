@@ -114,7 +114,7 @@ def test_layer_chart_contains_every_error_and_names_the_breaks(figures):
         for layer in layers.findings
     ]
     np.testing.assert_allclose(inside, np.array(expected, dtype=float))
-    assert {text.get_text() for text in axes.texts} == {"embed", "add_position"}
+    assert {text.get_text().strip() for text in axes.texts} == {"embed", "add_position"}
     assert "Equivariance breaks first in add_position and embed." in chart
     assert all(tick == round(tick) for tick in axes.get_xticks())
 

@@ -1,7 +1,6 @@
 """Numerical noise of a model: differences between outputs of the same images."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,21 +51,14 @@ def noise_floor(
     check_sizes({"batch_size": batch_size})
     check_flags({"precision": precision})
 
-    def evaluate_batches(
-        function: Model, dtype: torch.dtype, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        outputs = []
-        for batch in images.split(int(batch_size)):
-            expected_shape = None if shape is None else (len(batch), *shape)
-            # Pass a copy, because the function may write into its input.
-            copied = batch.to(dtype, copy=True)
-            where = "on the images, for the noise floor"
-            outputs.append(evaluate_model(function, copied, where, expected_shape))
-        return torch.cat(outputs)
+    def evaluate_batches(function: Model, dtype: torch.dtype) -> Tensor:
+        # Pass copies, because the function may write into its input.
+        copies = [batch.to(dtype, copy=True) for batch in images.split(int(batch_size))]
+        where = "on the images, for the noise floor"
+        return torch.cat([evaluate_model(function, copied, where) for copied in copies])
 
     output = evaluate_batches(function, images.dtype)
-    shape = output.shape[1:]
-    repeat = output_difference(evaluate_batches(function, images.dtype, shape), output)
+    repeat = output_difference(evaluate_batches(function, images.dtype), output)
     if not precision:
         return NoiseFloor(repeat, None, "it was not requested")
     if not isinstance(function, nn.Module):
@@ -75,7 +67,7 @@ def noise_floor(
     is_double = images.dtype == torch.float64
     dtype = torch.float32 if is_double else torch.float64
     try:
-        cast = evaluate_batches(copy.deepcopy(function).to(dtype), dtype, shape)
+        cast = evaluate_batches(copy.deepcopy(function).to(dtype), dtype)
     # Modules that do not support the dtype raise errors of many classes.
     except EXTERNAL_ERRORS as error:
         reason = f"the copy in {dtype} fails: {type(error).__name__}: {error}"
