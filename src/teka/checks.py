@@ -351,7 +351,7 @@ def module_of(function: object) -> nn.Module | None:
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that a function is not a module, or a method of a module, in training mode.
+    """Check that the module that a function belongs to, if any, is in evaluation mode.
 
     Raises:
         ValueError: The module or a submodule is in training mode.

@@ -97,10 +97,7 @@ def _remove_abandoned_files(path: Path) -> None:
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Lock a file, and return True if this was possible.
-
-    It is not if another process has locked the file, or if the system does not support locks.
-    """
+    """Lock a file. Return False if another process has locked it, or if the system has no locks."""
     if fcntl is None:
         return False
     try:

@@ -74,7 +74,10 @@ class AttentionHeads(nn.Module):
         self.kernel, self.relative = make_kernels(options, heads, dim_head)
 
     def current_kernels(self) -> tuple[ContentKernel, RelativeKernel | None]:
-        """Return the content kernel, and the relative kernel or None, with current parameters."""
+        """Return the content kernel and the relative kernel with their current parameters.
+
+        The relative kernel is None if the heads do not depend on positions.
+        """
         kernel = self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
         return kernel, None if self.relative is None else self.relative()
 

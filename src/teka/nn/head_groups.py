@@ -218,7 +218,7 @@ def make_kernels(
     """Create the content kernel and the relative kernel for the options of a layer.
 
     The content kernel is a similarity of query and key. The relative kernel is a weight that
-    depends on the offset between their positions, or None.
+    depends on the offset between their positions; it is None for `relative=None`.
 
     Raises:
         ValueError: The kernels do not fit each other, or an option belongs to another kernel.

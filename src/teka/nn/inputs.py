@@ -102,7 +102,7 @@ def make_inputs(
     needs_positions: bool,
     group: ProcessGroup | None,
 ) -> AttentionInputs:
-    """Check the arguments of `Attention.forward`, and return them in a uniform way.
+    """Check the arguments of `Attention.forward`, and return them as `AttentionInputs`.
 
     Raises:
         ValueError: Shapes or dtypes do not fit, or arguments exclude each other.

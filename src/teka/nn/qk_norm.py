@@ -15,7 +15,7 @@ from teka.functional.shapes import KeyMask, Keys, Queries
 
 
 class IdentityQueryKeyNorm(nn.Module):
-    """Base class of modules that normalize queries and keys; it returns them unchanged.
+    """Base class of modules that normalize queries and keys. It returns them unchanged.
 
     Attributes:
         has_effect: True if the module changes queries or keys.
@@ -72,9 +72,9 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 class KeyCentering(IdentityQueryKeyNorm):
     """Centering of keys: subtract the mean of all keys of a sample and head from each key.
 
-    The mean excludes masked keys. Softmax attention does not depend on it. Kernels that apply a
-    ReLU do, because centered keys point in all directions. Centering is equivariant to shifts, but
-    not causal, because the mean depends on later keys.
+    The mean excludes masked keys. Centering does not change softmax attention. It changes kernels
+    that apply a ReLU, because centered keys point in all directions. It is equivariant to shifts,
+    but not causal, because the mean depends on later keys.
     """
 
     has_effect = True

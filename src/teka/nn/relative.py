@@ -12,8 +12,8 @@ from torch.nn.functional import softplus
 
 from teka import functional as kernels
 from teka._compat import are_transforms_active
-from teka.checks import check_tensor_sizes
-from teka.errors import unknown_name, wrong_value
+from teka.checks import check_name, check_tensor_sizes
+from teka.errors import wrong_value
 from teka.functional import RELATIVES, RelativeKernel
 from teka.nn.features import RandomFeatures
 
@@ -56,7 +56,7 @@ class RelativeModule(nn.Module):
 
     @property
     def num_position_features(self) -> int:
-        """Number of features that the kernel appends to every query and key, often 0."""
+        """Number of features that the kernel appends to every query and key; 0 for most kernels."""
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
@@ -94,7 +94,7 @@ class LearnedRelativeKernel(RelativeModule):
     ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
-        has_axes = "num_axes" in constructor_options(self.kernel_class)
+        has_axes = "num_axes" in option_names(self.kernel_class)
         self.infers_num_axes = num_axes is None and has_axes
         if has_axes:
             options["num_axes"] = DEFAULT_NUM_AXES if num_axes is None else num_axes
@@ -146,7 +146,7 @@ class LearnedRelativeKernel(RelativeModule):
     def set_num_axes(self, num_axes: int) -> None:
         """Set the number of axes of the token grid, unless it has been set before.
 
-        Another number than two gives the parameters new shapes and new initial values. They remain
+        If the number is not two, the parameters get new shapes and new initial values. They remain
         the same objects, so an optimizer that was created earlier stays valid. Within a transform
         of torch.func, this method does nothing.
         """
@@ -260,8 +260,8 @@ class EmbeddedBiasTable(RelativeModule):
         return kernels.BiasTable(torch.stack(tables, dim=1))
 
 
-def constructor_options(kernel: type[RelativeKernel]) -> Collection[str]:
-    """Return the names of the options that a relative kernel class takes to initialize itself."""
+def option_names(kernel: type[RelativeKernel]) -> Collection[str]:
+    """Return the names of the options of `with_initial_parameters` of a relative kernel class."""
     return inspect.signature(kernel.with_initial_parameters).parameters
 
 
@@ -282,19 +282,19 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
         return kernel
     if not isinstance(kernel, str):
         raise wrong_value("kernel", kernel, "a name or a class of teka.functional.RelativeKernel")
-    if kernel not in RELATIVES:
-        raise unknown_name("kernel", kernel, RELATIVES)
+    check_name("kernel", kernel, RELATIVES)
     return RELATIVES[kernel]
 
 
 def relative_kernel_class(relative: str | RelativeModule | None) -> type[RelativeKernel] | None:
-    """Return the class of the relative kernel with a name or in a module; None for None."""
-    if relative is None or isinstance(relative, RelativeModule):
-        return None if relative is None else relative.kernel_class
+    """Return the class of a relative kernel that is specified by name or as a module, or None."""
+    if relative is None:
+        return None
+    if isinstance(relative, RelativeModule):
+        return relative.kernel_class
     if not isinstance(relative, str):
         raise wrong_value("relative", relative, "None, a name or a teka.nn.LearnedRelativeKernel")
-    if relative not in RELATIVES:
-        raise unknown_name("relative", relative, RELATIVES)
+    check_name("relative", relative, RELATIVES)
     return RELATIVES[relative]
 
 
@@ -306,6 +306,6 @@ def make_relative_from_options(
     Other options and options that are None are ignored, so that a caller can pass the options of
     all classes.
     """
-    known = constructor_options(kernel)
+    known = option_names(kernel)
     own = {name: value for name, value in options.items() if name in known and value is not None}
     return LearnedRelativeKernel(kernel, **own)

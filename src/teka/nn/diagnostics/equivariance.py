@@ -68,9 +68,9 @@ class LayerInputs:
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
     def token_indices(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Return the indices in the sequence of the prefix tokens and of the tokens of some cells.
+        """Return the indices of the prefix tokens and of the tokens at some cells of the grid.
 
-        Prefix tokens, such as a class token, come before the cells of the grid.
+        Prefix tokens, such as a class token, come first in the sequence.
         """
         prefix = torch.arange(self.num_prefix_tokens, device=cells.device)
         return torch.cat([prefix, self.num_prefix_tokens + cells])
@@ -82,7 +82,10 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
 
 
 def _block_around(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Return the indices and the grid of a block of at most `max_tokens` cells around a cell."""
+    """Return the indices of the cells in a block around a cell, and the grid that they form.
+
+    The block has at most `max_tokens` cells.
+    """
     shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
     start = torch.minimum(coordinates[cell], shape - sides)
@@ -172,7 +175,7 @@ def _shifts_to_measure(
 
 
 def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the output of a layer at the coordinates after each shift."""
+    """Return the output of a layer after each shift of the coordinates of its tokens."""
     assert inputs.positions is not None
     positions = inputs.positions.double()
     moved = [positions + step for step in steps.to(positions)]

@@ -41,8 +41,8 @@ RECOMMENDATIONS = {
     "inaccurate position features": "Use relative='clipped', which is exact and costs less.",
     "biased features": "Random vectors of equal norm make attention weights too small. Use "
     "projection='orthogonal', which does not have this error.",
-    "long queries and keys": "Random features then have a large error. Use query_key='normalized', "
-    "or smaller weights.",
+    "long queries and keys": "Random features have a large error for long queries and keys. Use "
+    "query_key='normalized', or smaller weights.",
     "large outputs": "Outputs may be larger for other tokens. Use kernel='squared_relu' or "
     "kernel='positive', whose outputs are bounded. With relative='rotary', use "
     "rotary_normalizer='nonnegative', or the default 'mixed' and a kernel without negative "
@@ -53,8 +53,8 @@ RECOMMENDATIONS = {
     "keys up. With kernel='constant' and relative=None, the weights are always equal.",
     "rounding of a backend": "Rounding errors grow if attention weights of both signs sum to "
     "almost 0. Use float64, backend='dense', or a kernel without negative weights.",
-    "constant waves": "Their wavelengths are much longer than the periodic grid. Choose "
-    "frequencies near multiples of 2π / period.",
+    "constant waves": "A sinusoid is constant if its wavelength is much longer than the periodic "
+    "grid. Choose frequencies near multiples of 2π / period.",
     "shift sensitivity": "If relative='rotation_joint', use relative='rotation', which is the same "
     "kernel and exactly equivariant. If relative='clipped', check that distances are multiples of "
     "the ring width. If the relative kernel is your own, check it.",
@@ -201,9 +201,9 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Differences between the output for shifted tokens and the shifted output, of a layer.
+    """Relative differences between a layer's output for shifted tokens and its shifted output.
 
-    The differences are relative to the output. An equivariant layer has only rounding errors.
+    An equivariant layer has only rounding errors.
 
     Attributes:
         method: How the tokens were shifted.
@@ -409,7 +409,7 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
     if gain > 1.01 * (group.bound or 1.0) and (gain > LARGE_GAIN or share > SHARE_OF_GAINS_ABOVE_1):
         message = (
             f"Outputs of {group.name} are not bounded. They are up to {group.output_ratio:.3g} "
-            f"times the largest value. The sum of absolute attention weights is up to {gain:.3g}."
+            f"times the largest value (sum of absolute weights: {gain:.3g})."
         )
         yield Finding("large outputs", gain, LARGE_GAIN, message)
     if min(group.unevenness) < EVEN_WEIGHTS and not group.is_collapsed:

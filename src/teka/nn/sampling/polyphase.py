@@ -37,10 +37,10 @@ class PolyphaseDownsample(nn.Module):
 
         y[n] = x[s·n + ĉ]
 
-    An ordinary stride s keeps every s-th pixel, starting at the first one. It keeps other pixels if
-    the image shifts by one pixel, so its output changes. This layer starts at an offset ĉ that
-    moves with the content of the image. It compares the subgrids x_c[n] = x[s·n + c] of every s-th
-    pixel, one for each offset c, and keeps one of them:
+    An ordinary stride s keeps every s-th pixel, starting at the first one. If the image shifts by
+    one pixel, it keeps other parts of the image, so its output changes. This layer starts at an
+    offset ĉ that moves with the content of the image. It compares the subgrids x_c[n] = x[s·n + c]
+    of every s-th pixel, one for each offset c, and keeps one of them:
 
     - "norm": the subgrid with the largest norm, ĉ = argmax_c ‖x_c‖².
     - "learned": the subgrid with the largest score of a small convolutional network.
@@ -359,7 +359,10 @@ def take_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *coarse"]:
-    """Return every s-th pixel of each sample, from its offset, for a stride s."""
+    """Return the subgrid of every s-th pixel of each sample that starts at the sample's offset.
+
+    Here s is the stride.
+    """
     components = split_polyphase(inputs, stride)
     # Not components[:, :1]: torch.export of PyTorch 2.6 then restricts the size of the batch.
     first_component = components.narrow(1, 0, 1)
@@ -371,9 +374,10 @@ def put_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Write pixels into every s-th pixel of a grid of zeros, from the offset of each sample.
+    """Write the pixels of a coarse grid into every s-th pixel of a fine grid of zeros.
 
-    This is the transpose of `take_polyphase_component`.
+    Here s is the stride. The first pixel is at the offset of the sample. This is the transpose of
+    `take_polyphase_component`.
     """
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
@@ -385,9 +389,10 @@ def _component_index(offset: Tensor, component: Tensor) -> Tensor:
 
 
 def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
-    """Return the offset at which every s-th pixel of a sample has the largest norm, for a stride s.
+    """Return the offset of each sample whose subgrid of every s-th pixel has the largest norm.
 
-    A shift of a sample shifts this offset too, so that the same pixels are chosen.
+    Here s is the stride. If a sample shifts, the offset shifts too, so that the same pixels are
+    chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)

@@ -260,7 +260,7 @@ class SubpixelAlignment(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Shift each image by a fraction of a pixel, to align it with other shifts of itself."""
+        """Shift each image by the fraction of a pixel that aligns it with shifted copies of it."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
         # In half precision, rounding would decide which fraction is chosen.
