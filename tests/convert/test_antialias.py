@@ -351,7 +351,7 @@ def test_model_without_applicable_fix_is_unchanged():
     assert (done.fixed, done.left, str(done)) == (
         {},
         {},
-        "nothing to fix: no offending layer has an applicable fix",
+        "nothing to fix: no fix applies to a layer that breaks equivariance",
     )
     assert torch.equal(fixed_model(images()), model(images()))
     _, done = fix(model, locate(model), ["blur", "positions"])

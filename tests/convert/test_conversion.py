@@ -400,12 +400,12 @@ def test_head_offsets_of_other_relative_kernels():
         (
             build_by_position("quadratic", kernel="softmax"),
             Grid((5, 6)),
-            "must be attention by pos.*got .*2 heads that depend on content",
+            "must be attention by pos.*got a layer that depends on the content",
         ),
         (
             build_by_position("clipped", position_heads=0),
             Grid((5, 6)),
-            "or a relative kernel that does",
+            "got a layer that depends on the content",
         ),
         (
             build_by_position("quadratic", position_heads=1),

@@ -47,7 +47,7 @@ class Doubled(nn.Conv2d):
         ),
         (
             nn.Conv1d(3, 3, 3, padding=1, padding_mode="reflect"),
-            "padding_mode must be 'zeros' or 'circ.*got 'reflect'",
+            "padding_mode must be one of 'circular', 'zeros', got 'reflect'",
         ),
         (nn.Conv1d(3, 3, 3), r"padding must be 'same', or \(1,\) for this kernel.*got \(0,\)"),
         (nn.Conv1d(3, 3, 3, padding="valid"), "padding must be 'same'.*got 'valid'"),

@@ -1,4 +1,4 @@
-"""Changes of padding, sampling and position embeddings that reduce a model's reaction to shifts."""
+"""Changes of trained models that make them less sensitive to shifts of their input."""
 
 import copy
 import threading
@@ -45,7 +45,7 @@ class FixReport:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the tensors whose values changed, which are position embeddings."""
+        """Names of the parameters with new values, which are position embeddings."""
         return self.fixed.get("positions", ())
 
     def __str__(self) -> str:
@@ -57,23 +57,25 @@ class FixReport:
                 lines.append(f"{name}: no applicable layer")
         for name, reasons in self.left.items():
             lines += [f"{name}: not {layer}: {reason}" for layer, reason in reasons.items()]
-        return "\n".join(lines) or "nothing to fix: no offending layer has an applicable fix"
+        return (
+            "\n".join(lines) or "nothing to fix: no fix applies to a layer that breaks equivariance"
+        )
 
 
 def fix(
     model: nn.Module, layers: LayerFindings | None, fixes: Sequence[str] | None = None
 ) -> tuple[nn.Module, FixReport]:
-    """Return a copy of a model that is less sensitive to shifts, without training.
+    """Make a copy of a model less sensitive to shifts of its input, without training.
 
     The fixes are:
 
     - "circular": padding continues at the opposite edge. This removes edge effects under circular
       shifts.
-    - "blur": convolutions and pooling with stride s compute every cell. A binomial low-pass filter
-      of 2s − 1 cells follows, and then every s-th cell is kept.
-    - "polyphase": convolutions and pooling with stride s compute every cell of the periodic grid,
-      and keep every s-th cell, starting at an offset that depends on the content. All layers that
-      sample the same grid use the same offset, so that their outputs lie on the same grid.
+    - "blur": convolutions and pooling with stride s are evaluated with stride 1, then a binomial
+      filter of width 2s − 1 removes high frequencies, and then every s-th pixel is kept.
+    - "polyphase": convolutions and pooling with stride s are evaluated with stride 1 and circular
+      padding. Then every s-th pixel is kept, starting at an offset that moves with the content. All
+      layers that sample a map of the same size use the same offset.
     - "positions": every vector of a learned position embedding becomes the mean over positions.
 
     A model with "circular" and "polyphase" is invariant to circular shifts, up to rounding, if each
@@ -131,8 +133,8 @@ def fix(
             _average_positions(tensors[layer], layers)
         else:
             raise wrong_value("layers", layer, f"a layer of this {type(model).__name__}")
-    result.register_forward_pre_hook(offsets.forget)
-    result.register_forward_hook(offsets.forget)
+    result.register_forward_pre_hook(offsets.reset)
+    result.register_forward_hook(offsets.reset)
     return result, report
 
 
@@ -154,7 +156,7 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
 
 
 def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
-    """Apply fixes of padding and sampling to a layer in place."""
+    """Change the padding and the stride of a layer in place, as the named fixes do."""
     # The class is changed in place, as in torch's parametrizations, so that layers that are used
     # twice and hooks stay.
     changed: Any = module
@@ -168,11 +170,11 @@ def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") 
 
 
 class SharedOffsets:
-    """Offsets at which layers with a stride start sampling, shared by all layers of a model.
+    """Positions of the first pixel that strided layers keep, shared by all layers of a model.
 
     All branches of a residual block must start sampling at the same offset. Otherwise their sum
     does not move with the content (Chaman & Dokmanić 2021). Therefore, in each forward pass, the
-    first layer that samples a grid of some size chooses the offset, and the other layers use it. If
+    first layer that samples a map of some size chooses the offset, and the other layers use it. If
     a layer is called again, for example because a model processes several images one after another,
     it chooses a new offset.
 
@@ -180,31 +182,31 @@ class SharedOffsets:
     of their forward pass.
     """
 
-    def forget(self, *_: object) -> None:
-        """Delete the offsets of the last forward pass. The model calls this method as a hook."""
+    def reset(self, *_: object) -> None:
+        """Delete the offsets that layers chose. Hooks call it before and after a forward pass."""
         for grid in [grid for grid in _thread_offsets.choices if grid[0] is self]:
             del _thread_offsets.choices[grid]
 
-    def sample(self, layer: nn.Module, cells: Images, sampling: PolyphaseDownsample) -> Outputs:
-        """Return every s-th cell, starting at the offset of the grid.
+    def sample(self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample) -> Outputs:
+        """Downsample the output of a layer, starting at the offset that layers of its size share.
 
         Args:
-            layer: Layer that samples.
-            cells: Output of the layer at every cell.
+            layer: The layer.
+            outputs: Output of the layer with stride 1.
             sampling: Downsampling, which chooses the offset if no other layer has chosen it.
         """
         # The batch size is not part of the grid, because a symbolic size cannot be hashed.
-        grid = (self, *cells.shape[2:], *sampling.stride)
+        grid = (self, *outputs.shape[2:], *sampling.stride)
         offset, layers = _thread_offsets.choices.get(grid, (None, ()))
-        if offset is None or id(layer) in layers or offset.shape[0] != cells.shape[0]:
+        if offset is None or id(layer) in layers or offset.shape[0] != outputs.shape[0]:
             offset, layers = None, ()
-        sampled, offset = sampling.forward_with_offset(cells, offset)
+        sampled, offset = sampling.forward_with_offset(outputs, offset)
         _thread_offsets.choices[grid] = offset, (*layers, id(layer))
         return sampled
 
 
 class _ThreadOffsets(threading.local):
-    """The chosen offset of each grid in the current thread, and the layers that have used it."""
+    """Offsets that layers chose in the current thread, and the layers that have used them."""
 
     def __init__(self) -> None:
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
@@ -217,13 +219,13 @@ restore_in_checkpoints(_thread_offsets)
 
 
 class _SampledLayer(nn.Module):
-    """Base class of convolutions and pooling that compute every cell and keep every s-th cell."""
+    """Base class of layers whose stride is replaced by stride 1 and a downsampling after it."""
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
     def add_sampling(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Replace the stride and the padding of this layer by explicit margins and a sampling step.
+        """Replace the padding and stride of this layer by separate steps before and after it.
 
         Args:
             fixes: Names of the fixes to apply.
@@ -252,22 +254,22 @@ class _SampledLayer(nn.Module):
 
     def forward(self, input: Images) -> Outputs:
         value = self.padding_value if self.margin_mode == "constant" else None
-        cells = super().forward(pad(input, self.margins, self.margin_mode, value))
-        return self.offsets.sample(self, cells, self.sampling)
+        outputs = super().forward(pad(input, self.margins, self.margin_mode, value))
+        return self.offsets.sample(self, outputs, self.sampling)
 
 
 class SampledConv2d(_SampledLayer, nn.Conv2d):
-    """Convolution that computes every cell and then keeps every s-th cell."""
+    """Convolution with stride 1, followed by a downsampling."""
 
 
 class SampledMaxPool2d(_SampledLayer, nn.MaxPool2d):
-    """Max pooling that computes every cell and then keeps every s-th cell."""
+    """Max pooling with stride 1, followed by a downsampling."""
 
     padding_value = -torch.inf
 
 
 class SampledAvgPool2d(_SampledLayer, nn.AvgPool2d):
-    """Average pooling that computes every cell and then keeps every s-th cell."""
+    """Average pooling with stride 1, followed by a downsampling."""
 
 
 SAMPLED_CLASSES: dict[type, type[_SampledLayer]] = {

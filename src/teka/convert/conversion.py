@@ -30,12 +30,12 @@ from teka.nn.relative import inverse_softplus
 
 
 class BorderedAttention(nn.Module):
-    """Attention layer on a grid with a border of zero tokens, like a convolution with zero padding.
+    """Attention layer with the stride and the zero padding of a convolution.
 
-    The weights depend on positions alone. The queries are every s-th cell of the grid, where s is
-    the stride. The keys are all cells and the border. Without a border, a head that points over an
-    edge would attend to the nearest cells inside. A periodic grid needs no border, because such a
-    head attends to cells at the opposite edge.
+    The attention weights depend on positions alone. Keys are the tokens of the grid, and zero
+    tokens in a border around it. Without the border, a head that points over the edge of the grid
+    would attend to the nearest tokens inside. On a periodic grid it attends to the opposite edge,
+    so no border is needed. Queries are at every s-th position of the grid, where s is the stride.
 
     Distances are counted in cells, so that the spacing of the grid has no effect.
 
@@ -62,7 +62,7 @@ class BorderedAttention(nn.Module):
         check_sizes({f"border[{axis}]": size for axis, size in enumerate(self.border or ())}, 0)
 
     def output_grid(self, grid: Grid) -> Grid:
-        """Return the grid of the outputs: every s-th cell, starting with the first cell."""
+        """Return the grid of the output tokens, which has every s-th cell of the input grid."""
         axes = list(zip(grid.shape, grid.spacing, self.stride, strict=True))
         sides = tuple(-(-side // step) for side, _, step in axes)
         spacing = tuple(distance * step for _, distance, step in axes)
@@ -100,7 +100,7 @@ class BorderedAttention(nn.Module):
         border = self.border or (0,) * num_axes
         margins = [size for size in reversed(border) for _ in range(2)]
         padded = pad(cells.unflatten(tokens), margins)
-        origin = tuple(-float(size) for size in border)
+        origin = [-float(size) for size in border]
         padded_grid = Grid(tuple(padded.shape[2:]), 1.0, grid.periodic, origin)
         context = padded_grid.flatten(padded)
         return self.attention(queries, query_grid, context=context, context_grid=padded_grid)
@@ -113,16 +113,14 @@ def _check_ignores_content(attention: Attention) -> None:
     """Check that the weights of an attention layer depend on positions alone."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
-        num_heads = attention.content_heads
-        description = f"{num_heads} heads that depend on content, or a relative kernel that does"
         expected = "attention by position alone, kernel='constant'"
-        raise wrong_argument("attention", description, expected)
+        raise wrong_argument("attention", "a layer that depends on the content", expected)
 
 
 def attention_from_convolution(
     convolution: nn.Module, *, precision: float = math.inf, dim_head: int | None = None
 ) -> BorderedAttention:
-    """Return an attention layer that computes a convolution, with one head per kernel offset.
+    """Convert a convolution to an attention layer that has one head for each kernel offset.
 
     Head h attends to the token at the offset Δ_h from the query: a key at the offset δ has a weight
     proportional to exp(−α ‖δ − Δ_h‖²), with lengths in cells. The projections of the head multiply
@@ -182,8 +180,8 @@ def attention_from_convolution(
         qkv_bias=False,
     ).to(weight)
     reach = window_reach(convolution)
-    steps = tuple(float(cells) for cells in convolution.dilation)
-    first_offset = tuple(-float(cells) for cells in reach)
+    steps = [float(cells) for cells in convolution.dilation]
+    first_offset = [-float(cells) for cells in reach]
     offsets = Grid(kernel_size, steps, origin=first_offset).positions()
     # A larger precision than that of hard heads changes nothing.
     raw_precision = inverse_softplus(torch.tensor(min(precision, HARD_PRECISION)).double())
@@ -201,7 +199,7 @@ def attention_from_convolution(
 
 
 class HeadOffset(NamedTuple):
-    """Offset between query and key at which the weight of an attention head is largest.
+    """Offset from query to key to which an attention head gives its largest weight.
 
     Attributes:
         offset: Position of the key minus that of the query, in cells along each axis.
@@ -215,7 +213,7 @@ class HeadOffset(NamedTuple):
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """Return the offset at which each head has its largest weight, and the share of this weight.
+    """Find the offset to which each attention head attends most, for attention by position alone.
 
     On a periodic grid, the offset between two cells is that of the shorter way around.
 
@@ -240,7 +238,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelativeKernel):
         name = None if relative is None else relative.name
-        expected = "a relative kernel of the offset alone, such as 'quadratic'"
+        expected = "a relative kernel that depends on the offset only, such as 'quadratic'"
         raise wrong_value("attention.relative", name, expected)
     relative.check_kernel_and_positions(
         heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
@@ -251,7 +249,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     axes = list(zip(grid.shape, grid.periodic, strict=True))
     sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)
     lowest = tuple(-(side // 2) if periodic else -side for side, periodic in axes)
-    cells = Grid(sides, origin=tuple(map(float, lowest))).positions(
+    cells = Grid(sides, origin=list(map(float, lowest))).positions(
         dtype=torch.float64, device=attention.output.weight.device
     )
     offsets = cells * cells.new_tensor(grid.spacing)
@@ -264,9 +262,10 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 def convolution_from_attention(
     attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
-    """Return the convolution that an attention layer computes if each head attends to one offset.
+    """Convert an attention layer whose heads each attend to one offset to a convolution.
 
-    The matrix at the offset Δ is W_Δ = Σ O_h V_h over the heads with this offset. The window is the
+    The matrix of the convolution at the offset Δ is W_Δ = Σ O_h V_h. The sum is over the heads with
+    this offset, and O_h and V_h are the output and value projections of a head. The window is the
     smallest odd window that contains all offsets, without dilation. The padding is circular on a
     periodic grid and zero otherwise. The stride is that of a `BorderedAttention`. Dropout is
     ignored.
@@ -312,7 +311,7 @@ def convolution_from_attention(
     assert isinstance(layer, Attention)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
-            expected = "None or False, because a convolution cannot compute it"
+            expected = "None or False; a convolution cannot compute it"
             raise wrong_value(f"attention.{name}", True, expected)
     heads = head_offsets(layer, grid)
     for index, head in enumerate(heads):
@@ -330,8 +329,8 @@ def convolution_from_attention(
     convolution = CONVOLUTION_MODULES[grid.num_axes](
         layer.context_dim,
         layer.dim,
-        tuple((2 * reach + 1).tolist()),
-        padding=tuple(reach.tolist()),
+        (2 * reach + 1).tolist(),
+        padding=reach.tolist(),
         stride=stride,
         padding_mode="circular" if grid.periodic[0] else "zeros",
     ).to(layer.output.weight)

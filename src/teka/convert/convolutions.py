@@ -1,4 +1,4 @@
-"""Matrices and low-rank approximations of convolutions, and error bounds of their conversion."""
+"""Checks, matrices and approximations of convolutions, and the error of their conversion."""
 
 import copy
 import math
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.checks import check_number, check_sizes
+from teka.checks import check_name, check_number, check_sizes
 from teka.errors import wrong_value
 from teka.nn.local_conv import CONVOLUTION_MODULES
 
@@ -35,9 +35,7 @@ def check_convolution(convolution: nn.Module) -> Convolution:
     if not convolution.weight.is_floating_point():
         dtype = convolution.weight.dtype
         raise wrong_value("convolution.weight.dtype", dtype, "a real floating-point dtype")
-    if convolution.padding_mode not in PADDING_MODES:
-        expected = "'zeros' or 'circular'"
-        raise wrong_value("convolution.padding_mode", convolution.padding_mode, expected)
+    check_name("convolution.padding_mode", convolution.padding_mode, PADDING_MODES)
     reach = window_reach(convolution)
     if convolution.padding != "same" and tuple(convolution.padding) != reach:
         expected = f"'same', or {reach} for this kernel"
@@ -46,15 +44,16 @@ def check_convolution(convolution: nn.Module) -> Convolution:
 
 
 def window_reach(convolution: Convolution) -> tuple[int, ...]:
-    """Return the number of cells from the middle of the window to its edge along each axis."""
+    """Return the distance from the center of a convolution's window to its edge, for each axis."""
     sides = zip(convolution.kernel_size, convolution.dilation, strict=True)
     return tuple(side // 2 * step for side, step in sides)
 
 
 def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_channels in_channels"]:
-    """Return the matrix W_h of each offset of the window, in row-major order and float64.
+    """Return the matrix from input to output channels at each offset of a convolution's window.
 
-    Entries between different groups are 0.
+    The offsets are in row-major order. Entries between different groups are 0. The dtype is
+    float64.
     """
     matrices = convolution.weight.detach().double().flatten(2).permute(2, 0, 1)
     groups = matrices.chunk(convolution.groups, dim=1)
@@ -85,10 +84,10 @@ def factor_matrices(
 
 
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
-    """Approximate a convolution such that the matrix at each kernel offset has a limited rank.
+    """Return the nearest convolution that attention heads of size `rank` can compute exactly.
 
-    Attention heads of size `rank` can compute the approximation exactly. It is the nearest one in
-    the Frobenius norm. The argument `convolution` is not changed.
+    Its matrix from input to output channels has at most this rank at each kernel offset. Distances
+    are measured in the Frobenius norm.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(8, 8, 3, padding=1)
@@ -128,8 +127,8 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 def off_center_weight(precision: float, num_axes: int) -> float:
     """Return an upper bound of the attention weight that a head gives to cells off its center.
 
-    The attention weight of the head is a Gaussian function of the offset. On an infinite grid of n
-    axes, a head of precision α gives its center the weight
+    The weight of a head of precision α is a Gaussian function of the distance from its center. On
+    an infinite grid of n axes, the center gets the weight
 
         (Σ_m e^(−α m²))^(−n) ≥ (Σ_m e^(−α |m|))^(−n) = tanh(α/2)^n,
 
@@ -155,11 +154,11 @@ def off_center_weight(precision: float, num_axes: int) -> float:
 
 
 def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
-    """Return the precision α at which a converted convolution has at most a given relative error.
+    """Return the precision of attention heads for a given relative error of the conversion.
 
-    The result solves 2 · `off_center_weight` = tolerance for α. The outputs of
-    `attention_from_convolution` then differ from the convolution by at most
-    tolerance · max|x| · max_o Σ|W_o|. The last two factors are the largest possible output.
+    With this precision, the outputs of `attention_from_convolution` differ from those of the
+    convolution by at most tolerance · g. Here g is the largest possible output of the convolution
+    without bias, max|x| · max_o Σ|W_o|. The result solves 2 · `off_center_weight` = tolerance.
 
     >>> import teka
     >>> round(teka.convert.precision_for_tolerance(1e-3, num_axes=2), 2)
@@ -184,11 +183,10 @@ def conversion_error_bound(
 ) -> float:
     """Return an upper bound of the difference between a convolution and its attention layer.
 
-    The bound holds for all inputs x up to a magnitude. With g = max_o Σ|W_o|, the largest output
-    for |x| ≤ 1, it is the sum of two terms:
+    The bound is the sum of two errors. It holds for all inputs x with |x| ≤ `largest_input`:
 
     - 2 · `off_center_weight` · max|x| · g, because heads also attend to cells other than their
-      centers,
+      centers. Here g = max_o Σ|W_o| is the largest output for |x| ≤ 1 without the bias b.
     - 2ε (N + 8) max|x| · g + ε max|b|, because both layers round sums of N = D_in · ΠK products in
       a dtype with relative precision ε, to first order.
 

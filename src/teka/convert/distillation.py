@@ -22,15 +22,14 @@ def distill_attention(
 ) -> list[float]:
     """Train the attention kernels of a model to imitate softmax attention.
 
-    Kernels and softmax get the same queries and keys. The loss is the cross-entropy between the
-    softmax weights p and the weights w of the kernels,
+    In each layer, the attention weights w of the kernel should equal the softmax weights p for the
+    same queries and keys. The loss is their cross-entropy, averaged over queries, heads and layers:
 
-        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk),
+        loss = − Σ_j p_j log w_j,   p = softmax(scale · qᵀk)
 
-    averaged over queries, heads and layers. Adam trains only the parameters of
-    `teka.nn.AttentionHeads`. Each layer passes the output of the softmax to the next layer, so that
-    the model is its own teacher. If queries and keys are already trained, a tenth of an epoch is
-    often enough. Then train the whole model as usual.
+    Adam trains only the parameters of `teka.nn.AttentionHeads`. Each layer passes the output of the
+    softmax to the next layer, so that the model is its own teacher. If queries and keys are already
+    trained, a tenth of an epoch is often enough. Then train the whole model as usual.
 
     The cost is O(L²) for L tokens, because the loss needs the weights of all pairs. Key masks are
     supported.
@@ -110,7 +109,10 @@ def _imitate_softmax(
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Forward hook that appends the loss of a layer and returns the output of softmax attention."""
+    """Compare the attention weights of a layer with softmax, and return the output of softmax.
+
+    This is a forward hook of `AttentionHeads`. It appends the loss of the layer to `losses`.
+    """
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]
     key_mask = others[1] if len(others) > 1 else keywords.get("key_mask")

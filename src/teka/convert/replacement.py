@@ -90,15 +90,15 @@ class ReplacementReport:
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """Module that may be an attention layer.
+class _AttentionCandidate:
+    """Module of a model that may be an attention layer, and where it is in the model.
 
     Attributes:
         name: Name of the module in the model.
         module: The module.
         parents: Modules that contain the module, the nearest first.
         needs_positions: True if the new kernels depend on the positions of tokens.
-        needs_grid: True if they do, and the caller passes no grid.
+        needs_grid: True if the positions must be found, because the caller passes no grid.
     """
 
     name: str
@@ -109,13 +109,13 @@ class _Candidate:
 
     @property
     def transformers_model(self) -> Any:
-        """The nearest model of transformers that contains the module, or None."""
+        """Innermost model of transformers that contains the module, or None."""
         models = (model for model in self.parents if hasattr(model, "set_attn_implementation"))
         return next(models, None)
 
     @property
     def attends_to_other_tokens(self) -> bool:
-        """True for cross-attention and for pooling by a learned query."""
+        """Return True for cross-attention, and for pooling that attends with a learned query."""
         parent = self.parents[0] if self.parents else self.module
         is_in_decoder = isinstance(parent, nn.TransformerDecoderLayer)
         return (
@@ -128,8 +128,8 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class _Layer:
-    """Attention layer that can be replaced.
+class _ReplaceableLayer:
+    """Sizes of an attention layer that can be replaced, and the way to replace it.
 
     Attributes:
         num_heads: Number of heads.
@@ -198,14 +198,16 @@ def replace_attention(
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     has_relative = AttentionOptions(**{"num_axes": 1, **options}).relative is not None
     modules = dict(model.named_modules())
-    layers: dict[str, _Layer] = {}
+    layers: dict[str, _ReplaceableLayer] = {}
     left: dict[str, str] = {}
     for name, module in modules.items():
         parts = name.split(".") if name else []
         parents = [modules[".".join(parts[:depth])] for depth in reversed(range(len(parts)))]
-        candidate = _Candidate(name, module, parents, has_relative, has_relative and grid is None)
+        candidate = _AttentionCandidate(
+            name, module, parents, has_relative, has_relative and grid is None
+        )
         layer = _describe_layer(candidate)
-        if isinstance(layer, _Layer):
+        if isinstance(layer, _ReplaceableLayer):
             layers[name] = layer
         elif layer is not None:
             left[name] = layer
@@ -238,12 +240,12 @@ def replace_attention(
     return ReplacementReport(kernels, replaced, left, num_kept, num_new)
 
 
-def _describe_layer(candidate: _Candidate) -> _Layer | str | None:
+def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str | None:
     """Describe a module if it is an attention layer.
 
     Returns:
-        A `_Layer` if the module can be replaced, the reason as a string if it cannot, and None if
-        it is not an attention layer.
+        A `_ReplaceableLayer` if the module can be replaced, the reason as a string if it cannot,
+        and None if it is not an attention layer.
     """
     module = candidate.module
     kind = type(module)
@@ -254,14 +256,14 @@ def _describe_layer(candidate: _Candidate) -> _Layer | str | None:
     if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
         return _timm_layer(candidate)
     if _interface_source(kind):
-        return _transformers_reason(candidate) or _transformers_layer(candidate)
+        return _transformers_layer(candidate)
     # Otherwise the innermost module with such a class name computes attention.
     names = [type(part).__name__ for part in module.modules()]
     is_innermost = sum("Attention" in part for part in names) == 1
     return UNSUPPORTED if is_innermost and "Attention" in kind.__name__ else None
 
 
-def _torch_layer(candidate: _Candidate) -> _Layer | str:
+def _torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     has_other_sizes = not layer.embed_dim == layer.kdim == layer.vdim
     if candidate.attends_to_other_tokens or (candidate.needs_positions and has_other_sizes):
@@ -280,13 +282,13 @@ def _torch_layer(candidate: _Candidate) -> _Layer | str:
         # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
         layer._qkv_same_embed_dim = False
         if candidate.needs_positions:
-            heads.register_forward_pre_hook(_check_own_tokens)
+            heads.register_forward_pre_hook(_check_self_attention)
 
-    return _Layer(layer.num_heads, layer.head_dim, install)
+    return _ReplaceableLayer(layer.num_heads, layer.head_dim, install)
 
 
-def _check_own_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Raise an error for cross-attention, because the positions of its keys are not known."""
+def _check_self_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Refuse cross-attention, because the positions of its keys are unknown. This is a hook."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
         expected = f"the number of queries, {num_queries}"
@@ -294,7 +296,7 @@ def _check_own_tokens(_: nn.Module, arguments: tuple[Any, ...]) -> None:
         raise wrong_value("the number of keys", num_keys, expected, hint)
 
 
-def _timm_layer(candidate: _Candidate) -> _Layer | str:
+def _timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     placement: dict[str, Any] = {}
     if candidate.needs_grid:
@@ -308,47 +310,15 @@ def _timm_layer(candidate: _Candidate) -> _Layer | str:
         placement = {"grid": Grid(tuple(patches)), "num_prefix_tokens": num_prefix_tokens}
 
     def install(heads: AttentionHeads) -> None:
-        layer.__class__ = PackedAttention
+        layer.__class__ = TimmAttention
         layer.heads = heads
 
     dim_head = layer.qkv.out_features // 3 // layer.num_heads
-    return _Layer(layer.num_heads, dim_head, install, placement)
-
-
-def _transformers_layer(candidate: _Candidate) -> _Layer | str:
-    from teka.integrations.transformers.attention import (
-        REPLACED,
-        REPLACED_HEADS,
-        patch_grid,
-        refuse_to_save,
-    )
-
-    layer = candidate.module
-    config = getattr(layer, "config", None)
-    num_heads = _first_integer((layer, config), NUM_HEADS_NAMES)
-    dim_head = _first_integer((layer,), HEAD_SIZE_NAMES)
-    if not dim_head and num_heads:
-        dim_head = getattr(config, "hidden_size", 0) // num_heads
-    if not (num_heads and dim_head):
-        return UNKNOWN_SIZE
-
-    def install(heads: AttentionHeads) -> None:
-        model = candidate.transformers_model
-        if model is not None:
-            model.set_attn_implementation(REPLACED)
-        layer.config._attn_implementation = REPLACED  # it may have a copy of the model's config
-        setattr(layer, REPLACED_HEADS, heads)
-        for parent in candidate.parents:
-            if hasattr(parent, "save_pretrained"):
-                vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
-
-    patches = patch_grid(config)
-    num_axes = 1 if patches is None else patches.num_axes
-    return _Layer(num_heads, dim_head, install, {"num_axes": num_axes})
+    return _ReplaceableLayer(layer.num_heads, dim_head, install, placement)
 
 
 def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
-    """Return the first attribute with one of these names that is a positive integer, or 0."""
+    """Return the first positive integer among attributes with these names, or 0 without one."""
     for holder in holders:
         for name in names:
             size = getattr(holder, name, None)
@@ -359,19 +329,20 @@ def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
 
 @cache
 def _interface_source(kind: type[nn.Module]) -> str:
-    """Return the source of a class that uses transformers' attention interface, or ""."""
+    """Return the source code of `forward` if it uses transformers' attention interface, or ""."""
     if not kind.__module__.startswith("transformers.models."):
         return ""
     source = inspect.getsource(kind.forward)
     return source if "attention_interface" in source else ""
 
 
-def _transformers_reason(candidate: _Candidate) -> str:
-    """Return the reason why a layer of transformers cannot be replaced, or ""."""
+def _transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     from teka.integrations.transformers.attention import (
-        NUM_CLASS_TOKENS,
+        REPLACED,
+        REPLACED_HEADS,
         UNSUPPORTED_ARGUMENTS,
         patch_grid,
+        refuse_to_save,
     )
 
     layer = candidate.module
@@ -393,32 +364,55 @@ def _transformers_reason(candidate: _Candidate) -> str:
         return WINDOWED
     if candidate.attends_to_other_tokens:
         return OTHER_TOKENS
-    if not candidate.needs_positions:
-        return ""
-    if _first_integer((layer,), REDUCTION_NAMES) > 1:
+    if candidate.needs_positions and _first_integer((layer,), REDUCTION_NAMES) > 1:
         return COARSER_KEYS
-    model_type = str(getattr(config, "model_type", ""))
     parent_classes = [type(parent).__name__ for parent in candidate.parents]
-    if model_type == "vit_mae" or "VideoMAEForPreTraining" in parent_classes:
+    is_masked = getattr(config, "model_type", "") == "vit_mae"
+    if candidate.needs_positions and (is_masked or "VideoMAEForPreTraining" in parent_classes):
         return SUBSET
-    if not candidate.needs_grid:
-        return ""
-    if patch_grid(config) is not None:
-        is_known = model_type in NUM_CLASS_TOKENS
-    else:
-        main_input = getattr(model, "main_input_name", "input_ids")
-        is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
-        is_causal = getattr(layer, "is_causal", False) is True
-        is_sequence = is_text and "qformer" not in model_type
-        is_known = is_sequence or main_input in SEQUENCE_INPUTS or is_causal
-    return "" if is_known else UNPLACED
+    patches = patch_grid(config)
+    if candidate.needs_grid and not _has_known_positions(candidate, patches):
+        return UNPLACED
+    num_heads = _first_integer((layer, config), NUM_HEADS_NAMES)
+    dim_head = _first_integer((layer,), HEAD_SIZE_NAMES)
+    if not dim_head and num_heads:
+        dim_head = getattr(config, "hidden_size", 0) // num_heads
+    if not (num_heads and dim_head):
+        return UNKNOWN_SIZE
+
+    def install(heads: AttentionHeads) -> None:
+        if model is not None:
+            model.set_attn_implementation(REPLACED)
+        layer.config._attn_implementation = REPLACED  # it may have a copy of the model's config
+        setattr(layer, REPLACED_HEADS, heads)
+        for parent in candidate.parents:
+            if hasattr(parent, "save_pretrained"):
+                vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
+
+    num_axes = 1 if patches is None else patches.num_axes
+    return _ReplaceableLayer(num_heads, dim_head, install, {"num_axes": num_axes})
 
 
-class PackedAttention(nn.Module):
-    """Attention of timm with teka's kernels and the projections of the original layer.
+def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -> bool:
+    """Return True if the tokens of a layer of transformers are a known grid or a sequence."""
+    from teka.integrations.transformers.attention import NUM_CLASS_TOKENS
 
-    `replace_attention` changes the class of timm's `Attention` to this class, and adds the
-    attribute `heads`.
+    config = getattr(candidate.module, "config", None)
+    model_type = str(getattr(config, "model_type", ""))
+    if patches is not None:
+        return model_type in NUM_CLASS_TOKENS
+    main_input = getattr(candidate.transformers_model, "main_input_name", "input_ids")
+    is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
+    is_sequence = is_text and "qformer" not in model_type
+    is_causal = getattr(candidate.module, "is_causal", False) is True
+    return is_sequence or main_input in SEQUENCE_INPUTS or is_causal
+
+
+class TimmAttention(nn.Module):
+    """Attention layer of timm after `replace_attention`.
+
+    The original layer gets this class and the attribute `heads` with teka's kernels. It keeps its
+    projections.
     """
 
     def forward(
