@@ -112,7 +112,7 @@ class AuditContext:
         Returns:
             The error that the stage raised, or None.
         """
-        if self.responses and not self.deadline.left and not ignore_budget:
+        if self.responses and not self.deadline.seconds_left and not ignore_budget:
             self.failures.append(Failure(name, "not done: the time budget was spent"))
             return None
         try:
@@ -212,7 +212,7 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
             stride=settings.stride,
             batch_size=settings.batch_size,
             device=settings.device,
-            budget_seconds=max(context.deadline.left / num_remaining, 1e-9),
+            budget_seconds=max(context.deadline.seconds_left / num_remaining, 1e-9),
             progress=None if context.progress is None else partial(context.progress, mode),
             checkpoint=None
             if context.checkpoint is None

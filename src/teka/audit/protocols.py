@@ -100,12 +100,13 @@ def horn2021(
             batch_size=settings.batch_size,
             device=settings.device,
         )
-        if responses.predictions is None:
+        correct = responses.correct
+        if correct is None:
             raise wrong_value(
                 "the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}"
             )
         metrics[name] = summarize(responses, **settings.intervals)
-        share = (responses.predictions == responses.labels).double().mean(dim=0)
+        share = correct.double().mean(dim=0)
         numbers[f"mean accuracy, {name}"] = _mean_share(share, settings)
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return ProtocolResult(

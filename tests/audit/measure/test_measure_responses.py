@@ -224,9 +224,9 @@ def test_the_time_left_is_never_more_than_the_budget():
 
 
 def test_a_budget_ends():
-    assert not Deadline(1e-9).left
-    assert 0 < Deadline(1e9).left <= 1e9
-    assert Deadline().left == math.inf
+    assert not Deadline(1e-9).seconds_left
+    assert 0 < Deadline(1e9).seconds_left <= 1e9
+    assert Deadline().seconds_left == math.inf
 
 
 def test_a_budget_that_is_not_positive_is_refused():

@@ -330,7 +330,7 @@ class Deadline:
         return time.perf_counter() - self._start
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the time limit, at least 0. Infinite without a limit."""
         return max(self._budget - self.seconds, 0.0)
 
@@ -341,7 +341,7 @@ class Deadline:
             num_done: Number of entries that were done since the start.
             num_remaining: Number of entries that remain.
         """
-        return min(self.seconds / num_done * num_remaining, self.left)
+        return min(self.seconds / num_done * num_remaining, self.seconds_left)
 
 
 def measure_responses(
@@ -446,7 +446,7 @@ def measure_responses(
     start = done = int(evaluated.sum())
     try:
         for batch in measurement.batches:
-            if done > start and not deadline.left:
+            if done > start and not deadline.seconds_left:
                 break
             if evaluated[list(batch[0]), batch[1]].all():
                 continue

@@ -189,11 +189,8 @@ def check_dense_shifts(
         raise wrong_value("stride", tuple(stride), expected, hint)
     for shift in shifts:
         for (cells, pixels), step in zip(sides, shift, strict=True):
-            if (
-                step % pixels != 0
-                and mode != "fourier"
-                and not (mode == "bilinear" and pixels == 1)
-            ):
+            is_interpolated = mode == "fourier" or (mode == "bilinear" and pixels == 1)
+            if step % pixels and not is_interpolated:
                 expected = f"multiples of the stride {tuple(stride)} of the dense output"
                 hint = f"Mode {mode!r} does not interpolate the output."
                 raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected, hint)

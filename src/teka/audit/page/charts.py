@@ -103,7 +103,7 @@ class CurveLine:
     curve: Curve
     factor: int
 
-    def values(self, field: str = "values") -> np.ndarray:
+    def scaled(self, field: str = "values") -> np.ndarray:
         """Return values or ends of intervals at the steps, in the unit of the chart.
 
         Args:
@@ -120,10 +120,10 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
     descriptions = []
     for line in lines:
         color = plots.line_color(line.model)
-        values = line.values()
+        values = line.scaled()
         if len(lines) <= MOST_BANDS and has_interval(line.curve.method):
-            band = line.values("band_lower"), line.values("band_upper")
-            interval = line.values("lower"), line.values("upper")
+            band = line.scaled("band_lower"), line.scaled("band_upper")
+            interval = line.scaled("lower"), line.scaled("upper")
             axes.fill_between(line.steps, *band, color=color, alpha=0.12, linewidth=0)
             axes.fill_between(line.steps, *interval, color=color, alpha=0.18, linewidth=0)
         size = max(2.0, min(5.0, 60 / len(line.steps)))
@@ -139,7 +139,7 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
 
 
 def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> None:
-    values = np.concatenate([line.values() for line in lines])
+    values = np.concatenate([line.scaled() for line in lines])
     if is_percent:
         lowest = axes.dataLim.ymin
         axes.set_ylim(0 if lowest < 50 else min(90, 5 * math.floor(lowest / 5 - 0.5)), 101)

@@ -30,8 +30,7 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     for mode, by_model in modes.items():
         figures = {}
         for name, metric in CURVES.items():
-            figure = curve_figure(names, by_model, name, metric.label)
-            if figure:
+            if figure := curve_figure(names, by_model, name, metric.label):
                 figures[name] = figure
         first = [name for name in FIRST_CURVES if name in figures] or list(figures)[:1]
         movements = [metrics.movement for metrics in by_model.values()]

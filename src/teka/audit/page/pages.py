@@ -129,13 +129,9 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         figures = []
         for group in first.metrics:
             metrics = {index: result.metrics[group] for index, result in results.items()}
-            figures.append(curve_figure(names, metrics, "accuracy", f"{group}: accuracy (%)"))
-        section = {
-            "protocol": first,
-            "results": results,
-            "curves": [figure for figure in figures if figure],
-        }
-        sections.append(section)
+            if figure := curve_figure(names, metrics, "accuracy", f"{group}: accuracy (%)"):
+                figures.append(figure)
+        sections.append({"protocol": first, "results": results, "curves": figures})
     return sections
 
 

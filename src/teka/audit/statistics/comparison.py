@@ -120,8 +120,8 @@ def compare_responses(
     settings = BootstrapSettings(confidence, num_resamples, seed)
     check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
     check_number("noise", noise, "a number of at least 0", low=0)
-    for argument, responses in (("first", first), ("second", second)):
-        check_instance(argument, responses, Responses)
+    check_instance("first", first, Responses)
+    check_instance("second", second, Responses)
     check_same_images("second", first, second)
     pair = take_common((first, second))
     noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
@@ -129,7 +129,7 @@ def compare_responses(
     padded_bootstrap = ImageBootstrap(first.num_images + 2, settings)
     curves: dict[str, Curve] = {}
     for name, metric in CURVES.items():
-        tables = [metric.table(responses) for responses in pair]
+        tables = [metric.values_and_norms(responses) for responses in pair]
         if metric.is_share and tables[0] is not None and tables[1] is not None:
             values = tables[0][0].astype(float) - tables[1][0]
             curves[name] = difference_curve(values, padded_bootstrap)
@@ -179,10 +179,11 @@ def sign_flip_test(
 
     If so, the sign of the difference of each image is random. The test flips all signs at random,
     many times. The p-value is (1 + m) / (1 + n) for n flips, of which m give a mean that is at
-    least as far from zero as the observed mean. For outcomes 0 and 1 it estimates the exact p-value
-    of McNemar's test. Sources: Fisher, "The
-    Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values should never be zero",
-    Statistical Applications in Genetics and Molecular Biology 9 (2010).
+    least as far from zero as the observed mean. For outcomes 0 and 1, this estimates the exact
+    p-value of McNemar's test.
+
+    Sources: Fisher, "The Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values
+    should never be zero", Statistical Applications in Genetics and Molecular Biology 9 (2010).
 
     Args:
         differences: Difference of each image.

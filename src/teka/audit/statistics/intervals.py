@@ -269,9 +269,10 @@ class ImageBootstrap:
 
         c is a quantile, over the resamples, of the largest deviation at any shift, and at least the
         normal quantile. Shifts without deviations count as independent (Šidák), because their
-        dependence is unknown. Source: Montiel Olea and
-        Plagborg-Møller, "Simultaneous confidence bands", Journal of Applied Econometrics 34 (2019),
-        1–17.
+        dependence is unknown.
+
+        Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence bands", Journal of
+        Applied Econometrics 34 (2019), 1–17.
         """
         confidence = self.settings.confidence
         num_constant = max(int((~deviations.any(axis=0)).sum()), 1)

@@ -52,7 +52,7 @@ class CurveMetric:
     is_ratio: bool = False
     is_one_at_zero: bool = False
 
-    def table(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
+    def values_and_norms(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
         """Return the value of each image at each shift, and for a ratio the norm, as arrays (S, N).
 
         The norms are None if the metric is not a ratio. The result is None if the model's outputs
@@ -103,7 +103,7 @@ class NumberMetric:
         the result contains only these images. The method is not defined for the "lowest" and
         "highest" value over shifts, because they are not means over images.
         """
-        values: Any = CURVES[self.curve].table(responses)
+        values: Any = CURVES[self.curve].values_and_norms(responses)
         table, norms = values
         if norms is not None:
             table = np.sqrt(table / norms.mean(axis=1, keepdims=True))
@@ -290,7 +290,7 @@ def summarize(
     curves: dict[str, Curve] = {}
     averages: dict[str, ImageAverage] = {}
     for name, metric in CURVES.items():
-        table = metric.table(complete)
+        table = metric.values_and_norms(complete)
         if table is None:
             continue
         if table[0].dtype == bool:
@@ -331,7 +331,7 @@ def average_images(
 
     If the norms of all images in a resample are 0, the resample gets the average of all images.
     """
-    table = metric.table(responses)
+    table = metric.values_and_norms(responses)
     assert table is not None
     values = table[0].astype(float)
     norms = table[1]
