@@ -129,7 +129,7 @@ def test_make_directory_refuses_files(tmp_path: Path):
 
 def test_old_file_is_renamed(tmp_path: Path):
     for content in (b"one", b"two", b"three"):
-        write_bytes(tmp_path / "last", content, previous=tmp_path / "previous")
+        write_bytes(tmp_path / "last", content, backup=tmp_path / "previous")
     assert (tmp_path / "last").read_bytes() == b"three"
     assert (tmp_path / "previous").read_bytes() == b"two"
 

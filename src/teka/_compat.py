@@ -29,7 +29,9 @@ def replace(instance: T, **changes: object) -> T:
     return type(instance)(**{**values, **changes})
 
 
-def register_constant(kind: type[T], to_json: Callable[[T], Any], load: Callable[[Any], T]) -> None:
+def register_constant(
+    kind: type[T], to_json: Callable[[T], Any], from_json: Callable[[Any], T]
+) -> None:
     """Register a class, so that torch.export and torch.func accept its instances as arguments.
 
     An instance is then a constant of the exported program.
@@ -37,7 +39,7 @@ def register_constant(kind: type[T], to_json: Callable[[T], Any], load: Callable
     Args:
         kind: A class whose instances hold no tensors and compare by value.
         to_json: Convert an instance to JSON data for the file of an exported program.
-        load: Convert the JSON data back to an instance.
+        from_json: Convert the JSON data back to an instance.
     """
     register_pytree_node(
         kind,
@@ -45,7 +47,7 @@ def register_constant(kind: type[T], to_json: Callable[[T], Any], load: Callable
         lambda _, instance: instance,
         serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
         to_dumpable_context=to_json,
-        from_dumpable_context=load,
+        from_dumpable_context=from_json,
         flatten_with_keys_fn=lambda instance: ([], instance),
     )
     register_pytree_flatten_spec(kind, lambda instance, spec: [], lambda instance, spec: True)

@@ -54,73 +54,73 @@ def _field_types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def decode_value(kind: Any, content: object, where: str) -> Any:
+def decode_value(kind: Any, content: object, location: str) -> Any:
     """Convert JSON data to a value of a given type.
 
     Args:
         kind: The type: a dataclass, union, sequence, mapping with strings as keys, or basic type.
         content: The JSON data.
-        where: Name of the data in error messages, such as "config.options[2]".
+        location: Name of the data in error messages, such as "config.options[2]".
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        return _decode_fields(kind, content, where)
+        return _decode_fields(kind, content, location)
     if origin in (Union, types.UnionType):
-        return _decode_union(arguments, content, where)
+        return _decode_union(arguments, content, location)
     if origin is Literal:
         if content not in arguments:
-            raise wrong_value(where, content, f"one of {', '.join(map(repr, arguments))}")
+            raise wrong_value(location, content, f"one of {', '.join(map(repr, arguments))}")
         return content
     if origin in (tuple, list, Sequence):
         has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
         expected = f"a list of {len(arguments)}" if has_fixed_length else "a list"
-        items = _check_type(content, Sequence, where, expected)
+        items = _check_type(content, Sequence, location, expected)
         item_types = arguments if has_fixed_length else arguments[:1] * len(items)
         if len(items) != len(item_types):
-            raise wrong_value(where, content, expected)
+            raise wrong_value(location, content, expected)
         decoded = [
-            decode_value(item_type, item, f"{where}[{index}]")
+            decode_value(item_type, item, f"{location}[{index}]")
             for index, (item_type, item) in enumerate(zip(item_types, items, strict=True))
         ]
         return decoded if origin is list else tuple(decoded)
     if origin in (dict, Mapping):
-        items = _check_type(content, Mapping, where, "a dictionary")
+        items = _check_type(content, Mapping, location, "a dictionary")
         return {
-            str(key): decode_value(arguments[1], item, f"{where}.{key}")
+            str(key): decode_value(arguments[1], item, f"{location}.{key}")
             for key, item in items.items()
         }
     if kind in (Any, object):
         return content
     if kind is float and isinstance(content, int) and not isinstance(content, bool):
         if abs(content) > sys.float_info.max:
-            raise wrong_value(where, content, f"a number up to {sys.float_info.max:.2g}")
+            raise wrong_value(location, content, f"a number up to {sys.float_info.max:.2g}")
         return float(content)
     if kind is Path and isinstance(content, str):
         return Path(content)
-    return _check_type(content, origin or kind, where, _describe(kind))
+    return _check_type(content, origin or kind, location, _describe(kind))
 
 
-def _decode_fields(kind: Any, content: object, where: str) -> Any:
-    items = _check_type(content, Mapping, where, "a dictionary")
+def _decode_fields(kind: Any, content: object, location: str) -> Any:
+    items = _check_type(content, Mapping, location, "a dictionary")
     known = {field.name: field for field in fields(kind) if field.init}
     unknown = [key for key in items if key not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known)
         expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{hint}"
-        raise wrong_value(where, sorted(map(str, items)), expected)
+        raise wrong_value(location, sorted(map(str, items)), expected)
     for name, field in known.items():
         if name not in items and field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{where}.{name} is missing")
+            raise ValueError(f"{location}.{name} is missing")
     field_types = _field_types(kind)
     return kind(
         **{
-            name: decode_value(field_types[name], item, f"{where}.{name}")
+            name: decode_value(field_types[name], item, f"{location}.{name}")
             for name, item in items.items()
         }
     )
 
 
-def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
+def _decode_union(kinds: tuple[Any, ...], content: object, location: str) -> Any:
     """Convert JSON data to the first of several types that accepts it; int is tried before float.
 
     If no type accepts the data and only one of them is not None, raise the error of this type.
@@ -128,20 +128,20 @@ def _decode_union(kinds: tuple[Any, ...], content: object, where: str) -> Any:
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):
         try:
-            return decode_value(kind, content, where)
+            return decode_value(kind, content, location)
         except ValueError as error:
             errors[kind] = error
     errors.pop(type(None), None)
     if len(errors) == 1:
         raise next(iter(errors.values()))
-    raise wrong_value(where, content, " or ".join(map(_describe, kinds)))
+    raise wrong_value(location, content, " or ".join(map(_describe, kinds)))
 
 
-def _check_type(content: Any, kind: Any, where: str, expected: str) -> Any:
+def _check_type(content: Any, kind: Any, location: str, expected: str) -> Any:
     is_bool_as_number = isinstance(content, bool) and kind in (int, float)
     is_string_as_list = isinstance(content, str) and kind is Sequence
     if not isinstance(content, kind) or is_bool_as_number or is_string_as_list:
-        raise wrong_value(where, content, expected)
+        raise wrong_value(location, content, expected)
     return content
 
 

@@ -25,7 +25,7 @@ except ImportError:  # on Windows, temporary files of killed processes are not r
     fcntl = None
 
 
-def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | None = None) -> None:
+def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None = None) -> None:
     """Write a file atomically, so that an interruption leaves the old file or the new one.
 
     Examples of interruptions are a killed process, a full disk and a power failure. If the path is
@@ -34,7 +34,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
     Args:
         path: File to write.
         content: Content of the file.
-        previous: New path of the old file. If None, the old file is deleted.
+        backup: New path of the old file. If None, the old file is deleted.
 
     Raises:
         OSError: The file cannot be written. The error names the path.
@@ -44,12 +44,12 @@ def write_bytes(path: Path, content: bytes | memoryview, *, previous: Path | Non
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _write_and_rename(resolve_path("path", path), content, previous)
+            _write_and_rename(resolve_path("path", path), content, backup)
     except OSError as error:  # errors of `write` do not name the path
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _write_and_rename(path: Path, content: bytes | memoryview, previous: Path | None) -> None:
+def _write_and_rename(path: Path, content: bytes | memoryview, backup: Path | None) -> None:
     """Write a temporary file next to `path`, and rename it when its content is on the disk."""
     _remove_abandoned_files(path)
     temporary, file = _create_temporary(path)
@@ -60,8 +60,8 @@ def _write_and_rename(path: Path, content: bytes | memoryview, previous: Path | 
             os.fsync(file.fileno())
             if fcntl is None:
                 file.close()  # Windows cannot rename an open file
-            if previous is not None and path.is_file():
-                path.replace(previous)
+            if backup is not None and path.is_file():
+                path.replace(backup)
             temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -251,7 +251,7 @@ def assert_equivariant(
         background=background,
     )
     worst = f"shift {errors.worst_shift} (mode {mode!r}, output {errors.output!r})"
-    _assert_within(tolerance, errors, "translation equivariant", worst)
+    _assert_small_errors(errors, tolerance, "translation equivariant", worst)
     return errors
 
 
@@ -302,10 +302,10 @@ def permutation_error(
         function,
         tokens,
         output,
-        axes=(1,),
-        expected=f"({len(tokens)}, {num_tokens}, dim) if dense",
-        steps=orders,
-        move=lambda batch, order: batch[:, order],
+        shared_axes=(1,),
+        expected_shape=f"({len(tokens)}, {num_tokens}, dim) if dense",
+        transformations=orders,
+        transform=lambda batch, order: batch[:, order],
         compare=lambda response, reference, order: relative_difference(
             response, reference[:, order]
         ),
@@ -351,7 +351,7 @@ def assert_permutation_equivariant(
     errors = permutation_error(function, tokens, permutations, output=output)
     property_name = "equivariant" if errors.output == "dense" else "invariant"
     worst = f"permutation {errors.errors.index(errors.maximum)} of {len(errors.errors)}"
-    _assert_within(tolerance, errors, f"permutation {property_name}", worst)
+    _assert_small_errors(errors, tolerance, f"permutation {property_name}", worst)
     return errors
 
 
@@ -475,25 +475,27 @@ def minimal_counter_example(responses: Responses) -> str:
     return "no shift changes a prediction"
 
 
-def _assert_within(tolerance: float, errors: RelativeErrors, name: str, worst: str) -> None:
-    """Raise an AssertionError if the largest error is above a tolerance.
+def _assert_small_errors(
+    errors: RelativeErrors, tolerance: float, property_name: str, worst: str
+) -> None:
+    """Raise an AssertionError if the largest error is above the tolerance.
 
     Args:
-        tolerance: The tolerance.
         errors: The errors.
-        name: Name of the property, such as "translation equivariant", for the message.
+        tolerance: Largest relative error that passes.
+        property_name: Name of the property, such as "translation equivariant", for the message.
         worst: Description of the shift or permutation with the largest error, for the message.
     """
     __tracebackhide__ = True
     if errors.noise_floor > tolerance:
         raise AssertionError(
-            f"cannot decide if the function is {name}: two calls with the same inputs differ by "
-            f"{errors.noise_floor:.3g}, tolerance {tolerance:.3g}"
+            f"cannot decide if the function is {property_name}: two calls with the same inputs "
+            f"differ by {errors.noise_floor:.3g}, tolerance {tolerance:.3g}"
         )
     if not errors.maximum <= tolerance:
         raise AssertionError(
-            f"not {name}: error {errors.maximum:.3g} at {worst}, tolerance {tolerance:.3g}, noise "
-            f"floor {errors.noise_floor:.3g}"
+            f"not {property_name}: error {errors.maximum:.3g} at {worst}, tolerance "
+            f"{tolerance:.3g}, noise floor {errors.noise_floor:.3g}"
         )
 
 
@@ -501,10 +503,10 @@ def _measure_relative_errors(
     function: Model,
     inputs: Tensor,
     output: str,
-    axes: tuple[int, ...],
-    expected: str,
-    steps: Sequence[Any],
-    move: Callable[[Tensor, Any], Tensor],
+    shared_axes: tuple[int, ...],
+    expected_shape: str,
+    transformations: Sequence[Any],
+    transform: Callable[[Tensor, Any], Tensor],
     compare: Callable[[Tensor, Tensor, Any], float],
 ) -> RelativeErrors:
     """Return the relative errors of the equivariance or invariance of a function.
@@ -513,12 +515,12 @@ def _measure_relative_errors(
         function: The function.
         inputs: Its inputs.
         output: A name of `OUTPUTS`.
-        axes: Axes that a dense output shares with the inputs.
-        expected: Expected shape of a dense output, for the error message.
-        steps: Shifts or permutations.
-        move: Function that applies a step to the inputs.
-        compare: Function that returns the error of a dense output for moved inputs, given the
-            output for the original inputs and the step.
+        shared_axes: Axes that a dense output shares with the inputs.
+        expected_shape: Expected shape of a dense output, for the error message.
+        transformations: Shifts or permutations.
+        transform: Function that applies a shift or permutation to the inputs.
+        compare: Function that returns the error of a dense output for transformed inputs, given
+            the output for the original inputs and the shift or permutation.
     """
     check_callable("function", function)
     check_evaluation_mode("function", function)
@@ -528,16 +530,16 @@ def _measure_relative_errors(
         reference = evaluate(function, inputs.clone())
         repeated = evaluate(function, inputs.clone(), reference.shape)
         has_sizes = reference.ndim == inputs.ndim and all(
-            reference.shape[axis] == inputs.shape[axis] for axis in axes
+            reference.shape[axis] == inputs.shape[axis] for axis in shared_axes
         )
         if output == "dense" and not has_sizes:
-            raise wrong_shape("the output of function", reference.shape, expected)
+            raise wrong_shape("the output of function", reference.shape, expected_shape)
         is_dense = has_sizes and output != "invariant"
         errors = []
-        for step in steps:
-            response = evaluate(function, move(inputs, step), reference.shape)
+        for transformation in transformations:
+            response = evaluate(function, transform(inputs, transformation), reference.shape)
             if is_dense:
-                errors.append(compare(response, reference, step))
+                errors.append(compare(response, reference, transformation))
             else:
                 errors.append(relative_difference(response, reference))
     kind = "dense" if is_dense else "invariant"

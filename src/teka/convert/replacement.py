@@ -14,7 +14,7 @@ from teka.checks import check_instance, check_module, check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import AttentionHeads, MultiheadAttention
-from teka.nn.head_groups import name_kernels
+from teka.nn.head_groups import join_kernel_names
 from teka.nn.multihead_attention import is_causal_mask
 from teka.nn.options import AttentionOptions
 
@@ -232,7 +232,7 @@ def replace_attention(
         if isinstance(module, nn.TransformerEncoder) and layers:
             module.use_nested_tensor = False  # only torch's own attention supports it
 
-    kernels = name_kernels(*next(iter(heads.values())).current_kernels()) if heads else ""
+    kernels = join_kernel_names(*next(iter(heads.values())).current_kernels()) if heads else ""
     num_new = sum(weights.numel() for layer in heads.values() for weights in layer.parameters())
     if not layers:
         reasons = "; ".join(dict.fromkeys(left.values()))

@@ -15,7 +15,7 @@ from teka.functional import ContentKernel, DecodingState, attention, decode
 from teka.functional.positions import row_positions
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.grid import Grid, GridLike, as_grid, current_grid
-from teka.nn.head_groups import make_kernels, name_kernels
+from teka.nn.head_groups import join_kernel_names, make_kernels
 from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, merge_options
 from teka.precision import widest_dtype
 
@@ -193,5 +193,5 @@ class AttentionHeads(nn.Module):
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 
     def extra_repr(self) -> str:
-        name = name_kernels(*self.current_kernels())
+        name = join_kernel_names(*self.current_kernels())
         return f"{name!r}, dim_head={self.dim_head}, heads={self.heads}, grid={self.grid}"

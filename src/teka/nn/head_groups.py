@@ -60,7 +60,7 @@ class HeadGroup:
     @property
     def name(self) -> str:
         """Names of the kernels, such as "squared_relu × rotary"."""
-        return name_kernels(self.kernel, self.relative)
+        return join_kernel_names(self.kernel, self.relative)
 
     @property
     def output_bound(self) -> float | None:
@@ -175,7 +175,7 @@ class HeadGroup:
         return backend_costs(work)
 
 
-def name_kernels(kernel: ContentKernel, relative: RelativeKernel | None) -> str:
+def join_kernel_names(kernel: ContentKernel, relative: RelativeKernel | None) -> str:
     """Return the names of a content kernel and a relative kernel, such as "relu × rotary"."""
     return kernel.name if relative is None else f"{kernel.name} × {relative.name}"
 

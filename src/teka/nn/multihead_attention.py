@@ -160,7 +160,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "is_causal": is_causal,
             }
         )
-        is_batch = self._is_batch(query, key, value)
+        is_batch = self._has_batch_dim(query, key, value)
         if not is_batch:
             query, key, value = query[None], key[None], value[None]
         elif not self.batch_first:
@@ -173,7 +173,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         options = {"key_mask": key_mask, "is_causal": is_causal or is_causal_mask(attn_mask)}
         vectors = [
             linear(tokens, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for tokens, (weight, bias) in zip((query, key, value), self._projections(), strict=True)
+            for tokens, (weight, bias) in zip(
+                (query, key, value), self._projection_weights(), strict=True
+            )
         ]
         attended = self.heads(*vectors, **options)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))
@@ -200,7 +202,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _is_batch(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    def _has_batch_dim(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Check the shapes of the tokens, and return True if they have a batch dimension."""
         is_batch = not isinstance(query, Tensor) or query.ndim != 2
         dims = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
@@ -211,7 +213,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_tokens("value", value, *dims, self.vdim, first=self.out_proj)
         return is_batch
 
-    def _projections(self) -> list[tuple[Tensor, Tensor | None]]:
+    def _projection_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         """Return the weight and bias of the query, key and value projections, in this order."""
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:

@@ -93,7 +93,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         previous = path.with_name(PREVIOUS) if path.name == LAST else None
-        write_bytes(path, content.getbuffer(), previous=previous)
+        write_bytes(path, content.getbuffer(), backup=previous)
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:

@@ -38,7 +38,7 @@ from teka.nn.diagnostics.report import (
     find_problems,
     float16_headroom,
 )
-from teka.nn.head_groups import HeadGroup, name_kernels
+from teka.nn.head_groups import HeadGroup, join_kernel_names
 from teka.precision import widest_dtype
 
 # Sizes of the measured part of the inputs. All pairs of its tokens are computed.
@@ -268,7 +268,7 @@ def _measure_random_features(
     # The mean squared norm of a draw is `dim`.
     squared_norms = draws.double().square().sum(dim=1)
     return RandomFeatureErrors(
-        exact=name_kernels(exact_kernel, exact_relative),
+        exact=join_kernel_names(exact_kernel, exact_relative),
         num_features=num_features,
         is_biased=bool((squared_norms / dim - 1).abs().max() < 1e-3),
         total=ApproximationErrors.from_outputs(*outputs),

@@ -57,7 +57,7 @@ class LayerInputs:
         cells = torch.arange(self.tokens.shape[1] - prefix)
         if len(cells) > max_tokens:
             first_kept = int(self.key_mask[0, prefix:].int().argmax())
-            cells, block_grid = _block_around(first_kept, grid or Grid(len(cells)), max_tokens)
+            cells, block_grid = _select_block(first_kept, grid or Grid(len(cells)), max_tokens)
             grid = grid and block_grid
         cells = cells.to(self.tokens.device)
         index = self.token_indices(cells)
@@ -81,7 +81,7 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
     return torch.cartesian_prod(*map(torch.arange, grid.shape)).reshape(-1, grid.num_axes)
 
 
-def _block_around(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
+def _select_block(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
     """Return the indices of the cells in a block around a cell, and the grid that they form.
 
     The block has at most `max_tokens` cells.
@@ -109,11 +109,11 @@ def measure_shift_errors(
         expected to be equivariant to any shift, such as a causal layer on a fully periodic grid.
     """
     if inputs.positions is not None:
-        method, run_shifted = "added to the positions", _run_at_positions
+        method, run_shifted = "added to the positions", _run_with_shifted_positions
     elif inputs.grid is not None:
         is_torus = all(inputs.grid.periodic)
         method = "rolled around the torus" if is_torus else "moved on a larger grid"
-        run_shifted = _run_on_larger_grid
+        run_shifted = _run_with_shifted_cells
     else:
         return None
     steps = _shifts_to_measure(inputs, shifts, is_causal=layer.causal)
@@ -174,7 +174,9 @@ def _shifts_to_measure(
     return chosen
 
 
-def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
+def _run_with_shifted_positions(
+    layer: Attention, inputs: LayerInputs, steps: Steps
+) -> list[Tensor]:
     """Return the output of a layer after each shift of the coordinates of its tokens."""
     assert inputs.positions is not None
     positions = inputs.positions.double()
@@ -182,7 +184,7 @@ def _run_at_positions(layer: Attention, inputs: LayerInputs, steps: Steps) -> li
     return [replace(inputs, positions=shifted).run(layer) for shifted in moved]
 
 
-def _run_on_larger_grid(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
+def _run_with_shifted_cells(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
     """Return the output of a layer after each shift of its tokens on a larger grid.
 
     No shift moves a token out of the larger grid. Positions without a token are masked.
