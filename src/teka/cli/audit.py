@@ -233,8 +233,10 @@ def write_results(
         pairs: Comparisons of two models each.
         badge: SVG file for a badge of the first report.
     """
-    for failure in [failure for report in reports for failure in report.failures if results.debug]:
-        print(f"{failure.part}:\n{failure.traceback or failure.message}", file=sys.stderr)
+    if results.debug:
+        for report in reports:
+            for failure in report.failures:
+                print(f"{failure.part}:\n{failure.traceback or failure.message}", file=sys.stderr)
     print(text)
     markdown = summary_markdown(reports, pairs)
     writers: list[tuple[str | None, Callable[[Path], object]]] = [

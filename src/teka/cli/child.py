@@ -27,7 +27,8 @@ GRACE_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 # The terminal and the parent may both send an interrupt. Within this time, they count as one.
 _INTERRUPT_SECONDS = 1.0
-_IDLE, _CALL, _DONE = b"idle", b"call", b"done"
+# Messages to the parent: the time limit of a call of the model's code, and the exit code.
+_TIME_LIMIT, _EXIT_CODE = b"time_limit", b"exit_code"
 
 _connection: Connection | None = None  # in the child, the pipe to the parent
 _was_interrupted = False
@@ -97,17 +98,14 @@ def _wait_for_exit_code(
                 return reason
             continue
         try:
-            kind, *rest = receiver.recv_bytes().split()
+            kind, value = receiver.recv_bytes().split()
         except (EOFError, OSError):
             process.join(GRACE_SECONDS)
             return None
-        if kind == _DONE:
-            return int(rest[0])
-        if seconds is not None:
-            continue
-        deadline = math.inf
-        if kind == _CALL:
-            budget = float(rest[0])
+        if kind == _EXIT_CODE:
+            return int(value)
+        if seconds is None:
+            budget = float(value)
             deadline = time.monotonic() + budget + GRACE_SECONDS
             limit = f"--budget {budget:g} and {GRACE_SECONDS:g} more seconds"
             reason = (
@@ -157,7 +155,7 @@ def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Co
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _raise_interrupt())
     code = run(words)
-    connection.send_bytes(b"%s %d" % (_DONE, code))
+    connection.send_bytes(b"%s %d" % (_EXIT_CODE, code))
     # The result is complete. Hide the output of exit handlers of the model.
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -195,16 +193,18 @@ def report_calls(budget: float | None) -> Callable[[], contextlib.AbstractContex
         budget: Time limit of a call in seconds, or None for no limit.
     """
 
+    def send_time_limit(seconds: float) -> None:
+        if _connection is not None:
+            _connection.send_bytes(b"%s %r" % (_TIME_LIMIT, seconds))
+
     @contextlib.contextmanager
     def call() -> Iterator[None]:
         streams = sys.stdout, sys.stderr
-        if _connection is not None and budget is not None:
-            _connection.send_bytes(b"%s %r" % (_CALL, float(budget)))
+        send_time_limit(math.inf if budget is None else float(budget))
         try:
             yield
         finally:
             sys.stdout, sys.stderr = streams
-            if _connection is not None and budget is not None:
-                _connection.send_bytes(_IDLE)
+            send_time_limit(math.inf)
 
     return call

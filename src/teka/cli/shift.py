@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # small to hold out images for validation.
 BASE = Run.from_fields(
     stem="convolution",
+    backend="linear",
     periodic=True,
     dim=32,
     heads=2,
@@ -36,11 +37,11 @@ BASE = Run.from_fields(
     validation_size=0,
 )
 DEMO_RUNS = (
-    BASE.replace(position="absolute", backend="linear"),
-    BASE.replace(position="rotary", backend="linear"),
+    BASE.replace(position="absolute"),
+    BASE.replace(position="rotary"),
     # A quarter of the tokens, sampled in a shift-equivariant way and with an ordinary stride.
-    BASE.replace(position="rotary", backend="linear", depth=2, stem="polyphase", patch_size=2),
-    BASE.replace(position="rotary", backend="linear", depth=2, stem="strided", patch_size=2),
+    BASE.replace(position="rotary", depth=2, stem="polyphase", patch_size=2),
+    BASE.replace(position="rotary", depth=2, stem="strided", patch_size=2),
 )
 
 
