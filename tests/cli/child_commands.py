@@ -7,14 +7,14 @@ import sys
 import threading
 import time
 
-from teka.cli.child import in_child, report_calls, was_interrupted
+from teka.cli.child import in_child, model_call_context, was_interrupted
 
 
 def run(words: list[str]) -> int:
     """Do what the second word says, then return the exit code that the third word says."""
     what, code = words[1], int(words[2])
     assert in_child()
-    with report_calls(0.1)():
+    with model_call_context(0.1)():
         DEEDS[what]()
     print("the report")
     sys.stdout.flush()

@@ -96,7 +96,7 @@ class _Console(Console):
 
 
 def _format_default(value: Any) -> Any:
-    """Return a default value as the help shows it, or None if the help does not show it."""
+    """Return a default value in the form that the help shows, or None to show nothing."""
     if value is False or value == ():
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
@@ -150,7 +150,7 @@ def _read_json(word: str) -> object:
 
 
 def describe_error(error: CycloptsError, program: str) -> str:
-    """Return a message for a wrong command line, which names the wrong option or argument.
+    """Return a message about a wrong command line. It names the wrong option or argument.
 
     Args:
         error: Error of the parser.

@@ -126,10 +126,9 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
 
 
 def print_verdict(report: AuditReport, metric: str, least: float) -> bool:
-    """Print whether a valid report has a metric of at least `least` in every mode.
+    """Print if an audit passed, and return the answer.
 
-    Returns:
-        True if so.
+    An audit passes if it is valid and a metric is at least `least` in every mode of shifting.
     """
     if report.invalid:
         print(f"not passed: the results are invalid ({', '.join(report.invalid)})")

@@ -22,7 +22,7 @@ from teka.audit.model_call import set_model_code_context
 from teka.audit.movement import MODES, TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import SHIFT_SETS, shift_set
-from teka.cli.child import report_calls
+from teka.cli.child import model_call_context
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
 from teka.files import check_output_file, make_directory, resolve_path
@@ -130,7 +130,7 @@ class AuditOptions:
 
     def load_model(self, model: str) -> LoadedModel:
         """Load a model. Every later call of the model's code may take at most --budget seconds."""
-        set_model_code_context(report_calls(self.settings.budget_seconds))
+        set_model_code_context(model_call_context(self.settings.budget_seconds))
         load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
         return load(model, load_options, loaders=LOCAL_LOADERS)
 
@@ -151,7 +151,7 @@ class AuditOptions:
 
     @cached_property
     def _default_mode(self) -> tuple[str, str] | None:
-        """Mode of shifting that suits the images and the reason, or None if an option sets it."""
+        """Default mode of shifting and its reason, or None if an option sets the mode."""
         if self.shifts.mode or self.settings.protocol is not None:
             return None
         return default_mode(self.images)

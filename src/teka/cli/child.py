@@ -140,7 +140,7 @@ def _describe_end(exit_code: int | None) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams, because a pipe would otherwise get their file numbers."""
+    """Open standard streams that are closed, because a pipe would otherwise take their place."""
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -183,10 +183,12 @@ def _raise_interrupt() -> Callable[[int, Any], None]:
     return handle
 
 
-def report_calls(budget: float | None) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function that makes a context for each call of a model's code.
+def model_call_context(
+    budget: float | None,
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Return a function that makes a new context for each call of a model's code.
 
-    The parent process kills this process if a call takes longer than the budget. After the call,
+    The parent process kills this process if a call takes longer than `budget`. After the call,
     standard output and error are restored, because the code may have replaced them.
 
     Args:

@@ -103,7 +103,7 @@ def _parse_and_call(words: list[str], app: App, command: str, program: str) -> i
 
 
 def _error_message(error: BaseException, program: str) -> str:
-    """Return the message for the user. If the error is internal, print the traceback too."""
+    """Return what to tell the user about an error. Print the traceback of an internal error."""
     match error:
         case CycloptsError():
             return describe_error(error, program)

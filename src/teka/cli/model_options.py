@@ -41,7 +41,10 @@ def chosen_options(options: object) -> Mapping[str, Any]:
 
 
 def _command_line_type(kind: Any) -> Any:
-    """Return a union of None and the parts of a type that a user can type, such as int or str."""
+    """Return a type without the members of a union that a command line cannot express.
+
+    None is added, because it is the default of every option.
+    """
     is_union = get_origin(kind) in (Union, types.UnionType)
     kept = [
         member

@@ -40,7 +40,7 @@ ARRAY_NAMES = {
 
 
 def is_picture_dataset(path: Path) -> bool:
-    """Return True if a path is that of a data set of picture files: a folder or a CSV file."""
+    """Return True for the path of a data set of picture files: a folder or a CSV file."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 

@@ -161,7 +161,7 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Image size, number of channels and of classes, as arguments that create a model."""
+        """Image size, number of channels and number of classes, to create a model for them."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
 

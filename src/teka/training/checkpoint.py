@@ -123,7 +123,7 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
 
 
 def check_checkpoint(path: Path, run: Run) -> dict[str, Any]:
-    """Check that a checkpoint belongs to a run, which may only have another `data_dir`.
+    """Check that a checkpoint was saved by a run. Only the field `data_dir` may differ.
 
     Returns:
         The saved state of `Checkpoints`. It is empty in checkpoints of older versions.

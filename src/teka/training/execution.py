@@ -94,7 +94,7 @@ class Execution:
             model.compile(dynamic=False)
 
     def resolve_precision(self, precision: str) -> str:
-        """Return the precision of matrix products, where "auto" selects the best of the device.
+        """Return the precision of matrix products. "auto" becomes the best one of the device.
 
         Raises:
             ValueError: `precision` is "float16", but the run does not use a GPU.

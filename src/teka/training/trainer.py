@@ -222,9 +222,10 @@ def _fit(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> 
             kept = f"{last} holds the last complete epoch"
             raise MemoryError(
                 f"A step does not fit into memory in epoch {trainer.current_epoch}, step "
-                f"{trainer.global_step}: {first_line(error)}. Increase accumulate from "
-                f"{trainer.accumulate_grad_batches}, turn activation_checkpointing on, or use a "
-                f"smaller batch_size; {kept if last.is_file() else 'no epoch is complete'}."
+                f"{trainer.global_step}: {first_line(error)}. Use a smaller "
+                "batch_size, activation_checkpointing or a larger accumulate than "
+                f"{trainer.accumulate_grad_batches}; "
+                f"{kept if last.is_file() else 'no epoch is complete'}."
             ) from error
         if start is None or checkpoints.has_started:
             raise
