@@ -334,4 +334,4 @@ def test_digits_are_centered_on_the_canvas():
 def test_without_scikit_learn_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
-        read_digits()
+        read_digits((16, 16))

@@ -1,7 +1,7 @@
 """Options that the commands audit, compare and fix share."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,14 +83,28 @@ class ResultOptions:
     debug: bool = False
 
     def check_files(self, inputs: Sequence[str], **more: str | None) -> None:
-        """Check that every file can be written, and make the folders.
+        """Check that files can be written without overwriting each other or an input.
+
+        Missing folders are created.
 
         Args:
-            inputs: Models and data, which must not be overwritten.
+            inputs: Names or files of models and data. A model's file may be followed by ":" and the
+                name of a function.
             more: Other files to write, by the names of their options.
         """
+        candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
+        uses = {path.resolve(): "a model or the data" for path in candidates if path.is_file()}
         files = {"html": self.html, "json": self.json, "markdown": self.markdown, **more}
-        check_outputs(files, inputs)
+        for option, name in files.items():
+            if name is None:
+                continue
+            path = Path(name)
+            if path.is_file() or not path.exists():  # not the folder of a device or a pipe
+                make_directory(option, path.parent)
+            check_output_file(option, path)
+            use = uses.setdefault(resolve_path(option, path), f"--{option}")
+            if use != f"--{option}":
+                raise wrong_value(option, name, f"another file than that of {use}")
         if self.html is not None:
             require("jinja2", "reports need", "teka[report]")
         if self.resume is not None:
@@ -155,25 +169,3 @@ class AuditOptions:
         if self.shifts.mode or self.settings.protocol is not None:
             return None
         return default_mode(self.images)
-
-
-def check_outputs(files: Mapping[str, str | None], inputs: Sequence[str]) -> None:
-    """Check that output files can be written, and do not overwrite each other or an input.
-
-    Args:
-        files: Output files by the names of their options. None means that no file is written.
-        inputs: Names or files of models and data. A model's file may be followed by ":" and the
-            name of a function.
-    """
-    candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
-    uses = {path.resolve(): "a model or the data" for path in candidates if path.is_file()}
-    for option, name in files.items():
-        if name is None:
-            continue
-        path = Path(name)
-        if path.is_file() or not path.exists():  # not the folder of a device or a pipe
-            make_directory(option, path.parent)
-        check_output_file(option, path)
-        use = uses.setdefault(resolve_path(option, path), f"--{option}")
-        if use != f"--{option}":
-            raise wrong_value(option, name, f"another file than that of {use}")

@@ -83,7 +83,7 @@ def load(
         smallest = DIGIT_SIZE if name == "digits" else 1
         image_size = check_image_size("image_size", image_size, smallest=smallest)
     if name == "digits":
-        raw = read_digits((16, 16) if image_size is None else image_size)
+        raw = read_digits(image_size or (16, 16))
         image_size = None
         validation_size = 137 if validation_size is None else validation_size
     elif name in PUBLISHED_DATASETS:

@@ -262,7 +262,7 @@ _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-
 PUBLISHED_DATASETS = {row["name"]: decode(PublishedDataset, row) for row in _TABLE}
 
 
-def read_digits(canvas_size: tuple[int, int] = (16, 16)) -> RawDataset:
+def read_digits(canvas_size: tuple[int, int]) -> RawDataset:
     """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, centered on a larger canvas.
 
     The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the others

@@ -2,13 +2,11 @@
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 # Compilation and memory allocation slow the first steps down.
 WARMUP_STEPS = 2
@@ -64,7 +62,7 @@ class Progress(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
+        outputs: Any,
         batch: object,
         batch_idx: int,
     ) -> None:
@@ -77,10 +75,9 @@ class Progress(Callback):
         is_due = self.num_steps > FIRST_REPORT and now > self.report_time + SECONDS_BETWEEN_REPORTS
         if self.num_steps == FIRST_REPORT or is_due:
             self.report_time = now
-            loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
-            loss_text = "" if loss is None else f"loss {float(loss):.3f}, "
             step = f"step {trainer.global_step:,} of {trainer.estimated_stepping_batches:,}"
-            self._print(trainer, f"{step}: {loss_text}{self._describe_speed(trainer)}")
+            loss = f"loss {outputs['loss']:.3f}"
+            self._print(trainer, f"{step}: {loss}, {self._describe_speed(trainer)}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (speed := self.images_per_second) is not None:
