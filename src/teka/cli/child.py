@@ -176,8 +176,11 @@ def _raise_interrupt() -> Callable[[int, Any], None]:
     def handle(_number: int, _frame: Any) -> None:
         nonlocal last
         global _was_interrupted
-        _was_interrupted, before, last = True, last, time.monotonic()
-        if last - before > _INTERRUPT_SECONDS:
+        _was_interrupted = True
+        now = time.monotonic()
+        is_repeated = now - last <= _INTERRUPT_SECONDS
+        last = now
+        if not is_repeated:
             raise KeyboardInterrupt
 
     return handle

@@ -1,7 +1,7 @@
 """Command-line options of all models, combined in one dataclass."""
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, fields, make_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -33,11 +33,6 @@ def model_options_class() -> type[Any]:
     options.pop("head", None)  # a run trains a classifier, so that it needs no dense head
     namespace = {"__module__": __name__, "__doc__": "Options of the models."}
     return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
-
-
-def chosen_options(options: object) -> Mapping[str, Any]:
-    """Return the options that are not None, as a dictionary."""
-    return {name: value for name, value in vars(options).items() if value is not None}
 
 
 def _command_line_type(kind: Any) -> Any:

@@ -9,7 +9,7 @@ from cyclopts.config import Dict
 
 from teka import training
 from teka.cli.app import CommandLine
-from teka.cli.model_options import chosen_options, model_options_class
+from teka.cli.model_options import model_options_class
 from teka.cli.progress import ProgressDisplay
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
@@ -92,8 +92,8 @@ def train(
     """
     from lightning.pytorch.utilities import rank_zero_only  # takes seconds to import
 
-    fields = {**vars(images), **chosen_options(network), **vars(training_recipe), "seed": seed}
-    run = Run.from_dict(fields)
+    chosen = {name: value for name, value in vars(network).items() if value is not None}
+    run = Run.from_dict({**vars(images), **chosen, **vars(training_recipe), "seed": seed})
     if resume is not None:
         if out is not None or run != Run():
             hint = "A resumed run keeps its options."

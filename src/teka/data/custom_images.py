@@ -196,7 +196,8 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None
     train, test, validation = (_make_split(arrays, prefix, axes) for prefix in prefixes)
     assert train is not None
     if test is None:
-        test, validation = validation, None
+        test = validation
+        validation = None
     num_validation = 0
     if validation is not None:
         num_validation = len(validation)

@@ -81,7 +81,8 @@ class Classifier(LightningModule):
     def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
         """Seed PyTorch for this step, and redraw random projections every `redraw_every` steps."""
         torch.manual_seed(self._step_seed)
-        redraw_every, step = self.run.recipe.redraw_every, self.global_step
+        redraw_every = self.run.recipe.redraw_every
+        step = self.global_step
         is_first = batch_idx % self.trainer.accumulate_grad_batches == 0
         if is_first and redraw_every and step and step % redraw_every == 0:
             redraw_projections(self.model)
@@ -102,9 +103,9 @@ class Classifier(LightningModule):
             raise self._divergence_error(f"the loss is {loss.item()}")
         if weight:
             self.train_accuracy(logits, labels)
-        sync_dist, size = self.trainer.world_size > 1, len(labels) if weight else 0
         options: Any = {"on_step": False, "on_epoch": True}
-        self.log("train_loss", loss, sync_dist=sync_dist, batch_size=size, **options)
+        size = len(labels) if weight else 0
+        self.log("train_loss", loss, sync_dist=True, batch_size=size, **options)
         self.log("train_accuracy", self.train_accuracy, **options)
         return weight * loss
 
@@ -126,7 +127,7 @@ class Classifier(LightningModule):
         logits = self(images)
         self.validation_accuracy(logits, labels)
         loss = cross_entropy(logits, labels)
-        self.log("validation_loss", loss, sync_dist=self.trainer.world_size > 1)
+        self.log("validation_loss", loss, sync_dist=True)
         self.log("validation_accuracy", self.validation_accuracy)
 
     def on_train_epoch_end(self) -> None:
@@ -196,7 +197,8 @@ def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> 
         run: Run.
         fused: Use the fused implementation of the optimizer, as in `torch.optim`.
     """
-    recipe, parameters = run.recipe, list(model.parameters())
+    recipe = run.recipe
+    parameters = list(model.parameters())
     options: dict[str, Any] = {"lr": recipe.learning_rate, "fused": fused}
     if recipe.optimizer == "adam":
         return torch.optim.Adam(parameters, betas=recipe.betas, **options)

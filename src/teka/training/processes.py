@@ -33,11 +33,13 @@ class Processes(NamedTuple):
             ValueError: An argument contradicts the number of started processes.
         """
         if TorchElasticEnvironment.detect():
-            launcher, total = "torchrun", int(os.environ["WORLD_SIZE"])
+            launcher = "torchrun"
+            total = int(os.environ["WORLD_SIZE"])
             each = int(os.environ["LOCAL_WORLD_SIZE"])
             nodes = total // each
         elif "SLURM_STEP_ID" in os.environ and SLURMEnvironment.detect():
-            launcher, total = "srun", int(os.environ["SLURM_NTASKS"])
+            launcher = "srun"
+            total = int(os.environ["SLURM_NTASKS"])
             nodes = int(os.environ.get("SLURM_NNODES", "1"))
             each = total // nodes
         else:
