@@ -8,7 +8,6 @@ All backends of one attention take turns, forward, and forward and backward.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,7 +22,8 @@ from reproduction.benchmarks.measurement import interleaved_medians, run_script,
 from teka import Grid
 from teka.files import read_json
 from teka.functional import attention
-from teka.functional.dispatch import Workload, backend_costs, resolve_backend
+from teka.functional.attention_plan import AttentionPlan
+from teka.functional.backends.costs import Cost, resolve_backend
 from teka.functional.kernels import make_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
@@ -48,38 +48,40 @@ def list_cases() -> list[dict[str, Any]]:
     ]
     names = ("kernel", "relative", "shape", "heads", "batch")
     rows = [dict(zip(names, case, strict=True)) for case in cases]
-    return [row for row in rows if len(backend_costs(make_workload(**row))) > 1]
+    return [row for row in rows if len(estimate_costs(row)) > 1]
 
 
-def make_workload(
-    kernel: str, relative: str | None, shape: Sequence[int], heads: int, batch: int
-) -> Workload:
-    """Return the kernels, positions and sizes of an attention."""
-    num_axes, num_tokens = len(shape), math.prod(shape)
-    relative_kernel = None
-    if relative is not None:
-        relative_kernel = make_relative(
-            relative, heads=heads, dim=DIM, num_axes=num_axes, kernel=kernel
+def make_plan(case: dict[str, Any]) -> AttentionPlan:
+    """Return the kernels and positions of an attention."""
+    shape = tuple(case["shape"])
+    kernel = make_kernel(case["kernel"], DIM)
+    relative = None
+    if case["relative"] is not None:
+        relative = make_relative(
+            case["relative"], heads=case["heads"], dim=DIM, num_axes=len(shape), kernel=kernel
         )
-    return Workload(
-        make_kernel(kernel, DIM),
-        relative_kernel,
-        Positions(Grid(tuple(shape))),
-        num_tokens,
-        num_tokens,
-        DIM,
-        DIM,
-        heads=heads,
-        batch=batch,
+    return AttentionPlan(kernel, relative, Positions(Grid(shape)), DIM**-0.5, is_causal=False)
+
+
+def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
+    """Return the cost of each backend that can compute an attention."""
+    num_tokens = math.prod(case["shape"])
+    return make_plan(case).estimate_costs(
+        heads=case["heads"],
+        num_queries=num_tokens,
+        num_keys=num_tokens,
+        dim=DIM,
+        dim_value=DIM,
+        batch=case["batch"],
     )
 
 
 def measure(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
     """Return the median time of each backend, by direction."""
-    work = make_workload(**case)
-    shape = work.batch, work.heads, work.num_queries, DIM
+    plan = make_plan(case)
+    shape = case["batch"], case["heads"], math.prod(case["shape"]), DIM
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
-    options = {"kernel": work.kernel, "relative": work.relative, "grid": Grid(case["shape"])}
+    options = {"kernel": plan.kernel, "relative": plan.relative, "grid": Grid(case["shape"])}
 
     def forward(backend: str) -> None:
         with torch.no_grad():
@@ -89,7 +91,7 @@ def measure(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]
         output = attention(*inputs, backend=backend, **options)
         torch.autograd.grad(output, inputs, output.detach(), allow_unused=True)
 
-    backends = backend_costs(work)
+    backends = estimate_costs(case)
     return {
         function.__name__: interleaved_medians(
             {name: partial(function, name) for name in backends}, seconds
@@ -103,7 +105,7 @@ def flatten(rows: list[dict[str, Any]]) -> pd.DataFrame:
     records = []
     for index, row in enumerate(rows):
         case = {name: value for name, value in row.items() if name != "seconds"}
-        costs = backend_costs(make_workload(**case))
+        costs = estimate_costs(case)
         chosen = resolve_backend("auto", costs)
         for direction, times in row["seconds"].items():
             for backend, seconds in times.items():
@@ -121,7 +123,7 @@ def flatten(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def fit_rates(times: pd.DataFrame) -> pd.DataFrame:
-    """Return the constants of `backends.costs.Rate` with the least relative errors."""
+    """Return the constants of `backends.costs.BackendTimes` with the least relative errors."""
     rates = {}
     for backend, group in times.groupby("backend"):
         # Times are those of all heads, costs are those of one head.

@@ -21,8 +21,8 @@ from teka.functional import (
     attention,
     decode,
 )
+from teka.functional.attention_plan import AttentionPlan
 from teka.functional.backends import linear
-from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels.content_kernel import mask_features
 from teka.functional.positions import Positions
 from teka.nn import Attention
@@ -149,12 +149,11 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
         kernel_for_positions = (
             relative if relative is None or on_torus else relative.adapt_to_positions(positions)
         )
-        sizes = (sites.num_queries_with_position or 0) + num_prefix_tokens
+        num_tokens = (sites.num_queries_with_position or 0) + num_prefix_tokens
+        plan = AttentionPlan(kernel, kernel_for_positions, positions, 1.0, is_causal=True)
         return set(
-            backend_costs(
-                Workload(
-                    kernel, kernel_for_positions, positions, sizes, sizes, DIM, 4, is_causal=True
-                )
+            plan.estimate_costs(
+                heads=1, num_queries=num_tokens, num_keys=num_tokens, dim=DIM, dim_value=4, batch=1
             )
         )
 

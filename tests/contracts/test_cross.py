@@ -15,7 +15,7 @@ from teka.functional import (
     RelativeKernel,
     attention,
 )
-from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.attention_plan import AttentionPlan
 from teka.functional.positions import Positions
 from teka.nn import Attention
 from tests.contracts.cases import (
@@ -80,7 +80,12 @@ def offered(
         sites.num_queries_with_position or 1 for sites in (positions, positions.key_side)
     )
     placed = None if relative is None else relative.adapt_to_positions(positions)
-    return set(backend_costs(Workload(kernel, placed, positions, num_queries, num_keys, DIM, 4)))
+    plan = AttentionPlan(kernel, placed, positions, 1.0, is_causal=False)
+    return set(
+        plan.estimate_costs(
+            heads=1, num_queries=num_queries, num_keys=num_keys, dim=DIM, dim_value=4, batch=1
+        )
+    )
 
 
 def fitted(

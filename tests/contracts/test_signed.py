@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import FeatureKernel, attention, decode
-from teka.functional.dispatch import Workload, backend_costs
+from teka.functional.attention_plan import AttentionPlan
 from teka.functional.kernels.content_kernel import mask_features
 from teka.functional.kernels.rectified import SharedFeatureMapKernel
 from teka.functional.positions import Positions
@@ -115,9 +115,12 @@ def changes(kernel: FeatureKernel, name: str | None, *, is_causal: bool) -> dict
     reference = with_gradients(
         reference_attention(inputs, kernel, relative, positions, scale=SCALE, keep=keep)
     )
-    work = Workload(kernel, relative, positions, num_tokens, num_tokens, DIM, 4, is_causal)
+    plan = AttentionPlan(kernel, relative, positions, 1.0, is_causal)
+    costs = plan.estimate_costs(
+        heads=1, num_queries=num_tokens, num_keys=num_tokens, dim=DIM, dim_value=4, batch=1
+    )
     results = {}
-    for backend in backend_costs(work):
+    for backend in costs:
         output = attention(
             *inputs,
             kernel=kernel,

@@ -1,5 +1,6 @@
-"""The steps of an attention call: argument checks, choice of an algorithm, and computation."""
+"""Plan of an attention call: its kernels and positions, and the fastest algorithm (backend)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,16 @@ from teka.functional.backends.attention_sums import (
     WeightedSums,
     add_prefix_tokens,
 )
+from teka.functional.backends.costs import (
+    AttentionSizes,
+    Cost,
+    dense_cost,
+    linear_cost,
+    resolve_backend,
+)
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
 from teka.functional.backends.linear import attention_sums_without_positions, compute_features
 from teka.functional.backends.triton import TritonAngles, can_use_triton
-from teka.functional.dispatch import Workload, backend_costs, resolve_backend
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import (
     ContentKernel,
@@ -171,26 +178,83 @@ class AttentionPlan:
             raise wrong_shape("key", key.shape, f"{num_queries} tokens, the same number as query")
         if has_dynamic_size(num_queries, num_keys):
             num_queries = num_keys = DYNAMIC_TOKENS
-        work = Workload(
-            self.kernel,
-            self.relative,
-            self.positions,
+        costs = self.estimate_costs(
+            heads=heads,
+            # A compiled graph may serve any batch size. A batch may be empty.
+            batch=1 if torch.compiler.is_compiling() else max(1, batch),
             num_queries=num_queries,
             num_keys=num_keys,
             dim=dim,
             dim_value=value.shape[-1],
-            is_causal=self.is_causal,
-            heads=heads,
-            # A compiled graph may serve any batch size. A batch may be empty.
-            batch=1 if torch.compiler.is_compiling() else max(1, batch),
         )
-        chosen_backend = resolve_backend(backend, backend_costs(work), query.device.type)
+        chosen_backend = resolve_backend(backend, costs, query.device.type)
         return replace(self, backend=chosen_backend)
+
+    def estimate_costs(
+        self, *, heads: int, num_queries: int, num_keys: int, dim: int, dim_value: int, batch: int
+    ) -> dict[str, Cost]:
+        """Estimate the cost of this attention by each algorithm (backend) that can compute it.
+
+        All algorithms give the same result.
+
+        Args:
+            heads: Number of heads.
+            num_queries: Number of queries.
+            num_keys: Number of keys.
+            dim: Size of queries and keys.
+            dim_value: Size of values.
+            batch: Number of samples.
+        """
+        relative, positions, features = self.relative, self.positions, self.kernel.features
+        if relative is not None and relative.appends_features:
+            dim += relative.num_position_features
+            relative = None
+        product_size = self.kernel.inner_product_size(dim)
+        dense_passes, num_appended = self._dense_passes(relative, batch)
+        costs = {
+            "dense": dense_cost(
+                num_queries, num_keys, product_size + num_appended, dim_value, passes=dense_passes
+            )
+        }
+        if relative is not None and not self.is_causal:
+            window_cost = relative.window_cost(positions, product_size, dim_value)
+            if window_cost is not None:
+                costs["windows"] = window_cost
+        has_causal_prefix = self.is_causal and positions.num_prefix_tokens > 0
+        if features is not None and not (has_causal_prefix and relative is not None):
+            num_features = features.num_features(dim)
+            sizes = AttentionSizes(num_queries, num_keys, num_features, dim_value, self.is_causal)
+            if relative is None:
+                costs["linear"] = linear_cost(sizes)
+            else:
+                costs.update(relative.estimate_costs(sizes, positions))
+        num_heads = heads * batch
+        return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
+
+    def _dense_passes(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
+        """Return the work of the backend "dense" that depends on the kernels.
+
+        These are the number of passes over the matrix of all weights, and the number of entries
+        that are appended to queries and keys.
+        """
+        if self.kernel.is_softmax:
+            # PyTorch's fused kernel stores no matrix.
+            num_appended = 0 if relative is None else relative.num_appended_entries(self.positions)
+            if num_appended is not None:
+                return 1, num_appended
+        passes = 3
+        if relative is not None:
+            passes = relative.num_weight_matrix_passes(self.positions.num_axes)
+            depends_on_sample = relative.uses_query or relative.rotates_features
+            if not depends_on_sample and self.positions.grid is not None:
+                # The samples of a batch share one matrix of the relative kernel.
+                passes = 3 + math.ceil((passes - 3) / batch)
+        return passes + self.kernel.extra_dense_passes, 0
 
     def compute(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute attention as planned.
+        """Compute attention of queries, keys and values with the settings of this plan.
 
         The computation uses float32 or float64, and the outputs have the dtype of the inputs.
         """
@@ -350,7 +414,7 @@ class AttentionPlan:
     def _with_kernel_statistics(
         self, query: Queries, key: Keys, key_mask: KeyMask, query_mask: QueryMask
     ) -> "AttentionPlan":
-        """Return a plan whose content kernel stores the statistics that it needs of these tokens.
+        """Return a copy of the plan whose content kernel stores statistics of queries and keys.
 
         `Taylor2`, for example, stores the mean of the keys in order to subtract it. Most kernels
         need no statistics, and the plan is returned unchanged.

@@ -292,7 +292,9 @@ class PerformerConfig:
                 raise wrong_value("patch_size", self.patch_size, expected)
         elif self.pool == "class" and len(self.stages) > 1:
             expected = "'mean' or 'attention' with several stages"
-            hint = "A class token has no place in the grid, so it cannot be downsampled with it."
+            hint = (
+                "A class token is not part of the grid, so it cannot be downsampled with the grid."
+            )
             raise wrong_value("pool", self.pool, expected, hint)
 
     def _check_positions(self) -> None:

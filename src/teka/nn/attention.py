@@ -11,7 +11,7 @@ from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, ContentKernel, DecodingState, decode
-from teka.functional.dispatch import resolve_backend
+from teka.functional.backends.costs import resolve_backend
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, current_grid
 from teka.nn.gating import OutputGate

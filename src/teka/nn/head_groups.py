@@ -7,7 +7,6 @@ from teka.errors import wrong_value
 from teka.functional import KERNELS, ClippedDistanceFeatures, ContentKernel, RelativeKernel
 from teka.functional.attention_plan import make_attention_plan, unchecked_attention
 from teka.functional.backends.costs import Cost
-from teka.functional.dispatch import Workload, backend_costs
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 from teka.functional.positions import Positions
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
@@ -160,19 +159,14 @@ class HeadGroup:
             dim=self.dim,
             is_causal=self.is_causal,
         )
-        work = Workload(
-            self.kernel,
-            plan.relative,
-            positions,
+        return plan.estimate_costs(
+            heads=self.num_heads,
             num_queries=num_queries,
             num_keys=num_keys,
             dim=self.dim,
             dim_value=self.dim_value,
-            is_causal=self.is_causal,
-            heads=self.num_heads,
             batch=batch,
         )
-        return backend_costs(work)
 
 
 def join_kernel_names(kernel: ContentKernel, relative: RelativeKernel | None) -> str:

@@ -8,6 +8,9 @@ import math
 from dataclasses import dataclass
 
 from teka._compat import replace
+from teka.checks import check_name
+from teka.errors import wrong_value
+from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.decay_scan import BLOCK
 from teka.functional.backends.linear import CHUNK_TOKENS
 from teka.functional.backends.local_window import Tiling
@@ -75,6 +78,29 @@ class Cost:
         rate = RATES[backend] if device_type == "cpu" else GPU_SPEED
         fixed = rate.call / self.heads + rate.head
         return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes
+
+
+def resolve_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+    """Replace the backend "auto" by the attention algorithm with the lowest estimated cost.
+
+    Any other name is checked and returned.
+
+    Raises:
+        ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
+    """
+    check_name("backend", backend, BACKENDS)
+    if backend == "auto":
+        # The FFT backend reads elements to recompute rows that underflow, which only eager mode can
+        # do.
+        is_eager = execution_mode() is ExecutionMode.EAGER
+        names = [name for name in costs if name != "fft" or is_eager]
+        # torch.compile does not support min with a key.
+        work = [costs[name].estimated_time(name, device_type) for name in names]
+        return names[work.index(min(work))]
+    if backend not in costs:
+        names = ", ".join(map(repr, ("auto", *costs)))
+        raise wrong_value("backend", backend, f"one of {names} for this kernel and these positions")
+    return backend
 
 
 @dataclass(frozen=True)

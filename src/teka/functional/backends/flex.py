@@ -169,7 +169,7 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return a table of all offsets between two grids, with which each pair finds its offset.
+    """Return a table of all offsets between two grids, and the codes that index the table.
 
     Queries and keys get integer codes. The offset from key j to query i is entry query_code[i] −
     key_code[j] of the table. For a token without a position, such as a class token, this index is

@@ -161,13 +161,13 @@ class DecodingState:
     count: "DecodingState | None" = None
     kernels: tuple[str, str | None] | None = None
 
-    def check_compatible(self, new: LinearState) -> None:
+    def check_compatible(self, new_sums: LinearState) -> None:
         """Check that the sums over new keys can be added to this state.
 
         Raises:
             ValueError: The sums have other shapes or another dtype than those of the state.
         """
-        old_values, new_values = self.sums.values, new.values
+        old_values, new_values = self.sums.values, new_sums.values
         if old_values.shape != new_values.shape or old_values.dtype != new_values.dtype:
             raise wrong_value(
                 "state.sums.values",

@@ -386,7 +386,7 @@ class FeatureKernel(ContentKernel):
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
     """Return the smallest normal number of the dtype of `like`, as a scalar tensor.
 
-    Arguments of logarithms are limited to this number, so that gradients stay finite. A tensor is
+    It is a lower limit for the argument of a logarithm, so that gradients stay finite. A tensor is
     needed because FlexAttention traces a Python number as an unknown value.
     """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)

@@ -114,8 +114,9 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         """Return one matrix of log weights for each axis of the grids.
 
         The log weight of a query and a key is the sum of one entry of each matrix. To avoid
-        overflow, the maximum of each row is subtracted. The second result is the sum of the
-        subtracted maxima for each query. The results have the dtype and the device of `like`.
+        overflow, the maximum of each matrix row is subtracted. The second result contains, for each
+        query, the sum of the subtracted maxima. All results have the dtype and the device of
+        `like`.
         """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)

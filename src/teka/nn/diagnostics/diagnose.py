@@ -22,8 +22,7 @@ from teka.functional import (
     Softmax,
     attention,
 )
-from teka.functional.backends.costs import Cost
-from teka.functional.dispatch import resolve_backend
+from teka.functional.backends.costs import Cost, resolve_backend
 from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention

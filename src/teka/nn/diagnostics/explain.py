@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from teka.checks import check_evaluation_mode
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import length_mask
-from teka.functional.backends.costs import GPU_SPEED, Cost
-from teka.functional.dispatch import resolve_backend
+from teka.functional.backends.costs import GPU_SPEED, Cost, resolve_backend
 from teka.grid import Grid, GridLike, as_grid
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import LayerReports

@@ -14,8 +14,8 @@ from teka.functional import (
     SquaredRelu,
     attention,
 )
-from teka.functional.backends.costs import Cost
-from teka.functional.dispatch import Workload, backend_costs, resolve_backend
+from teka.functional.attention_plan import AttentionPlan
+from teka.functional.backends.costs import Cost, resolve_backend
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
 
@@ -33,8 +33,10 @@ def costs(
 ) -> dict[str, Cost]:
     positions = Positions(grid, key=None if key_grid is None else Positions(key_grid))
     num_keys = num_tokens if key_grid is None else key_grid.num_tokens
-    sizes = (num_tokens, num_keys, dim, dim, is_causal, 2, batch)
-    return backend_costs(Workload(kernel, relative, positions, *sizes))
+    plan = AttentionPlan(kernel, relative, positions, 1.0, is_causal)
+    return plan.estimate_costs(
+        heads=2, num_queries=num_tokens, num_keys=num_keys, dim=dim, dim_value=dim, batch=batch
+    )
 
 
 def rotation() -> SinusoidalBias:
