@@ -278,23 +278,38 @@ def _choose_examples(context: AuditContext) -> None:
 
 
 def _check_validity(context: AuditContext) -> None:
+    """Warn about conditions that make the results invalid or misleading."""
     settings = context.settings
     responses = context.responses[0]
-    problems = caveats.check_validity(
-        context.model,
-        context.unshifted_images(),
-        context.responses,
-        0.0 if context.noise is None else context.noise.repeat,
-        batch_size=settings.batch_size,
-        confidence=settings.confidence,
-    )
-    context.caveats.extend(problems)  # keeps the caveats from before an error
+    noise = 0.0 if context.noise is None else context.noise.repeat
+    warnings = context.caveats
+    warnings += caveats.warn_about_nondeterminism(noise)
+    warnings += caveats.warn_about_few_images(responses.num_images, settings.confidence)
+    module = module_of(context.model)
+    if module is not None:
+        warnings += caveats.warn_about_random_features(module)
+    # A caveat that holds in several modes is listed once.
+    by_name: dict[str, Caveat] = {}
+    for each in context.responses:
+        for caveat in (
+            *caveats.warn_about_equal_predictions(each),
+            *caveats.warn_about_chance_accuracy(each),
+        ):
+            by_name.setdefault(caveat.name, caveat)
+    warnings += by_name.values()
     for mode in settings.modes:
-        context.caveats += caveats.warn_about_fill_value(context.images, context.movement(mode))
+        warnings += caveats.warn_about_fill_value(context.images, context.movement(mode))
     if context.labels is not None:
-        context.caveats += caveats.warn_about_unused_labels(responses)
+        warnings += caveats.warn_about_unused_labels(responses)
     if settings.output == "auto":
-        context.caveats += caveats.warn_about_single_values(responses)
+        warnings += caveats.warn_about_single_values(responses)
+    # Checks that call the model come last, because an error of the model ends this stage.
+    images = context.unshifted_images()
+    if responses.predictions is None:
+        warnings += caveats.warn_about_constant_output(
+            context.model, images, responses.output, settings.batch_size
+        )
+    warnings += caveats.warn_about_batch_dependence(context.model, images, noise)
 
 
 def audit(

@@ -55,45 +55,6 @@ class Caveat:
         check_name("severity", self.severity, SEVERITIES)
 
 
-def check_validity(
-    function: Model,
-    images: ImageSet,
-    responses: Sequence[Responses],
-    repeat: float,
-    *,
-    batch_size: int,
-    confidence: float = 0.95,
-) -> Iterator[Caveat]:
-    """Check whether the results of an audit can be trusted, and yield a caveat for each problem.
-
-    If any caveat has the severity "invalidates", no result of the audit is valid. Checks that call
-    the model come last, so that an error of the model does not lose the other caveats.
-
-    Args:
-        function: The model, in evaluation mode.
-        images: A few unshifted images as the model takes them.
-        responses: The model's responses to all images at every shift, for each mode.
-        repeat: Relative difference between the outputs of two calls on the same images, from
-            `noise_floor`.
-        batch_size: Number of images per call.
-        confidence: Confidence level of the interval that decides if there are too few images.
-    """
-    module = module_of(function)
-    yield from warn_about_nondeterminism(repeat)
-    yield from warn_about_few_images(min(each.num_images for each in responses), confidence)
-    if module is not None:
-        yield from warn_about_random_features(module)
-    # A caveat that holds in several modes is listed once.
-    by_name: dict[str, Caveat] = {}
-    for each in responses:
-        for caveat in (*warn_about_equal_predictions(each), *warn_about_chance_accuracy(each)):
-            by_name.setdefault(caveat.name, caveat)
-    yield from by_name.values()
-    if responses[0].predictions is None:
-        yield from warn_about_constant_output(function, images, responses[0].output, batch_size)
-    yield from warn_about_batch_dependence(function, images, repeat)
-
-
 def warn_about_training_mode(module: nn.Module) -> Iterator[Caveat]:
     """Warn if the model was passed in training mode, because an audit uses evaluation mode."""
     parts = [name or "the model itself" for name, part in module.named_modules() if part.training]
