@@ -36,7 +36,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
     sentences += _layer_sentences(report)
     for protocol in report.protocols:
         numbers = "; ".join(
-            f"{name} {_interval(number)}" for name, number in protocol.numbers.items()
+            f"{name} {_write_estimate(number)}" for name, number in protocol.numbers.items()
         )
         sentences.append(f"Protocol {protocol.name}: {numbers}.")
     return tuple(sentences)
@@ -81,14 +81,14 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
     if "overlap" in numbers:
         overlap = numbers["overlap"]
         effect = f"leaves a mean IoU of {write_share(overlap.value)} % with the moved output"
-        return f"{effect} for the original image", f"{_confidence(overlap)}; "
+        return f"{effect} for the original image", f"{_write_confidence(overlap)}; "
     never = ""
     if "consistency" in numbers:
         same = numbers["consistency"]
         changed = replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
         if changed.value > 0:
             effect = f"changes the prediction in {write_share(changed.value)} % of cases"
-            return effect, f"{_confidence(changed)}; "
+            return effect, f"{_write_confidence(changed)}; "
         never = ", and never the prediction"
     # An output of zero has no relative error.
     size = ""
@@ -107,16 +107,16 @@ def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
     return f"{images}, mode{'' if len(modes) == 1 else 's'} {listed(modes)}"
 
 
-def _confidence(estimate: Estimate) -> str:
-    return (
-        f"{100 * estimate.confidence:g} % interval {write_share(estimate.lower)} to "
-        f"{write_share(estimate.upper)} %"
-    )
+def _write_ends(estimate: Estimate) -> str:
+    return f"{write_share(estimate.lower)} to {write_share(estimate.upper)} %"
 
 
-def _interval(estimate: Estimate) -> str:
-    ends = f"{write_share(estimate.lower)} to {write_share(estimate.upper)} %"
-    return f"{write_share(estimate.value)} % ({ends})"
+def _write_confidence(estimate: Estimate) -> str:
+    return f"{100 * estimate.confidence:g} % interval {_write_ends(estimate)}"
+
+
+def _write_estimate(estimate: Estimate) -> str:
+    return f"{write_share(estimate.value)} % ({_write_ends(estimate)})"
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
@@ -162,17 +162,17 @@ def _describe_details(metrics: Metrics) -> list[str]:
     if "retrieval" in numbers:
         parts.append(
             "the features are nearest to those of the same unshifted image for "
-            f"{_interval(numbers['retrieval'])} of the shifted images"
+            f"{_write_estimate(numbers['retrieval'])} of the shifted images"
         )
     if "accuracy" in numbers:
-        accuracy = f"{_interval(numbers['accuracy'])} of the images are classified correctly"
+        accuracy = f"{_write_estimate(numbers['accuracy'])} of the images are classified correctly"
         if not metrics.is_exact:
             by_shift = metrics.curves["accuracy"].values
             worst = metrics.shifts[by_shift.index(min(by_shift))]
             accuracy += (
                 f" unshifted, {write_share(min(by_shift))} % at the worst shift, (dy, dx) = "
                 f"({', '.join(map(write_step, worst))}), and "
-                f"{_interval(numbers['worst_shift_accuracy'])} at every shift"
+                f"{_write_estimate(numbers['worst_shift_accuracy'])} at every shift"
             )
         parts.append(accuracy)
     return parts

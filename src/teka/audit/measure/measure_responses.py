@@ -223,7 +223,13 @@ class Measurement:
         """Return how the outputs for images at one shift differ from the expected outputs."""
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
-            return outputs.box_errors(output, reference, self.shifts[shift], self._seen_size)
+            overlap = outputs.box_overlap(output, reference, self.shifts[shift], self._seen_size)
+            norm = torch.ones_like(overlap)
+            return {
+                "error_squared": (1 - overlap).square(),
+                "norm_squared": norm,
+                "overlap": overlap,
+            }
         if self._stride is None:
             errors = outputs.vector_errors(output, reference, self._output)
             if self._output == "features" and output.ndim == 2:

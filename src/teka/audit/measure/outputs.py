@@ -247,16 +247,6 @@ def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
     return shares.sum(dim=1) / seen.sum(dim=1)
 
 
-def box_errors(found: Answers, reference: Answers, shift: CheckedShift, size: Sizes) -> Tables:
-    """Return the `box_overlap` of detections, and the error 1 − overlap."""
-    overlap = box_overlap(found, reference, shift, size)
-    return {
-        "error_squared": (1 - overlap).square(),
-        "norm_squared": torch.ones_like(overlap),
-        "overlap": overlap,
-    }
-
-
 def feature_distances(
     output: Float[Tensor, "batch features"],
     unshifted: Float[Tensor, "images features"],
