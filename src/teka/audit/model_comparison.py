@@ -57,7 +57,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
     responses_by_mode = list(zip(*responses, strict=True))
     intervals = cases[0].settings.intervals
-    noise = [_noise_level(report) for report in reports]
+    noise = [_output_noise(report) for report in reports]
     pairs = [
         pair
         for mode in responses_by_mode
@@ -66,7 +66,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     return ModelComparison(_choose_common_examples(cases, reports, responses_by_mode), pairs)
 
 
-def _noise_level(report: AuditReport) -> float:
+def _output_noise(report: AuditReport) -> float:
     """Return how much a model's outputs may differ without a shift, by rounding or randomness."""
     levels = [rounding_bound(metrics.epsilon) for metrics in report.metrics]
     floor = report.noise_floor

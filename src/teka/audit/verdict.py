@@ -8,6 +8,7 @@ from teka.audit.model_output import INVARIANT_OUTPUTS
 from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import Metrics
+from teka.precision import rounding_bound
 from teka.reporting.formatting import listed, write_share, write_size, write_step
 
 BREAK_PLACES = {
@@ -15,6 +16,8 @@ BREAK_PLACES = {
     "edge": "at the edge of the image",
     "aliasing": "at shifts that are not a multiple of its stride",
 }
+# Errors up to this multiple of the difference between two identical calls may be noise.
+NOISE_FACTOR = 10.0
 
 
 def verdict(report: AuditReport) -> tuple[str, ...]:
@@ -120,8 +123,13 @@ def _write_estimate(estimate: Estimate) -> str:
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
+    """Return True if the errors in a mode may come from randomness in the model."""
     noise = report.noise_floor
-    return len(metrics.shifts) > 1 and noise is not None and metrics.is_within_noise(noise.repeat)
+    largest = metrics.numbers.get("maximum_error")
+    if noise is None or largest is None or len(metrics.shifts) < 2:
+        return False
+    is_random = noise.repeat > rounding_bound(metrics.epsilon)
+    return is_random and largest.value <= NOISE_FACTOR * noise.repeat
 
 
 def _undecided_sentence(report: AuditReport) -> str:

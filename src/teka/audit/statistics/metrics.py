@@ -25,9 +25,6 @@ from teka.audit.statistics.intervals import (
 from teka.checks import check_instance
 from teka.precision import rounding_bound
 
-# Errors up to this multiple of the difference between two identical calls may be noise.
-NOISE_FACTOR = 10.0
-
 
 @dataclass(frozen=True)
 class CurveMetric:
@@ -239,19 +236,6 @@ class Metrics:
         """True if shifts change the output only by rounding errors of its dtype."""
         largest = self.numbers.get("maximum_error")
         return largest is not None and largest.value <= rounding_bound(self.epsilon)
-
-    def is_within_noise(self, repeat: float) -> bool:
-        """Return True if the errors may come from randomness in the model instead of shifts.
-
-        Args:
-            repeat: Relative difference of the outputs between two calls on the same images.
-        """
-        largest = self.numbers.get("maximum_error")
-        return (
-            largest is not None
-            and repeat > rounding_bound(self.epsilon)
-            and largest.value <= NOISE_FACTOR * repeat
-        )
 
 
 def summarize(
