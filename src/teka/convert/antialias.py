@@ -183,7 +183,7 @@ class SharedOffsets:
     """
 
     def reset(self, *_: object) -> None:
-        """Delete the offsets that layers chose. Hooks call it before and after a forward pass."""
+        """Delete the offsets of the last forward pass. The model calls this method as a hook."""
         for grid in [grid for grid in _thread_offsets.choices if grid[0] is self]:
             del _thread_offsets.choices[grid]
 

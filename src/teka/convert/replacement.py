@@ -394,7 +394,7 @@ def _transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | s
 
 
 def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -> bool:
-    """Return True if the tokens of a layer of transformers are a known grid or a sequence."""
+    """Return True if the tokens of a transformers layer are a sequence or a known grid."""
     from teka.integrations.transformers.attention import NUM_CLASS_TOKENS
 
     config = getattr(candidate.module, "config", None)

@@ -24,7 +24,7 @@ from teka.audit.model_output import (
     read_maps,
     select_output,
 )
-from teka.checks import check_flags, check_image_size, check_sizes
+from teka.checks import check_flags, check_sizes
 from teka.codec import encode
 from teka.data import Normalize
 from teka.errors import EXTERNAL_ERRORS, error_message, require, wrong_value
@@ -127,7 +127,7 @@ class LoadOptions:
             normalization = Normalize(mean, deviation)
             transform = replace(transform, in_channels=channels, normalization=normalization)
         if self.input_size is not None:
-            transform = transform.resized_to(check_image_size("input_size", self.input_size))
+            transform = transform.resized_to(self.input_size)
         return replace(transform, blue_first=self.blue_first or transform.blue_first)
 
     @contextmanager
@@ -373,10 +373,10 @@ def wrap_module(
 
 @contextmanager
 def load_safely(model: str, expected: str) -> Iterator[None]:
-    """Return a context in which another library can load a model without running its code.
+    """Return a context in which another library loads a model.
 
-    `torch.load` refuses to unpickle other objects than tensors. Any error becomes a ValueError of
-    one line.
+    In this context, `torch.load` refuses to unpickle other objects than tensors, and any error
+    becomes a ValueError of one line.
 
     Args:
         model: Name of the model for the error message.

@@ -1,7 +1,7 @@
 """Preprocessing of images for a model: channels, size, crop and normalization."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -132,7 +132,7 @@ class Preprocessing:
         """Height and width of the images from `place`, or None if they depend on the image."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
-    def resized_to(self, input_size: tuple[int, int]) -> "Preprocessing":
+    def resized_to(self, input_size: int | Sequence[int]) -> "Preprocessing":
         """Return the preprocessing for a model with another input size."""
         return replace(self, resize=check_image_size("input_size", input_size), crop=None)
 

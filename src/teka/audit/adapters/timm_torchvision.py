@@ -93,7 +93,7 @@ def _accept_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray],
 
 
 def read_data_config(config: dict[str, Any]) -> Preprocessing:
-    """Convert the data config of a timm model to the same preprocessing of evaluation images.
+    """Convert the data config of a timm model to an equivalent `Preprocessing`.
 
     Raises:
         ValueError: The config crops with a border or from a rectangular resize.
@@ -117,7 +117,7 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
 
 
 def read_preset(preset: Any) -> Preprocessing:
-    """Convert a torchvision preset, such as `weights.transforms()`, to the same preprocessing.
+    """Convert a torchvision preset, such as `weights.transforms()`, to a `Preprocessing`.
 
     Presets of segmentation models do not crop, and those of detectors leave images unchanged.
     """

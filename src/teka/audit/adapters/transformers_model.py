@@ -19,7 +19,6 @@ from teka.audit.adapters.loaded_model import (
 )
 from teka.audit.adapters.preprocessing import RESAMPLINGS, Preprocessing
 from teka.audit.adapters.verify_transform import measure_normalization, verify_against_library
-from teka.checks import check_image_size
 from teka.errors import require, wrong_value
 from teka.files import expand_user
 
@@ -48,7 +47,7 @@ POOLER = "pooler."
 def read_processor(
     processor: Any, in_channels: int, source: str, *, as_loaded: bool = False
 ) -> Preprocessing:
-    """Convert an image processor of transformers to the same preprocessing.
+    """Convert an image processor of transformers to an equivalent `Preprocessing`.
 
     The size comes from the settings of the processor, and the normalization is measured. The result
     is verified by comparing its images with those of the processor.
@@ -140,7 +139,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     transform = own or Preprocessing(in_channels)
     side = getattr(vision, "image_size", None)
     if transform.resize is None and transform.crop is None and side is not None:
-        transform = transform.resized_to(check_image_size("image_size", side))
+        transform = transform.resized_to(side)
     known: dict[str, Any] = {}
     if output != "features":
         class_names = read_class_names(module.config.id2label)
@@ -237,7 +236,7 @@ def _initialize(model_class: Any, config: Any, source: str, load_options: LoadOp
 
 
 def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
-    """Return the preprocessing in the folder or hub repository of a model, or None."""
+    """Return the preprocessing that belongs to a folder or hub id, or None if there is none."""
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None

@@ -1,6 +1,7 @@
 """Changes of layers that reduce the sensitivity to shifts, and the layers that allow them."""
 
 import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from torch import nn
 from teka.audit.layers.layouts import PADDING, pads_edge, pair, position_axes
 from teka.audit.layers.trace import ModelTrace
 
-Shape = tuple[int, ...]
+# Height and width of the input and output map of a layer, for each of its calls.
+MapSizes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
@@ -38,7 +40,7 @@ class LayerFix:
 FIXES = {
     "circular": LayerFix(
         "edge",
-        "padding of a map continues at its opposite side instead of with zeros",
+        "padding takes values from the opposite side of the feature map instead of zeros",
         "Chaman & Dokmanić 2021",
         True,
     ),
@@ -78,10 +80,15 @@ def find_fixes(
     Returns:
         For each fix and each layer, the reason why the fix cannot be applied, or "" if it can.
     """
-    map_sizes = _find_map_sizes(trace)
+    map_sizes = defaultdict(list)
+    for event in trace.events:
+        if event.source is not None and event.tensor is not None:
+            before, after = event.source.shape, event.tensor.shape
+            if len(before) == len(after) == 3:
+                map_sizes[event.module_name].append((before[1:], after[1:]))
     padded, strided = {}, {}
     for name, module in trace.modules.items():
-        sizes = map_sizes.get(name, [])
+        sizes = map_sizes[name]
         reason = "" if sizes else "it was not called, or not with a map"
         if type(module) not in (*SAMPLING, *PADDING):
             reason = f"it is a {type(module).__name__}, whose own code may do something else"
@@ -96,19 +103,7 @@ def find_fixes(
     return {"circular": padded, "blur": strided, "polyphase": strided, "positions": positions}
 
 
-def _find_map_sizes(trace: ModelTrace) -> dict[str, list[tuple[Shape, Shape]]]:
-    """Return the height and width of the input and output map in each call of each module."""
-    sizes: dict[str, list[tuple[Shape, Shape]]] = {}
-    for event in trace.events:
-        if event.source is None or event.tensor is None:
-            continue
-        shapes = event.source.shape, event.tensor.shape
-        if len(shapes[0]) == len(shapes[1]) == 3:
-            sizes.setdefault(event.module_name, []).append((shapes[0][1:], shapes[1][1:]))
-    return sizes
-
-
-def _obstacle_to_circular_padding(module: Any, sizes: Sequence[tuple[Shape, Shape]]) -> str:
+def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
     """Return the reason why the padding of a layer cannot become circular, or ""."""
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
         return _obstacle_to_sampling(module, sizes)
@@ -125,9 +120,7 @@ def _obstacle_to_circular_padding(module: Any, sizes: Sequence[tuple[Shape, Shap
     return "it pads by more than its map" if is_wider else ""
 
 
-def _obstacle_to_sampling(
-    module: nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d, sizes: Sequence[tuple[Shape, Shape]]
-) -> str:
+def _obstacle_to_sampling(module: Any, sizes: MapSizes) -> str:
     """Return the reason why a layer cannot use stride 1 followed by downsampling, or ""."""
     if getattr(module, "return_indices", False):
         return "it also returns indices"
@@ -144,7 +137,7 @@ def _obstacle_to_sampling(
     return ""
 
 
-def _window_sizes(module: nn.Module) -> list[int]:
+def _window_sizes(module: Any) -> list[int]:
     """Return the height and width of the region that one output of a layer depends on."""
     sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]

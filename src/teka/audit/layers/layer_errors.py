@@ -67,7 +67,7 @@ class LayerErrors:
         self._on_grid = torch.where(on_grid, all_cells, torch.nan)
 
     def increase_over(self, source: "LayerErrors") -> float | None:
-        """Return the error of this tensor minus that of an earlier tensor, or None.
+        """Return how much larger the error is than that of an earlier tensor, or None if unknown.
 
         Only shifts by multiples of both strides count.
         """

@@ -180,9 +180,10 @@ class LayoutRecognizer:
 
     def _square_grids(self) -> list[Shape]:
         """Return all grids that divide the image into square cells, the finest first."""
-        shared = math.gcd(*self.seen_size)
-        sides = [side for side in range(1, shared + 1) if shared % side == 0]
-        return [tuple(size // side for size in self.seen_size) for side in sides]
+        height, width = self.seen_size
+        shared = math.gcd(height, width)
+        sides = range(1, shared + 1)
+        return [(height // side, width // side) for side in sides if shared % side == 0]
 
     def _find_tokens(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, total, width = shape

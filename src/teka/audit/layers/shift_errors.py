@@ -30,7 +30,7 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
     if not layout.grid:
         return [(0, 0)]
     cells = [Fraction(step) / side for step, side in zip(shift, layout.stride, strict=True)]
-    return sorted(set(itertools.product(*((math.floor(x), math.ceil(x)) for x in cells))))
+    return sorted(itertools.product(*({math.floor(x), math.ceil(x)} for x in cells)))
 
 
 @functools.cache

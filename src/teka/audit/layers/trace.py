@@ -83,7 +83,7 @@ class TraceEvent:
 
     @property
     def key(self) -> tuple[str, int, bool]:
-        """Name, call and direction, which are equal for the same event in another forward pass."""
+        """Name, call and direction, which identify the same event in another forward pass."""
         return self.module_name, self.call, self.is_output
 
     @property
@@ -310,7 +310,7 @@ def copy_with_noisy_edges(
 def _find_border(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return the number of rows at the top and bottom that noise at the edge changes, and columns.
+    """Return how many cells from each side of a tensor change because of noise at the edge.
 
     Args:
         copies: Values of a tensor for the copies of `copy_with_noisy_edges`.
