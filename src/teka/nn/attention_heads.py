@@ -120,7 +120,7 @@ class AttentionHeads(nn.Module):
                     )
                 placement = {"positions": points[-1:], "key_positions": points}
             else:
-                key_placement = {f"key_{name}": where for name, where in placement.items()}
+                key_placement = {f"key_{name}": value for name, value in placement.items()}
                 placement = self._position_arguments(None, 0, num_queries, query.device)
                 placement = {**placement, **key_placement, "num_prefix_tokens": 0}
         output = attention(

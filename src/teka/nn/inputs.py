@@ -65,7 +65,7 @@ class AttentionInputs:
     Args:
         tokens: Tokens that attend.
         context: Tokens that are attended to.
-        positions: Positions of both, empty if the layer does not use them.
+        positions: Positions of the tokens and the context, empty if the layer does not use them.
         key_mask: True for tokens of the context that may be attended to.
         query_mask: True for tokens that are not padding.
         group: Process group over which the tokens are divided.
@@ -111,26 +111,29 @@ def make_inputs(
     batch, num_tokens, _ = tokens.shape
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_sizes({"num_queries": num_queries}, most=num_tokens, or_none=True)
-    own = make_positions("", grid, positions, tokens.device)
+    query_positions = make_positions("", grid, positions, tokens.device)
     key_positions: Positions | None = None
     if context is not None:
         check_tokens("context", context, batch, "tokens", context_dim, first=first)
         key_positions = make_positions("context_", context_grid, context_positions, tokens.device)
     else:
         _check_no_context(dim, context_dim, context_grid, context_positions)
-    where = Positions(own.grid, own.points, key_positions, num_prefix_tokens)
-    all_positions = where
+    all_positions = Positions(
+        query_positions.grid, query_positions.points, key_positions, num_prefix_tokens
+    )
+    process_positions = all_positions
     if group is not None:
         excluded = {"num_prefix_tokens": num_prefix_tokens or None, "context": context}
         for argument, value in excluded.items():
             if value is not None:
                 hint = "Sequence parallelism does not support this argument."
                 raise wrong_argument(argument, "a value", "None", hint)
-        if where.grid is not None:
-            where = Positions(where.grid.shard(group.rank(), group.size()))
+        if all_positions.grid is not None:
+            process_grid = all_positions.grid.shard(group.rank(), group.size())
+            process_positions = Positions(process_grid)
     keys = tokens if context is None else context
     num_keys = keys.shape[1]
-    where.check(
+    process_positions.check(
         batch=batch,
         num_queries=num_tokens,
         num_keys=num_keys,
@@ -158,11 +161,11 @@ def make_inputs(
             "num_queries": num_queries,
             "shard_tokens": group,
         }
-        sequence_lengths = packed_lengths(cu_seqlens, num_tokens, where, excluded)
+        sequence_lengths = packed_lengths(cu_seqlens, num_tokens, process_positions, excluded)
     return AttentionInputs(
         tokens=tokens[:, :num_queries],
         context=keys,
-        positions=where if needs_positions else Positions(),
+        positions=process_positions if needs_positions else Positions(),
         key_mask=key_mask,
         query_mask=query_mask,
         group=group,

@@ -163,14 +163,15 @@ class LearnedRelativeKernel(RelativeModule):
         self.infers_num_axes = False
 
     def _change_num_axes(self, num_axes: int) -> None:
-        other = self._with_num_axes(num_axes)
-        self.constructor_options, self.options = other.constructor_options, other.options
-        for name, parameter in other.named_parameters():
-            own = self.get_parameter(name)
-            own.data = parameter.data.to(own)
-        for name, buffer in other.named_buffers():
-            own = self.get_buffer(name)
-            own.data = buffer.to(own)
+        new = self._with_num_axes(num_axes)
+        self.constructor_options = new.constructor_options
+        self.options = new.options
+        for name, new_parameter in new.named_parameters():
+            parameter = self.get_parameter(name)
+            parameter.data = new_parameter.data.to(parameter)
+        for name, new_buffer in new.named_buffers():
+            buffer = self.get_buffer(name)
+            buffer.data = new_buffer.to(buffer)
 
     def _with_num_axes(self, num_axes: int) -> "LearnedRelativeKernel":
         """Create a module with the same options, but another number of grid axes.
@@ -185,8 +186,8 @@ class LearnedRelativeKernel(RelativeModule):
     def _set_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Set the number of grid axes for which the parameters have the shapes in a state dict."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
-            own = self._with_num_axes(num_axes).state_dict()
-            shapes = {prefix + name: tensor.shape for name, tensor in own.items()}
+            tensors = self._with_num_axes(num_axes).state_dict()
+            shapes = {prefix + name: tensor.shape for name, tensor in tensors.items()}
             saved = {name: tensor.shape for name, tensor in state_dict.items() if name in shapes}
             if saved == shapes:
                 self.set_num_axes(num_axes)
@@ -307,5 +308,7 @@ def make_relative_from_options(
     all classes.
     """
     known = option_names(kernel)
-    own = {name: value for name, value in options.items() if name in known and value is not None}
-    return LearnedRelativeKernel(kernel, **own)
+    known_options = {
+        name: value for name, value in options.items() if name in known and value is not None
+    }
+    return LearnedRelativeKernel(kernel, **known_options)
