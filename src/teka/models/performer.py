@@ -235,7 +235,7 @@ class Performer(nn.Module):
                 first_layer = module
                 break
         sizes = ("batch", self.in_channels, *self.image_size)
-        check_tokens("images", images, *sizes, first=first_layer)
+        check_tokens("images", images, *sizes, layer=first_layer)
         if self.align is not None:
             images = self.align(images)
         levels: list[tuple[Tensor, Tensor]] = []

@@ -299,7 +299,7 @@ class Attention(nn.Module):
             context_positions=context_positions,
             dim=self.dim,
             context_dim=self.context_dim,
-            first=self.output,
+            layer=self.output,
             needs_positions=self.relative is not None,
             group=None if self.token_group is None else self.token_group.group,
         )
@@ -450,4 +450,4 @@ def check_decoding_tokens(token: Tensor, layer: Attention) -> None:
     """Check that the input of `step` has shape (batch, dim) or (batch, tokens, dim)."""
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
-    check_tokens("token", token, *sizes, first=layer.output)
+    check_tokens("token", token, *sizes, layer=layer.output)

@@ -32,24 +32,24 @@ PLAIN_LAYERS = (
 )
 
 
-def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, first: nn.Module) -> None:
+def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Module) -> None:
     """Check that tokens or images have the expected shape, and the dtype of a layer's weights.
 
     Args:
         argument: Name of the argument, for the error message.
         tokens: The tensor.
         *sizes: Size of each dimension, or its name if any size is valid.
-        first: A layer that is applied to the tokens.
+        layer: A layer whose weights have the dtype that the tokens must have.
 
     Raises:
         ValueError: The shape is wrong, or the dtype is not that of the layer's weight and autocast
             does not convert it.
     """
     check_tensor(argument, tokens, *sizes)
-    if type(first) not in PLAIN_LAYERS or torch.compiler.is_compiling():
+    if type(layer) not in PLAIN_LAYERS or torch.compiler.is_compiling():
         return
-    assert isinstance(first.weight, Tensor)
-    dtype, expected = tokens.dtype, first.weight.dtype
+    assert isinstance(layer.weight, Tensor)
+    dtype, expected = tokens.dtype, layer.weight.dtype
     if dtype == expected:
         return
     # Autocast does not convert float64.
@@ -98,7 +98,7 @@ def make_inputs(
     context_positions: Real[Tensor, "*key_batch placed_keys axes"] | None,
     dim: int,
     context_dim: int,
-    first: nn.Module,
+    layer: nn.Module,
     needs_positions: bool,
     group: ProcessGroup | None,
 ) -> AttentionInputs:
@@ -107,14 +107,14 @@ def make_inputs(
     Raises:
         ValueError: Shapes or dtypes do not fit, or arguments exclude each other.
     """
-    check_tokens("tokens", tokens, "batch", "tokens", dim, first=first)
+    check_tokens("tokens", tokens, "batch", "tokens", dim, layer=layer)
     batch, num_tokens, _ = tokens.shape
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_sizes({"num_queries": num_queries}, most=num_tokens, or_none=True)
     query_positions = make_positions("", grid, positions, tokens.device)
     key_positions: Positions | None = None
     if context is not None:
-        check_tokens("context", context, batch, "tokens", context_dim, first=first)
+        check_tokens("context", context, batch, "tokens", context_dim, layer=layer)
         key_positions = make_positions("context_", context_grid, context_positions, tokens.device)
     else:
         _check_no_context(dim, context_dim, context_grid, context_positions)

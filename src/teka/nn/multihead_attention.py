@@ -208,9 +208,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         dims = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
         if not is_batch:
             dims = ("tokens",)
-        check_tokens("query", query, *dims, self.embed_dim, first=self.out_proj)
-        check_tokens("key", key, *dims, self.kdim, first=self.out_proj)
-        check_tokens("value", value, *dims, self.vdim, first=self.out_proj)
+        check_tokens("query", query, *dims, self.embed_dim, layer=self.out_proj)
+        check_tokens("key", key, *dims, self.kdim, layer=self.out_proj)
+        check_tokens("value", value, *dims, self.vdim, layer=self.out_proj)
         return is_batch
 
     def _projection_weights(self) -> list[tuple[Tensor, Tensor | None]]:

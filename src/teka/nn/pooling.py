@@ -69,7 +69,7 @@ class AttentionPool(nn.Module):
 
         If all tokens of a sample are masked, the output is the bias of the output projection.
         """
-        check_tokens("tokens", tokens, "batch", "tokens", self.dim, first=self.output)
+        check_tokens("tokens", tokens, "batch", "tokens", self.dim, layer=self.output)
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
             tokens = tokens.masked_fill(~key_mask[..., None], 0.0)

@@ -143,7 +143,7 @@ class TransformerBlock(nn.Module):
         With `lengths`, the padding is treated as 0, and no other token attends to it.
         """
         check_tokens(
-            "tokens", tokens, "batch", "tokens", self.attention.dim, first=self.attention.output
+            "tokens", tokens, "batch", "tokens", self.attention.dim, layer=self.attention.output
         )
         if lengths is not None:
             check_tensor("lengths", lengths, tokens.shape[0], dtypes=INTEGER_DTYPES)
