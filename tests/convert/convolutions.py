@@ -9,7 +9,7 @@ SHAPES = {1: (11,), 2: (7, 5), 3: (4, 5, 3)}
 def draw_convolution(
     num_axes: int, kernel_size: int | tuple[int, ...], channels: tuple[int, int] = (3, 4), **options
 ):
-    """A convolution with random weights that keeps the size, in float64 unless told otherwise."""
+    """Make a random convolution that keeps the size, by default in float64."""
     torch.manual_seed(1)
     options = {"padding": "same", "dtype": torch.float64, **options}
     return CLASSES[num_axes](*channels, kernel_size, **options).eval()

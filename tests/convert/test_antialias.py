@@ -26,7 +26,7 @@ def images(number=3, channels=2):
 
 
 class Bottleneck(nn.Module):
-    """Two branches that are added, of which one strides after a layer of its own."""
+    """Sum of two branches with a stride, one of which has another layer before the stride."""
 
     def __init__(self, channels, stride):
         super().__init__()
@@ -42,7 +42,7 @@ class Bottleneck(nn.Module):
 
 
 class Patches(nn.Module):
-    """Tokens of patches with a class token, learned positions, and attention among them all."""
+    """Patch embedding with a class token and learned positions, followed by attention."""
 
     def __init__(self):
         super().__init__()

@@ -137,7 +137,7 @@ def test_strides_circular_padding_and_groups_survive_a_round_trip(
 
 
 def each_axis(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]:
-    """The number of an option along each axis, 1 by default."""
+    """Return the value of an option along each axis, 1 by default."""
 
     def numbers(options: dict[str, Any], name: str) -> tuple[int, ...]:
         given = options.get(name, 1)

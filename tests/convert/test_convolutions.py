@@ -1,4 +1,4 @@
-"""Which convolutions can be converted, ranks and tolerances."""
+"""Checks, low-rank approximations and error bounds of convolutions."""
 
 import math
 
@@ -27,7 +27,7 @@ from tests.convert.convolutions import draw_convolution, draw_images, largest_di
 
 
 class Doubled(nn.Conv2d):
-    """A convolution whose weights mean something else."""
+    """Convolution that uses its weights in another way than its base class."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The code of docs/attention_as_convolution.md runs, and its numbers are as measured here."""
+"""The code and the numbers of docs/attention_as_convolution.md."""
 
 import math
 import re

@@ -166,7 +166,7 @@ def test_distillation_on_inputs_that_the_model_rejects_is_an_error(batch: object
 
 
 class OwnForward(nn.MultiheadAttention):
-    """Attention whose output is not that of its class."""
+    """Attention with another output than its base class."""
 
     def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs)[0], None

@@ -160,7 +160,7 @@ def test_unsupported_attention_is_left_with_the_reason(kind, changes, options, r
 
 
 def reflected(images: Tensor, patch_size: int = 8) -> Tensor:
-    """Reflect the order of the patches from left to right, and no patch itself."""
+    """Reverse the order of the patches along each row, but not the pixels within a patch."""
     return images.unflatten(-1, (-1, patch_size)).flip(-2).flatten(-2)
 
 

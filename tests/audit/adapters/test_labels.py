@@ -18,7 +18,7 @@ def subject(names: tuple[str, ...] | None, num_classes: int | None = None) -> Lo
 
 
 def match(data_names, model_names=None, num_classes=None) -> tuple[list[int], str]:
-    """The model's class of each class of the data, and the messages of the caveats."""
+    """Return the model's class of each class of the data, and the messages of the caveats."""
     count = len(data_names)
     labels, caveats = match_labels(
         torch.arange(count), count, data_names, subject(model_names, num_classes)

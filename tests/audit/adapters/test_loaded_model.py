@@ -9,7 +9,7 @@ from teka.data import Normalize
 
 
 class Answers(nn.Module):
-    """An object with logits, as the models of transformers return."""
+    """Model that returns an object with logits, as the models of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()

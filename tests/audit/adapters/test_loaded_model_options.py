@@ -1,4 +1,4 @@
-"""What is said of a model beside its name: weights of a file, or none, and how images are normalised."""
+"""Options for loading a model: weights, normalization and size."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def network() -> nn.Sequential:
 
 
 def written(folder: Path, form: str, model: nn.Module) -> Path:
-    """The model's weights, in one of the forms that training leaves behind."""
+    """Save the weights of a model in one of the formats that training scripts write."""
     weights, file = (
         dict(model.state_dict()),
         folder / f"weights.{'safetensors' if form == 'safetensors' else 'pt'}",

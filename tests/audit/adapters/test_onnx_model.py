@@ -32,7 +32,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def exported(net, tmp_path_factory):
-    """The folder of an exported net for any number of images, with its weights in a file of their own."""
+    """Export a network for any batch size with its weights in a second file, and return the folder."""
     folder = tmp_path_factory.mktemp("exported")
     torch.onnx.export(
         net,
@@ -49,7 +49,7 @@ def exported(net, tmp_path_factory):
 
 
 def write_net(folder, path, batch: int | None = None) -> None:
-    """Write the exported net as one file, for batches of a size if it is given."""
+    """Write the exported network as one file, for one batch size if it is given."""
     model = onnx.load(folder / "net.onnx")
     if batch is not None:
         for value in (*model.graph.input, *model.graph.output):
@@ -111,7 +111,7 @@ def test_the_hash_includes_external_weights(exported):
 
 
 def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int = 1) -> None:
-    """A file whose model adds its inputs of a shape and flattens the sum."""
+    """Write a model that adds its inputs of a shape and flattens the sum."""
     names = [f"x{number}" for number in range(inputs)]
     nodes = [helper.make_node("Sum", names, ["sum"]), helper.make_node("Flatten", ["sum"], ["out"])]
     given = [helper.make_tensor_value_info(name, kind, shape) for name in names]
@@ -159,8 +159,8 @@ def test_unsupported_files_are_errors(tmp_path):
         load_onnx(tmp_path / "whole.onnx", LoadOptions(device="meta"))
 
 
-class Blamed(nn.Module):
-    """Circular edges, then a stride, then zeros at the edge, then positions that are added."""
+class ShiftSensitive(nn.Module):
+    """Network with a stride, zero padding and position embeddings, which break equivariance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Blamed(nn.Module):
 
 def test_nodes_are_located_like_the_layers_of_the_module(tmp_path):
     torch.manual_seed(0)
-    model, images = Blamed().eval(), torch.rand(8, 1, 24, 24)
+    model, images = ShiftSensitive().eval(), torch.rand(8, 1, 24, 24)
     shapes = {"images": {0: torch.export.Dim("batch")}}
     torch.onnx.export(
         model,

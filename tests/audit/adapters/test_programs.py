@@ -1,4 +1,4 @@
-"""Programs that torch has saved answer as the models that they were made of."""
+"""Saved programs give the same outputs as the models from which they were made."""
 
 import zipfile
 from pathlib import Path

@@ -297,7 +297,7 @@ RESNET: dict[str, Any] = {
 
 
 def all_patches(model, images):
-    """The class token of a masked autoencoder that masks nothing, with its patches in order."""
+    """Return the class token of a masked autoencoder that masks nothing, with its patches in order."""
     model.config.mask_ratio = 0.0
     return model(images, noise=torch.arange(16.0).expand(len(images), -1)).last_hidden_state[:, 0]
 

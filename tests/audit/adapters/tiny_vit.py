@@ -1,4 +1,4 @@
-"""An untrained classifier of transformers in a folder, small enough to be made in a test."""
+"""A tiny random classifier of transformers in a folder."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ CLASSES = ("ant", "bee", "cat", "dog", "emu")
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warning that a processor has no torchvision, and the bars of saving."""
+    """Hide the warning about missing torchvision, and the progress bars of saving."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
@@ -24,7 +24,7 @@ def quiet() -> Iterator[None]:
 
 
 def write_vit(folder: Path, classes: tuple[str, ...] = CLASSES, side: int = 12) -> None:
-    """A grey ViT in patches of 4, untrained, and its image processor."""
+    """Save a random gray ViT with patches of 4 pixels, and its image processor."""
     torch.manual_seed(0)
     config = transformers.ViTConfig(
         image_size=side,

@@ -1,4 +1,4 @@
-"""Questions to the findings of a model's layers."""
+"""Helpers for reading the findings of a model's layers."""
 
 from teka.audit.layers.localize import LayerFinding, LayerFindings
 

@@ -37,7 +37,7 @@ def network(*layers, dtype=torch.float64):
 
 
 class Ramp(nn.Module):
-    """Adds a ramp along the columns: what an absolute position does, with an error that can be worked out."""
+    """Add a ramp along the columns, as absolute positions do, so that the error is known."""
 
     def forward(self, images):
         return images + 0.5 * torch.arange(images.shape[3], dtype=images.dtype)

@@ -1,4 +1,4 @@
-"""The architectures that people use, tiny and untrained: the layers that break in them are known."""
+"""Tiny random models of common architectures, whose layers that break equivariance are known."""
 
 import torch
 from transformers import (

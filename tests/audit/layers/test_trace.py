@@ -16,7 +16,7 @@ from teka.audit.model_call import ModelError
 IMAGES = torch.rand(3, 2, 11, 13, generator=torch.Generator().manual_seed(5))
 
 
-def survey(model, images=IMAGES):
+def trace(model, images=IMAGES):
     with torch.no_grad():
         return ModelTrace(model.eval(), dict(model.named_modules()), images, 1)
 
@@ -46,8 +46,8 @@ def test_the_number_of_overwritten_pixels_can_be_set():
 
 
 def test_a_side_that_a_pool_ignores_is_not_felt():
-    assert not survey(nn.MaxPool2d(2)).depends_on_all_sides
-    assert survey(nn.MaxPool2d(2, padding=1)).depends_on_all_sides
+    assert not trace(nn.MaxPool2d(2)).depends_on_all_sides
+    assert trace(nn.MaxPool2d(2, padding=1)).depends_on_all_sides
 
 
 def test_the_border_has_the_cells_that_depend_on_the_outermost_pixels():
@@ -61,7 +61,7 @@ def test_the_border_has_the_cells_that_depend_on_the_outermost_pixels():
         (convolution(3, padding=1, stride=2), ((1, 1), (1, 1))),
         (convolution(3), ((1, 1), (1, 1))),
     ]:
-        assert survey(model).tensors[-1].border == border, (model, border)
+        assert trace(model).tensors[-1].border == border, (model, border)
 
 
 def test_a_map_that_depends_on_all_pixels_has_no_interior():
@@ -69,7 +69,7 @@ def test_a_map_that_depends_on_all_pixels_has_no_interior():
         def forward(self, images):
             return images - images.mean((2, 3), keepdim=True)
 
-    border = survey(Centring()).tensors[-1].border
+    border = trace(Centring()).tensors[-1].border
     assert all(
         before + after == side
         for (before, after), side in zip(border, IMAGES.shape[2:], strict=True)
@@ -82,14 +82,14 @@ def test_noise_is_the_difference_of_two_copies():
             return images + 0.01 * torch.randn_like(images)
 
     torch.manual_seed(2)
-    found = survey(Noisy())
+    found = trace(Noisy())
     assert found.tensors[0].noise == 0.0
     # √2 · 0.01 over the root mean square of numbers between 0 and 1, √⅓.
     assert found.tensors[1].noise == pytest.approx(2**0.5 * 0.01 * 3**0.5, rel=0.1)
 
 
 def test_tensors_are_new_once_and_again_after_a_change_in_place():
-    found = survey(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))
+    found = trace(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))
     events = [(event.module_name, event.is_output, event.tensor) for event in found.events]
     first, second = found.tensors
     assert events == [
@@ -118,7 +118,7 @@ def test_tensors_that_cannot_be_compared_have_a_reason():
         (lambda images: images / 0, "NaN"),
         (lambda images: None, "no tensor"),
     ):
-        assert reason in survey(Odd(make)).events[-1].reason
+        assert reason in trace(Odd(make)).events[-1].reason
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Answer:
 
 
 class Wrapping(nn.Module):
-    """Gives its input back in a container, after what has no row for each image."""
+    """Module that returns its input in a container, after a tensor that is not a batch."""
 
     def __init__(self, container):
         super().__init__()
@@ -145,15 +145,15 @@ class Wrapping(nn.Module):
                 return Answer(None, images)
 
 
-def calls_of(model, images):
-    """The events of a forward pass with their tensors."""
+def record_events(model, images):
+    """Return the events of a forward pass with their tensors."""
     seen = []
     modules = dict(model.named_modules())
     trace_calls(model, modules, lambda *event: seen.append(event), images, "the images")
     return seen
 
 
-def places(events):
+def summarize(events):
     return [
         (event.module_name, event.is_output, event.outer and event.outer.module_name)
         for event, _ in events
@@ -162,7 +162,7 @@ def places(events):
 
 def test_events_are_in_order_of_execution_with_the_outer_module():
     model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))
-    found = places(calls_of(model, torch.ones(2, 3)))
+    found = summarize(record_events(model, torch.ones(2, 3)))
     assert found == [
         ("", False, None),
         ("0", False, ""),
@@ -179,7 +179,7 @@ def test_calls_of_one_module_are_counted_in_each_pass():
     relu = nn.ReLU()
     model = nn.Sequential(relu, nn.Linear(3, 3), relu)
     for _ in range(2):
-        events = calls_of(model, torch.ones(2, 3))
+        events = record_events(model, torch.ones(2, 3))
         calls = [event.call for event, _ in events if event.module is relu]
         assert calls == [1, 1, 2, 2]
     calls = ("0", 1), ("0", 2), ("", 1)
@@ -190,7 +190,7 @@ def test_calls_of_one_module_are_counted_in_each_pass():
 def test_the_batched_tensor_is_found_in_any_container():
     for container in ["tuple", "mapping", "dataclass"]:
         images = torch.rand(5, 2, 3)
-        *_, (event, tensor) = calls_of(Wrapping(container), images)
+        *_, (event, tensor) = record_events(Wrapping(container), images)
         assert event.is_output, container
         assert tensor is images, container
 
@@ -206,7 +206,7 @@ def test_keyword_inputs_are_found():
 
     images = torch.rand(5, 2)
     tensors = [
-        tensor for event, tensor in calls_of(Calling(), images) if event.module_name == "part"
+        tensor for event, tensor in record_events(Calling(), images) if event.module_name == "part"
     ]
     assert all(tensor is images for tensor in tensors)
 
@@ -216,7 +216,7 @@ def test_a_module_without_a_tensor_has_the_value_none():
         def forward(self, _images):
             return None
 
-    assert calls_of(Silent(), torch.ones(2, 3))[-1][1] is None
+    assert record_events(Silent(), torch.ones(2, 3))[-1][1] is None
 
 
 def test_a_call_ends_if_its_module_raises():
@@ -227,7 +227,7 @@ def test_a_call_ends_if_its_module_raises():
             return self[1](input)
 
     model = Falling(nn.Linear(2, 2), nn.ReLU())
-    found = places(calls_of(model, torch.ones(2, 3)))
+    found = summarize(record_events(model, torch.ones(2, 3)))
     assert found[2:] == [("0", True, ""), ("1", False, ""), ("1", True, ""), ("", True, None)]
 
 
@@ -238,6 +238,6 @@ def test_hooks_are_removed_if_the_model_raises():
 
     model = Raising()
     with pytest.raises(ModelError, match="the model raised RuntimeError for the images: no"):
-        calls_of(model, torch.ones(2, 3))
+        record_events(model, torch.ones(2, 3))
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
