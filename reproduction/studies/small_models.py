@@ -1,7 +1,9 @@
-"""Small models that are trained at the learning rate that is best on tuning seeds."""
+"""Training of small models, each at the learning rate with the smallest held-out loss."""
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,54 +11,64 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reproduction.study import Study, read_cells
-from reproduction.study.measure import predict
+from reproduction.study import Study, read_cells, run_study
+from reproduction.study.measure import accuracy, predict
+from reproduction.study.run_cell import load_dataset
 from reproduction.study.study import Cell
 from reproduction.training import train_steps
 from teka.data import Dataset
+from teka.nn import Attention
 from teka.provenance import provenance
 
 BATCH_SIZE = 32
 FIRST_TUNING_SEED = 100
 
 
-def make_model(cell: Cell, dataset: Dataset) -> nn.Module:
-    """Create the model of a cell with the initial weights of its seed."""
-    torch.manual_seed(cell.run.seed)
-    return cell.run.make_model(**dataset.sizes)
-
-
-def fit(model: nn.Module, dataset: Dataset, cell: Cell, command: str) -> dict[str, Any]:
-    """Train a model on one thread with AdamW and a one-cycle schedule.
+def train_small_model(
+    cell: Cell,
+    change_attention: Callable[[Attention], None],
+    *,
+    data_dir: str | None = None,
+    command: str = "",
+) -> tuple[nn.Module, Dataset, dict[str, Any]]:
+    """Train a model on one thread with AdamW and a one-cycle schedule, and measure it.
 
     Args:
-        model: Model to train.
-        dataset: Training images and held-out images.
-        cell: Cell with the number of epochs, the largest learning rate and the seed.
+        cell: Cell of a study, with the number of epochs, the largest learning rate and the seed.
+        change_attention: Function that changes an attention layer of the new model in place.
+        data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the result.
 
     Returns:
-        The content to save: the CPU seconds, the loss on the held-out images, statistics of the
-        norm of the gradient, and the conditions.
+        The model, its data set, and the content to save: the CPU seconds, the loss on the held-out
+        images, statistics of the norm of the gradient, and the hardware and versions. The test
+        accuracy is measured only if the seed does not tune the learning rate.
     """
     torch.set_num_threads(1)
-    run, split, held_out = cell.run, dataset.train, dataset.validation
+    run = cell.run
+    dataset = load_dataset(run.replace(data_dir=data_dir).images)
+    torch.manual_seed(run.seed)
+    model = run.make_model(**dataset.sizes)
+    for layer in list(model.modules()):
+        if isinstance(layer, Attention):
+            change_attention(layer)
+    train, held_out = dataset.train, dataset.validation
     rate: float = run.learning_rate
     start = time.process_time()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    steps_per_epoch = len(split) // BATCH_SIZE
+    steps_per_epoch = len(train) // BATCH_SIZE
     num_steps = run.epochs * steps_per_epoch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, num_steps, pct_start=0.1)
     optimizer.register_step_post_hook(lambda *_: schedule.step())
     generator = torch.Generator().manual_seed(run.seed)
-    orders = [torch.randperm(len(split), generator=generator) for _ in range(run.epochs)]
+    orders = [torch.randperm(len(train), generator=generator) for _ in range(run.epochs)]
     rows = [part for order in orders for part in order.split(BATCH_SIZE)[:steps_per_epoch]]
     norms = train_steps(
-        model, [optimizer], lambda step: split[rows[step]], num_steps=num_steps, gradient_clip=1.0
+        model, [optimizer], lambda step: train[rows[step]], num_steps=num_steps, gradient_clip=1.0
     )
     seconds = time.process_time() - start
     model.eval()
-    return {
+    result = {
         **cell.labels,
         "seed": run.seed,
         "run": run.to_dict(),
@@ -65,12 +77,48 @@ def fit(model: nn.Module, dataset: Dataset, cell: Cell, command: str) -> dict[st
         "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
         **provenance(command),
     }
+    if run.seed < FIRST_TUNING_SEED:
+        result["accuracy"] = accuracy(model, dataset.test)
+    return model, dataset, result
 
 
-def best_levels(study: Study, folder: Path) -> list[dict[str, list[str]]]:
-    """Return the levels of each data set and candidate with the best learning rate.
+def run_tuned_study(
+    study: Study,
+    folder: Path,
+    train_cell: Callable[..., dict[str, Any]],
+    *,
+    last_rate: str = "",
+    data_dir: str | None = None,
+    processes: int = 1,
+) -> None:
+    """Train all learning rates with the tuning seeds, and then the best rate with all seeds.
 
-    The best rate has the smallest mean loss on the tuning seeds, whose cells have no accuracy.
+    Args:
+        study: Study with the factors "data", "candidate" and "rate".
+        folder: Folder of its results.
+        train_cell: Function that trains a cell, see `run_study`.
+        last_rate: Learning rate that is trained only where the largest of the others is the best.
+        data_dir: Folder with the files of the data sets.
+        processes: Number of models that are trained at the same time.
+    """
+    options = {"data_dir": data_dir, "processes": processes}
+    command = f"python -m {study.script}"
+    train = partial(run_study, study, folder, train_cell=train_cell, command=command, **options)
+    rates = [rate for rate in study.factors["rate"] if rate != last_rate]
+    tuning_seeds = [str(seed) for seed in study.seeds if seed >= FIRST_TUNING_SEED]
+    train(only={"seed": tuning_seeds, "rate": rates})
+    for levels in find_best_rates(study, folder):
+        if last_rate and levels["rate"] == rates[-1:]:
+            train(only={**levels, "rate": [last_rate], "seed": tuning_seeds})
+    for levels in find_best_rates(study, folder):
+        train(only=levels)
+
+
+def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
+    """Find the best learning rate of each candidate on each data set, as levels of the factors.
+
+    The best rate has the smallest held-out loss, averaged over the tuning seeds. Models with these
+    seeds are those without a test accuracy.
     """
     cells = read_cells(study, folder)
     tuning = cells[cells.accuracy.isna()]

@@ -3,20 +3,18 @@ from typing import Any
 
 import pytest
 
-from reproduction.studies import bounded_rotary
-from reproduction.studies.small_models import best_levels
+from reproduction.studies.small_models import find_best_rates, run_tuned_study
 from reproduction.study import Study
 from reproduction.study.cells import CELLS, add_cell, load_cells
 
-STUDY = Study(
-    "tuned",
-    {
+
+def make_study(*rates: str) -> Study:
+    factors = {
         "data": {"digits": {}},
         "candidate": {"ε = 0.1": {}},
-        "rate": {rate: {"learning_rate": float(rate)} for rate in ("0.01", "0.02", "0.04")},
-    },
-    seeds=(100, 0),
-)
+        "rate": {rate: {"learning_rate": float(rate)} for rate in rates},
+    }
+    return Study("tuned", factors, seeds=(100, 0))
 
 
 def train_cell(cell: Any, folder: Path, **options: Any) -> dict[str, Any]:
@@ -27,25 +25,25 @@ def train_cell(cell: Any, folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_the_best_rate_has_the_smallest_loss_on_the_tuning_seeds(tmp_path: Path):
-    for cell in STUDY.cells():
+    study = make_study("0.01", "0.02", "0.04")
+    for cell in study.cells():
         add_cell(tmp_path / CELLS, cell.name, train_cell(cell, tmp_path))
     levels = {"data": ["digits"], "candidate": ["ε = 0.1"], "rate": ["0.02"]}
-    assert best_levels(STUDY, tmp_path) == [levels]
+    assert find_best_rates(study, tmp_path) == [levels]
 
 
 @pytest.mark.parametrize(
-    ("rates", "trained"),
+    ("rates", "last_rate", "trained"),
     [
-        pytest.param(["0.01", "0.02"], {"0.01", "0.02", "0.04"}, id="the largest rate is tried"),
-        pytest.param(["0.02", "0.01"], {"0.01", "0.02"}, id="the largest rate is not needed"),
+        pytest.param(["0.01", "0.02"], "0.04", ["0.01", "0.02", "0.04"], id="the last is tried"),
+        pytest.param(["0.02", "0.01"], "0.04", ["0.01", "0.02"], id="the last is not needed"),
+        pytest.param(["0.01", "0.02"], "", ["0.01", "0.02"], id="no last rate"),
     ],
 )
 def test_a_study_trains_the_tuning_seeds_and_then_the_best_rate(
-    rates: list[str], trained: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rates: list[str], last_rate: str, trained: list[str], tmp_path: Path
 ):
-    changes = {"STUDY": STUDY, "RESULTS": tmp_path, "RATES": rates, "LARGEST_RATE": "0.04"}
-    for name, value in {**changes, "train_cell": train_cell}.items():
-        monkeypatch.setattr(bounded_rotary, name, value)
-    bounded_rotary.main()
+    study = make_study(*rates, *([last_rate] if last_rate else []))
+    run_tuned_study(study, tmp_path, train_cell, last_rate=last_rate)
     names = {f"digits--ε-0.1--{rate}--seed-100" for rate in trained}
     assert load_cells(tmp_path / CELLS).keys() == {*names, "digits--ε-0.1--0.02--seed-0"}
