@@ -1,6 +1,7 @@
-"""The command line of the reproductions: python -m reproduction COMMAND [options].
+"""Command line of the reproductions: python -m reproduction COMMAND [options].
 
-The commands of `teka` work too. With them, `--model` takes the baselines of this package.
+It also has all commands of `teka`. Their option `--model` accepts the models of
+`reproduction.baselines` here.
 """
 
 import sys
@@ -10,14 +11,14 @@ from cyclopts import App
 from teka.cli import main, make_app
 
 REPRODUCTION_COMMANDS = {
-    "study": ("reproduction.commands:study", "Train a grid of runs and compare them."),
+    "study": ("reproduction.commands:study", "Train and compare the models of a YAML file."),
     "reproduce": (
         "reproduction.commands:reproduce",
         "Reproduce Table 1 or Figure 1 of Horn et al. (2021).",
     ),
     "heads": (
         "reproduction.heads.commands:heads",
-        "Draw where the heads of a self-attention network attend.",
+        "Draw where the attention heads of a network attend.",
     ),
     "sample-efficiency": (
         "reproduction.commands:sample_efficiency",
@@ -26,14 +27,17 @@ REPRODUCTION_COMMANDS = {
     "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),
     "all-shifts": (
         "reproduction.all_shifts:all_shifts",
-        "Count the predictions that change at any circular shift.",
+        "Count test images whose prediction changes at a circular shift.",
     ),
-    "prune": ("reproduction.heads.commands:prune", "Remove degenerate heads and train on."),
+    "prune": (
+        "reproduction.heads.commands:prune",
+        "Remove degenerate heads of a network, and continue its training.",
+    ),
 }
 
 
 def make_reproduction_app() -> App:
-    """Return the parser with the commands of teka and of the reproductions."""
+    """Create the command line with the commands of teka and those of the reproductions."""
     app = make_app("python -m reproduction")
     for name, (path, summary) in REPRODUCTION_COMMANDS.items():
         app.command(path, name=name, help=summary)

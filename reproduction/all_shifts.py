@@ -1,4 +1,4 @@
-"""Predictions of a model at every circular shift of all test images."""
+"""The command `all-shifts`: predictions of a model at every circular shift of the test images."""
 
 import time
 from pathlib import Path
@@ -74,7 +74,7 @@ def all_shifts(
 def count_changes(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Tensor:
-    """Return the number of circular shifts that change the prediction of each image."""
+    """Count the circular shifts that change the prediction, for each image."""
     expected = model(images).argmax(dim=1)
     num_changes = torch.zeros(len(images), dtype=torch.long)
     height, width = images.shape[2:]

@@ -1,4 +1,4 @@
-"""The commands `study`, `reproduce` and `sample-efficiency`."""
+"""The commands `study`, `reproduce` and `sample-efficiency`, which train the models of a study."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,27 +7,28 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from reproduction.horn2021.report import read_scale, target_levels, write_reproduction
+from reproduction.horn2021.report import read_study_of_scale, select_models, write_reproduction
 from reproduction.sample_efficiency.report import write_report
 from reproduction.sample_efficiency.train import train_cell
 from reproduction.study import Study, read_study, run_study, write_study
 from reproduction.study.step_seconds import measure_step_seconds
+from reproduction.study.study import Levels
 from teka.cli.app import CommandLine
 from teka.errors import wrong_value
 
 
 @dataclass(frozen=True)
 class GridOptions:
-    """Options of the commands that train a grid of runs.
+    """Options of the commands that train the models of a study.
 
     Args:
-        only: Train only the cells with these levels, as in --only "kernel=relu,softmax". The seed
-            is a factor too. The option can be repeated.
+        only: Train only models with these options, as in --only "kernel=relu,softmax". The seed can
+            be selected too. --only can be repeated.
         data_dir: Folder with the files of the data sets.
-        processes: Number of cells that are trained at the same time.
+        processes: Number of models that are trained at the same time.
         parallel: "loky" for processes of this machine, "dask" for a new local cluster, or
             "dask:ADDRESS" for a running one.
-        summary: Train nothing, and write the tables and figures of the finished cells.
+        summary: Train nothing, and write the tables and figures of the models that are trained.
     """
 
     only: tuple[str, ...] = ()
@@ -51,14 +52,14 @@ def study(
     step_seconds: bool = False,
     command: CommandLine = "",
 ) -> None:
-    """Train every cell of a study that is not finished, and write tables and figures.
+    """Train all models that a YAML file describes, and write tables that compare them.
 
     The same command resumes an interrupted study.
 
     Args:
         file: YAML file of the study.
         out: Folder of the results, by default next to the file and with its name.
-        grid: Options of the grid.
+        grid: Selection of models, and options of the training.
         step_seconds: Train nothing, and time a training step of every model.
         command: The command line.
     """
@@ -68,12 +69,10 @@ def study(
         raise wrong_value("file", str(file), "a study that this command can train", hint)
     folder = file.with_suffix("") if out is None else out
     if step_seconds:
-        path = measure_step_seconds(
-            plan, folder, data_dir=grid.data_dir, processes=grid.processes, command=command
-        )
-        print(f"written: {path}")
+        options = {"data_dir": grid.data_dir, "processes": grid.processes}
+        print(f"written: {measure_step_seconds(plan, folder, command=command, **options)}")
     else:
-        _run(plan, folder, grid, parse_only(grid.only), write_study, command)
+        train_and_report(plan, folder, grid, write_study, command=command)
 
 
 def reproduce(
@@ -85,9 +84,10 @@ def reproduce(
     grid: Grid = NO_OPTIONS,
     command: CommandLine = "",
 ) -> None:
-    """Reproduce Table 1 or Figure 1 of Horn et al. (2021), and write tables and figures.
+    """Reproduce Table 1 or Figure 1 of Horn et al. (2021).
 
-    Both targets share their cells. The same command resumes an interrupted reproduction.
+    The figure shows some of the models of the table. The same command resumes an interrupted
+    reproduction.
 
     Args:
         target: "table1" or "figure1".
@@ -95,34 +95,33 @@ def reproduce(
             "full-cpu" for our models at full resolution, or "one-stem" for the position encodings
             of the paper behind one stem.
         out: Folder of the results, runs/reproduce-SCALE by default.
-        grid: Options of the grid.
+        grid: Selection of models, and options of the training.
         command: The command line.
     """
-    plan = read_scale(scale)
-    only = target_levels(plan, target) | parse_only(grid.only)
+    plan = read_study_of_scale(scale)
+    only = select_models(plan, target)
     folder = Path(f"runs/reproduce-{scale}") if out is None else out
-    _run(plan, folder, grid, only, write_reproduction, command)
+    train_and_report(plan, folder, grid, write_reproduction, only=only, command=command)
 
 
 def sample_efficiency(
     *, out: Path = SAMPLE_EFFICIENCY, grid: Grid = NO_OPTIONS, command: CommandLine = ""
 ) -> None:
-    """Train models on few images, and write a table and a figure of their accuracies.
+    """Train models on 100 to all training images, and write tables and a figure of their accuracy.
 
-    The same command resumes an interrupted study. Every model is trained by one thread.
+    The same command resumes an interrupted study. Every model is trained on one thread.
 
     Args:
-        out: Folder of the results, by default that of the study.
-        grid: Options of the grid.
+        out: Folder of the results, by default reproduction/sample_efficiency.
+        grid: Selection of models, and options of the training.
         command: The command line.
     """
     plan = read_study(SAMPLE_EFFICIENCY / "study.yaml")
-    only = parse_only(grid.only)
-    _run(plan, out, grid, only, write_report, command, train_cell=train_cell)
+    train_and_report(plan, out, grid, write_report, train_cell=train_cell, command=command)
 
 
 def parse_only(options: Iterable[str]) -> dict[str, list[str]]:
-    """Return the levels of each factor in options such as "kernel=relu, softmax"."""
+    """Parse options such as "kernel=relu, softmax" into the levels of each factor."""
     only: dict[str, list[str]] = {}
     for option in options:
         factor, _, levels = option.partition("=")
@@ -130,24 +129,18 @@ def parse_only(options: Iterable[str]) -> dict[str, list[str]]:
     return only
 
 
-def _run(
+def train_and_report(
     plan: Study,
     folder: Path,
     grid: GridOptions,
-    only: dict[str, list[str]],
-    write: Callable[[Study, Path], str],
-    command: str,
+    write_page: Callable[[Study, Path], str],
+    *,
+    only: Levels | None = None,
     **options: Any,
 ) -> None:
+    """Train the models of a study unless `--summary` is given, and write and print its page."""
     if not grid.summary:
-        run_study(
-            plan,
-            folder,
-            data_dir=grid.data_dir,
-            processes=grid.processes,
-            parallel=grid.parallel,
-            only=only,
-            command=command,
-            **options,
-        )
-    print(write(plan, folder))
+        selected = {**(only or {}), **parse_only(grid.only)}
+        options |= {"data_dir": grid.data_dir, "processes": grid.processes}
+        run_study(plan, folder, parallel=grid.parallel, only=selected, **options)
+    print(write_page(plan, folder))

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of matrix products."""
+"""Counter of floating-point operations in matrix products, convolutions and attention."""
 
 import math
 from typing import Any
@@ -8,10 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return a context manager that counts the floating-point operations of matrix products.
+    """Return a context manager that counts floating-point operations in PyTorch.
 
-    A multiply-add counts as two operations. Triton kernels are not counted, so that models must be
-    on a CPU.
+    In addition to PyTorch's own counter, it counts fused attention on a CPU and matrix products
+    that are added in place. A multiply-add counts as two operations. Models must be on a CPU,
+    because Triton kernels are not counted.
     """
     return FlopCounterMode(display=False, custom_mapping=_EXTRA_FLOPS)
 
@@ -30,7 +31,6 @@ def _added_product_flops(
     return 2 * math.prod(left) * right[-1]
 
 
-# PyTorch does not count fused attention on a CPU and products that are added in place.
 _EXTRA_FLOPS = {
     torch.ops.aten.addmm_: _added_product_flops,
     torch.ops.aten.baddbmm_: _added_product_flops,

@@ -1,4 +1,4 @@
-"""A plain training loop that continues after it was killed, and training of custom models."""
+"""Training loops for models and batches that a training run of teka cannot describe."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -34,23 +34,23 @@ def train_steps(
     save_every: int = 1,
     after_save: Callable[[int], object] = lambda step: None,
 ) -> list[float]:
-    """Train a model with cross entropy, and save the state of the training regularly.
+    """Train a model with cross entropy for a number of steps, and save checkpoints regularly.
 
-    If the checkpoint exists, the training continues from its step.
+    If the checkpoint file exists, the training continues from its step.
 
     Args:
         model: Model from images to logits, in training mode.
         optimizers: Optimizers with their highest learning rates.
-        make_batch: Function from the number of a step to its images and labels.
+        make_batch: Function that takes the number of a step and returns its images and labels.
         num_steps: Number of steps.
-        rate_factor: Function from the number of a step to the factor of the learning rates. None
-            leaves the learning rates to the optimizers.
+        rate_factor: Function that takes the number of a step and returns a factor of the learning
+            rates. None leaves the learning rates to the optimizers.
         label_smoothing: Share of the target that is spread evenly over all classes.
         gradient_clip: Largest norm of the gradient, or None.
         is_bfloat16: Whether matrix products and convolutions are computed in bfloat16.
-        checkpoint: File of the state, or None to save nothing.
-        save_every: Number of steps between two writes of the state.
-        after_save: Function to call with the number of finished steps after each write.
+        checkpoint: Checkpoint file, or None to save nothing.
+        save_every: Number of steps between two checkpoints.
+        after_save: Function to call with the number of finished steps after each checkpoint.
 
     Returns:
         The norms of the gradients before clipping, in the order of the steps of this call. The
@@ -104,15 +104,17 @@ def train_with_recipe(
     checkpoint: Path | None = None,
     save_every: int = 1,
 ) -> None:
-    """Train a model with the optimizer and schedule of a run, and leave it in evaluation mode.
+    """Train a model on given batches with the optimizer and the schedule of a recipe.
+
+    Afterwards, the model is in evaluation mode.
 
     Args:
         model: Model from images to logits.
-        run: Recipe. The model, data and epochs of the run are not used.
-        make_batch: Function from the number of a step to its images and labels.
+        run: Run with the recipe. Its model, data and epochs are not used.
+        make_batch: Function that takes the number of a step and returns its images and labels.
         num_steps: Number of steps.
-        checkpoint: File of the state, or None to save nothing.
-        save_every: Number of steps between two writes of the state.
+        checkpoint: Checkpoint file, or None to save nothing.
+        save_every: Number of steps between two checkpoints.
     """
     train_steps(
         model.train(),
@@ -129,15 +131,15 @@ def train_with_recipe(
     model.eval()
 
 
-def fit(model: nn.Module, dataset: Dataset, run: Run) -> None:
-    """Train a model that a run cannot name, and leave it in evaluation mode.
+def train_custom_model(model: nn.Module, dataset: Dataset, run: Run) -> None:
+    """Train any model in the same way as `teka.training.train`, without saving files.
 
-    The batches and the augmentation are those of `teka.training.train`.
+    Afterwards, the model is in evaluation mode.
 
     Args:
         model: Model from images to logits.
-        dataset: Training images.
-        run: Recipe and seed. Its model is not used.
+        dataset: Data set with the training images.
+        run: Run with the recipe and the seed. Its model is not used.
     """
     recipe = run.recipe
     precision: Any = LIGHTNING_PRECISIONS[recipe.precision]

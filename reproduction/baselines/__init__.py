@@ -1,7 +1,7 @@
-"""Models that the papers compare with: convolutional networks and transformers of other authors.
+"""Baselines of the papers: convolutional networks and transformers of other authors.
 
-Every model takes `image_size`, `in_channels`, `num_classes` and its own options by name. Importing
-this package registers the models, so that runs and model files can name them.
+Every model takes `image_size`, `in_channels`, `num_classes` and options of its own. Importing this
+package registers the models, so that they can be trained by name, as in `--model resnet18`.
 """
 
 from reproduction.baselines.convolutional import VGG16, AlexNet, ResNet18

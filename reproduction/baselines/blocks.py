@@ -1,4 +1,4 @@
-"""Base class of the baselines, and transformer blocks."""
+"""Parts that the baselines share: a base class, transformer blocks and attention heads."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ Logits = Float[Tensor, "batch classes"]
 
 
 class ImageClassifier(nn.Module):
-    """Base class of models that map images of one size to logits. Subclasses define `logits`.
+    """Base class of models that map images of a fixed size to logits.
+
+    A subclass defines the method `logits`. Calling the model also checks the shape of the images.
 
     Args:
         image_size: Height and width of the images, or one number for both.
@@ -45,17 +47,23 @@ class ImageClassifier(nn.Module):
         self.in_channels = in_channels
 
     def forward(self, images: Images) -> Logits:
-        """Return the logits of images, after a check of their channels and size."""
+        """Check the shape of images, and return their logits."""
         check_tensor("images", images, "batch", self.in_channels, *self.image_size)
         return self.logits(images)
 
     def logits(self, images: Images) -> Logits:
-        """Return the logits of images of the right size."""
+        """Return the logits of images, whose shape has been checked."""
         raise NotImplementedError
 
 
 class PreNormBlock(nn.Module):
-    """A pre-norm block like `teka.nn.TransformerBlock`, around any attention module."""
+    """A pre-norm transformer block with any attention module: x + Attention(norm(x)), then an MLP.
+
+    Args:
+        attention: Module that maps tokens to tokens.
+        dim: Size of a token.
+        dropout: Probability of dropping an element after the attention and within the MLP.
+    """
 
     def __init__(self, attention: nn.Module, dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -73,9 +81,14 @@ class PreNormBlock(nn.Module):
 class PostNormBlock(nn.Module):
     """A post-norm transformer block: x ← norm(x + W attention(x)), then x ← norm(x + MLP(x)).
 
-    W is a linear layer as in the code of Cordonnier et al. 2020, and the norms have ε = 10⁻¹².
+    W is a linear layer, as in the code of Cordonnier et al. 2020. Norms add ε = 10⁻¹² to variances.
 
     Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT).
+
+    Args:
+        attention: Attention layer.
+        mlp_ratio: Width of the hidden layer of the MLP divided by the size of a token.
+        dropout: Probability of dropping an element of the output of W and of the MLP.
     """
 
     def __init__(
@@ -98,10 +111,10 @@ class PostNormBlock(nn.Module):
 
 
 def project_heads(linear: nn.Module, tokens: Tokens, dim_head: int) -> Outputs:
-    """Project tokens and split the result into heads of size `dim_head`."""
+    """Apply a linear layer to tokens, and split the result into heads of size `dim_head`."""
     return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
 
 
 def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
-    """Concatenate the heads of each token and project them."""
+    """Concatenate the heads of each token, and apply a linear layer."""
     return linear(heads.transpose(1, 2).flatten(2))

@@ -1,7 +1,7 @@
 """Convolutional baselines: AlexNet for small images, VGG-16 and ResNet-18.
 
-They are defined here because torchvision is not a dependency and has other forms of AlexNet and of
-the stem of ResNet-18.
+They differ from torchvision's models of the same names: AlexNet has one linear layer and smaller
+poolings, and ResNet-18 can have a stem for small images.
 """
 
 import math
@@ -20,7 +20,7 @@ VGG_POOLED_SIDE = 7
 RESNET_BLOCKS = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
 
 
-def convolve(
+def make_convolution(
     in_channels: int,
     out_channels: int,
     kernel_size: int = 3,
@@ -28,7 +28,7 @@ def convolve(
     *,
     is_normalized: bool = False,
 ) -> list[nn.Module]:
-    """Create a convolution and a ReLU, or a convolution and a batch normalization."""
+    """Create a convolution with a ReLU, or with a batch normalization if `is_normalized`."""
     sizes = in_channels, out_channels, kernel_size, stride, kernel_size // 2
     if is_normalized:
         return [nn.Conv2d(*sizes, bias=False), nn.BatchNorm2d(out_channels)]
@@ -36,21 +36,20 @@ def convolve(
 
 
 class AlexNet(ImageClassifier):
-    """Five convolutions with ReLUs and max pooling, and one linear layer.
+    """AlexNet for small images: five convolutions with ReLUs and max pooling, and a linear layer.
 
-    This is the form that Horn et al. 2021 trained, with 2,472,266 parameters for 10 classes and 3
-    channels. Its widths are those of torchvision's AlexNet, after Krizhevsky 2014. The first
-    convolution has padding 5, the poolings are 2 × 2 without overlap, and there are no hidden
-    linear layers. A 32 × 32 image becomes one position with 256 channels.
+    This variant was trained by Horn et al. 2021. It has 2,472,266 parameters for 10 classes and 3
+    channels. The convolutions have as many channels as those of torchvision's AlexNet (Krizhevsky
+    2014). Unlike there, the first convolution has padding 5, the poolings do not overlap,
+    and there are no hidden linear layers. The features of a 32 × 32 image have one position.
 
-    Choices that the papers make differently:
+    Three details follow the code of Horn et al. and differ from Krizhevsky et al. 2012:
 
-    - Dropout follows the ReLUs of the first, third and fifth convolution, as in the code of Horn et
-      al. Krizhevsky et al. 2012 (§4.2) have dropout in the hidden linear layers.
-    - The initial weights are PyTorch's, as in the code of Horn et al. N(0, 0.01²) with some biases
-      of 1 (Krizhevsky et al. 2012, §5) suits pixels from 0 to 255.
-    - There is no normalization, as in the code of Horn et al. Krizhevsky et al. 2012 (§3.3)
-      normalize local responses.
+    - Dropout follows the ReLUs of the first, third and fifth convolution, instead of the hidden
+      linear layers (§4.2).
+    - The initial weights are PyTorch's, instead of N(0, 0.01²) with some biases of 1 (§5), which
+      suits pixels from 0 to 255.
+    - There is no normalization, instead of one of local responses (§3.3).
 
     Source: Krizhevsky, Sutskever and Hinton 2012; Krizhevsky 2014 (One weird trick); Horn et al.
     2021, Table 1, and their notebook CNN/CIFAR10.ipynb.
@@ -75,15 +74,15 @@ class AlexNet(ImageClassifier):
         super().__init__(image_size, in_channels, num_classes, smallest=29)
         drop, pool = nn.Dropout(dropout), nn.MaxPool2d(2)
         self.features = nn.Sequential(
-            *convolve(in_channels, 64, 11, stride=4),
+            *make_convolution(in_channels, 64, 11, stride=4),
             drop,
             pool,
-            *convolve(64, 192, 5),
+            *make_convolution(64, 192, 5),
             pool,
-            *convolve(192, 384),
+            *make_convolution(192, 384),
             drop,
-            *convolve(384, 256),
-            *convolve(256, 256),
+            *make_convolution(384, 256),
+            *make_convolution(256, 256),
             drop,
             pool,
         )
@@ -96,16 +95,15 @@ class AlexNet(ImageClassifier):
 
 
 class VGG16(ImageClassifier):
-    """Thirteen 3 × 3 convolutions with ReLUs in five groups, then three linear layers.
+    """VGG-16: thirteen 3 × 3 convolutions with ReLUs and max pooling, then three linear layers.
 
-    This is configuration D without batch normalization, with 134,301,514 parameters for 10 classes
-    and 3 channels. Average pooling resizes the features to 7 × 7 for any image size. The features
-    of a 32 × 32 image, the smallest, are one position, which is repeated 49 times.
+    This is configuration D without batch normalization. It has 134,301,514 parameters for 10
+    classes and 3 channels. Average pooling resizes the features to 7 × 7 for any image size.
 
     - Dropout follows both hidden linear layers (Simonyan and Zisserman 2015, §3.1).
-    - The linear layers start from N(0, 0.01²), as in that paper. The convolutions start from
-      N(0, 2 / fan_out) (He et al. 2015), and biases from 0, as in the code of Horn et al. With 0.01
-      everywhere such a deep network may not train: the authors trained a smaller one first (§3.1).
+    - Weights of linear layers are initialized from N(0, 0.01²), as in that paper. Weights of
+      convolutions are initialized from N(0, 2 / fan_out) (He et al. 2015) and biases as 0, as in
+      the code of Horn et al. With N(0, 0.01²) everywhere, such a deep network may not train.
 
     Source: Simonyan and Zisserman 2015, Table 1, column D; He et al. 2015 (Delving deep into
     rectifiers), §2.2; Horn et al. 2021, Table 1.
@@ -141,7 +139,7 @@ class VGG16(ImageClassifier):
         channels = in_channels
         for group in VGG_GROUPS:
             for multiple in group:
-                layers += convolve(channels, multiple * width)
+                layers += make_convolution(channels, multiple * width)
                 channels = multiple * width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
@@ -168,7 +166,9 @@ class VGG16(ImageClassifier):
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), with 3 × 3 convolutions.
+    """A residual block with two 3 × 3 convolutions, each followed by a batch normalization.
+
+    If the shape of the features changes, the shortcut is a 1 × 1 convolution, else the identity.
 
     Source: He et al. 2016, Figure 2, with shortcuts of option B.
     """
@@ -176,30 +176,32 @@ class ResidualBlock(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            *convolve(in_channels, out_channels, stride=stride, is_normalized=True),
+            *make_convolution(in_channels, out_channels, stride=stride, is_normalized=True),
             nn.ReLU(),
-            *convolve(out_channels, out_channels, is_normalized=True),
+            *make_convolution(out_channels, out_channels, is_normalized=True),
         )
         self.shortcut = nn.Sequential()
         if stride != 1 or in_channels != out_channels:
-            self.shortcut.extend(convolve(in_channels, out_channels, 1, stride, is_normalized=True))
+            self.shortcut.extend(
+                make_convolution(in_channels, out_channels, 1, stride, is_normalized=True)
+            )
 
     def forward(self, maps: Images) -> Float[Tensor, "batch out_channels h w"]:
         return (self.shortcut(maps) + self.residual(maps)).relu()
 
 
 class ResNet18(ImageClassifier):
-    """A stem, four stages of two residual blocks, a mean over the positions and a linear layer.
+    """ResNet-18: a stem, four stages of two residual blocks, global mean pooling, a linear layer.
 
-    - `resnet_stem="7x7"` has stride 2 and a max pooling. It is the form for large images, with
-      11,181,642 parameters for 10 classes and 3 channels. Horn et al. trained this form. A 32 × 32
-      image has 8 × 8 positions after the stem and one after the last stage.
-    - `resnet_stem="3x3"` has stride 1 and no pooling. It is the form for small images, with
-      11,173,962 parameters. Cordonnier et al. trained this form. The stem keeps all positions and
-      the last stage has 4 × 4, for 15 times the operations.
+    The first convolution can have one of two forms:
+
+    - `resnet_stem="7x7"` is for large images. It has stride 2, and a max pooling follows. Horn et
+      al. trained this form, with 11,181,642 parameters for 10 classes and 3 channels.
+    - `resnet_stem="3x3"` is for small images. It has stride 1, and no pooling follows. Cordonnier
+      et al. trained this form, with 11,173,962 parameters. It takes 15 times the operations.
 
     Batch normalization follows every convolution, and there is no dropout (He et al. 2016, §3.4).
-    Convolutions start from N(0, 2 / fan_out) (He et al. 2015).
+    Weights of convolutions are initialized from N(0, 2 / fan_out) (He et al. 2015).
 
     Source: He et al. 2016, Table 1, 18 layers; He et al. 2015 (Delving deep into rectifiers), §2.2;
     Horn et al. 2021, Table 1; Cordonnier et al. 2020, §4.
@@ -230,7 +232,7 @@ class ResNet18(ImageClassifier):
         super().__init__(image_size, in_channels, num_classes, width=width)
         check_name("resnet_stem", resnet_stem, ("7x7", "3x3"))
         kernel_size, stride = (7, 2) if resnet_stem == "7x7" else (3, 1)
-        stem = convolve(in_channels, width, kernel_size, stride, is_normalized=True)
+        stem = make_convolution(in_channels, width, kernel_size, stride, is_normalized=True)
         self.stem = nn.Sequential(*stem, nn.ReLU())
         if resnet_stem == "7x7":
             self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))

@@ -1,4 +1,4 @@
-"""Linformer on images: keys and values projected along the tokens to a fixed number."""
+"""Linformer for images: attention to a fixed number of weighted means of keys and values."""
 
 import math
 
@@ -24,15 +24,15 @@ from teka.nn.inputs import Tokens
 
 
 class LinformerAttention(nn.Module):
-    """softmax(Q (E K)ᵀ / √d) (F V) for every head, with learned matrices E and F of shape (k, L).
+    """Softmax attention of L queries to k learned combinations of the keys and values of L tokens.
 
-    All heads of the layer share E and F ("headwise sharing"). Because E and F have a column for
-    each token, the layer knows the positions of the tokens and requires their number. The cost is
-    O(L · k).
+    The output of a head is softmax(Q (E K)ᵀ / √d) (F V). The learned matrices E and F of shape
+    (k, L) combine the keys K and the values V of all tokens. The cost is therefore O(L k) instead
+    of O(L²). All heads share E and F ("headwise sharing"). The layer accepts only L tokens.
 
-    Queries, keys and values have no bias, as in the implementation that Horn et al. used. The
-    initial weights are those of the authors' code (fairseq, examples/linformer): Xavier's uniform
-    distribution, divided by √2 for all matrices except the output's.
+    Queries, keys and values have no bias, as in the code of Horn et al. The initial weights are
+    those of the authors' code (fairseq, examples/linformer): Xavier's uniform distribution, divided
+    by √2 for all matrices except that of the output.
 
     Source: Wang et al. 2020, eq. 7 and "Parameter Sharing Between Projections".
 
@@ -74,25 +74,24 @@ class LinformerAttention(nn.Module):
     def _project(
         self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Tokens
     ) -> Values:
-        """Return the heads of E X W. The product that leaves fewer rows comes first."""
+        """Return the heads of E X W, computed in the order that takes fewer operations."""
         if projection.shape[0] < projection.shape[1]:
             return project_heads(linear, projection @ tokens, self.dim_head)
         return projection @ project_heads(linear, tokens, self.dim_head)
 
 
 class Linformer(ImageClassifier):
-    """A vision transformer with `LinformerAttention`. A class token gives the logits.
+    """A vision transformer with the attention of Linformer, and a class token for the logits.
 
-    - `tokens="pixel"`: each pixel is a token, as in the Performers of Horn et al. 2021. With the
-      class token these are 1,025 tokens for 32 × 32 pixels.
-    - `tokens="image"`: the whole image is one token, so that there are 2 tokens and 64 keys. The
-      Linformer of Horn et al. has this form with `depth=12, dropout=0.0`: 10,261,514 parameters for
-      10 classes and 3 channels of 32 × 32 pixels (10.2M in their Table 1).
+    - With `tokens="pixel"`, each pixel is a token, as in the Performers of Horn et al. 2021.
+    - With `tokens="image"`, the whole image is one token. Horn et al. trained this form with
+      `depth=12, dropout=0.0`. It has 10,261,514 parameters for 10 classes and 3 channels of 32 × 32
+      pixels (10.2M in their Table 1).
 
     A learned position embedding is added to each token. Blocks are pre-norm, as in the code of Wang
     et al. Dropout is applied to the embedded tokens, the attention weights, the hidden layers and
-    the outputs of the sublayers, as in RoBERTa, which Wang et al. train (§5.1). Position embeddings
-    and class token start from N(0, 1), as in the code of Horn et al.
+    the outputs of attention and MLP, as in RoBERTa, which Wang et al. train (§5.1). Position
+    embeddings and class token are initialized from N(0, 1), as in the code of Horn et al.
 
     Source: Wang et al. 2020; Horn et al. 2021, Table 1, and their notebook CNN/CIFAR10.ipynb;
     Dosovitskiy et al. 2021 for the tokens.

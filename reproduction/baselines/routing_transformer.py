@@ -1,4 +1,4 @@
-"""Routing Transformer on images: attention within clusters of queries and keys."""
+"""Routing Transformer for images: attention within clusters of similar queries and keys."""
 
 import math
 
@@ -26,7 +26,7 @@ DECAY = 0.999  # share of a centroid that a training step keeps
 Centroids = Float[Tensor, "heads clusters dim_head"]
 
 
-def routed_attention(
+def clustered_attention(
     query: Queries,
     key: Keys,
     value: Values,
@@ -35,15 +35,22 @@ def routed_attention(
     *,
     dropout: float = 0.0,
 ) -> Outputs:
-    """Compute softmax attention within clusters and average it over the clusters of a query.
+    """Compute softmax attention within clusters of similar queries and keys.
 
-        out_i = mean over clusters c with i ∈ Q_c of Σ_{j ∈ K_c} softmax_j(q_iᵀk_j / √d) v_j
-
-    Q_c and K_c are the w = `cluster_size` queries and keys with the largest products with centroid
-    c. All vectors have the same length. The output is 0 for a query in no cluster. The cost is
-    O(L c d + c w² d), which is O(L^1.5 d) for c = w = √L.
+    Each cluster has a centroid. Its members are the w = `cluster_size` queries and the w keys with
+    the largest inner products with the centroid. A query attends to the keys of its cluster. If a
+    query is in several clusters, the outputs are averaged, and if it is in none, the output is 0.
+    The cost of n clusters is O(n L d + n w² d), which is O(L^1.5 d) for n = w = √L.
 
     Source: Roy et al. 2021, Algorithm 1 without the causal mask; the mean as in the authors' code.
+
+    Args:
+        query: Queries. All queries and keys must have the same length.
+        key: Keys.
+        value: Values.
+        centroid: Centroid of each cluster, for each head.
+        cluster_size: Number of queries, and of keys, in each cluster.
+        dropout: Probability of dropping an attention weight.
     """
 
     def gather(vectors: Tensor, members: Tensor) -> Tensor:
@@ -67,21 +74,21 @@ def routed_attention(
 
 
 class RoutingAttention(nn.Module):
-    """`routed_attention` between learned projections, with centroids that follow the tokens.
+    """Multi-head attention within clusters, whose centroids follow the queries and keys.
 
-    A layer norm without scale and bias gives queries and keys the length √d. After each forward
-    pass in training,
+    A layer norm without scale and bias gives all queries and keys the length √d. After each forward
+    pass in training, a centroid μ moves towards the mean of the vectors A that are nearest to it,
 
-        μ_c ← λ μ_c + (1 − λ) mean(A_c),   λ = 0.999,
+        μ ← λ μ + (1 − λ) mean(A),   λ = 0.999.
 
-    where A_c are the queries and keys of the whole batch whose largest product is with centroid c.
-    A centroid without such vectors does not move. The centroids are a buffer, without gradients.
+    A contains queries and keys of the whole batch. If it is empty, the centroid does not move. The
+    centroids are a buffer, without gradients.
 
-    The paper has the sum over A_c, which grows with the batch; the authors' code divides moving
-    sums by moving counts. The authors' commitment loss, with weight 10⁻⁴ in their code, is left
-    out. Products are divided by √d as in Vaswani et al. 2017; the authors' code scales queries
-    before they are normalized, which has no effect. No linear layer has a bias and centroids start
-    as normalized Gaussian vectors, as in that code.
+    Differences from the paper: It has the sum over A instead of the mean, which grows with the
+    batch. The commitment loss, with weight 10⁻⁴ in the authors' code, is left out. Inner products
+    are divided by √d as in Vaswani et al. 2017, because the scaling of queries in the authors' code
+    has no effect before their normalization. As in that code, no linear layer has a bias, and
+    centroids are initialized as normalized Gaussian vectors.
 
     Source: Roy et al. 2021, Algorithm 1; their code, google-research/routing_transformer.
 
@@ -111,13 +118,13 @@ class RoutingAttention(nn.Module):
         self.register_buffer("centroid", centroid)
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """Attend, and move the centroids if the layer is in training mode."""
+        """Compute the attention of tokens. In training mode, also move the centroids."""
         query, key, value = (
             project_heads(linear, tokens, self.dim_head)
             for linear in (self.query, self.key, self.value)
         )
         query, key = _normalize(query), _normalize(key)
-        outputs = routed_attention(
+        outputs = clustered_attention(
             query,
             key,
             value,
@@ -131,7 +138,7 @@ class RoutingAttention(nn.Module):
 
     @torch.no_grad()
     def move_centroids(self, vectors: Float[Tensor, "batch heads vectors dim_head"]) -> None:
-        """Move each centroid towards the mean of the normalized vectors that it is nearest to."""
+        """Move each centroid towards the mean of the normalized vectors nearest to it."""
         with without_autocast(vectors.device.type):  # sums over a batch overflow half precision
             vectors = vectors.to(self.centroid.dtype).transpose(0, 1).flatten(1, 2)
             nearest = (vectors @ self.centroid.mT).argmax(dim=-1)
@@ -142,19 +149,19 @@ class RoutingAttention(nn.Module):
 
 
 class RoutingTransformer(ImageClassifier):
-    """A vision transformer with `RoutingAttention` and one token per pixel.
+    """A vision transformer with attention within clusters, and one token per pixel.
 
-    There are √L clusters of √L tokens, rounded: 32 of 32 for 32 × 32 pixels. Horn et al. 2021
-    only say that their model has 11.4M parameters; the default sizes are those of their Performers.
+    There are √L clusters of √L tokens, for example 32 clusters of 32 tokens for 32 × 32 pixels.
+    The default sizes are those of the Performers of Horn et al. 2021, who only say that their
+    Routing Transformer has 11.4M parameters. The dropout is that of their Performers (A.2).
 
-    The embeddings of a token's row and column are added to it; they start from N(0, 1), as in the
-    authors' code for images. The mean of the tokens gives the logits, because a class token need
-    not be in any cluster. All heads route, whereas the authors' models of images also have local
-    heads. Blocks are pre-norm with a GELU. The dropout is that of the Performers of Horn et al.
-    2021, A.2.
+    Learned embeddings of the row and the column are added to each token. They are initialized from
+    N(0, 1), as in the authors' code for images. The logits are computed from the mean of all
+    tokens, because a class token might be in no cluster. All heads attend within clusters, whereas
+    the authors' models for images also have heads that attend to nearby pixels.
 
-    In evaluation, the logits of a sample do not depend on the rest of its batch. In training they
-    do from the next step on, through the centroids.
+    In evaluation, the logits of a sample do not depend on the rest of its batch. In training, they
+    depend on earlier batches through the centroids.
 
     Source: Roy et al. 2021; Horn et al. 2021, Table 1.
 
@@ -209,5 +216,5 @@ class RoutingTransformer(ImageClassifier):
 
 
 def _normalize(vectors: Vectors) -> Vectors:
-    """Give vectors mean 0 and length √d, so that the nearest centroid has the largest product."""
+    """Normalize vectors to mean 0 and length √d."""
     return layer_norm(vectors, vectors.shape[-1:])

@@ -1,4 +1,4 @@
-"""The fully attentional network of Cordonnier et al. 2020."""
+"""Network of Cordonnier et al. 2020, which classifies images by attention alone."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,12 @@ PRECISION_NOISE = 0.01
 def make_gaussian_or_table(
     position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
 ) -> RelativeModule:
-    """Create the relative kernel of a block, with the initial values of Cordonnier et al. 2020.
+    """Create Gaussians or a table of attention weights by offset, for the heads of a block.
 
-    Centers start from N(0, 2²) along every axis and Gaussians from a standard deviation of one
-    cell. Σ^(−1/2) of a generalized Gaussian starts from 1 + N(0, 0.01²). Where the paper (§4.2,
-    §4.3, A.1) leaves this open, the values are those of its code.
+    The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code.
+    Centers of Gaussians are drawn from N(0, 2²) along every axis. The standard deviation is one
+    token. For Gaussians of any shape, the square root of the precision matrix is the identity plus
+    N(0, 0.01²).
 
     Args:
         position: "quadratic", "generalized_quadratic" or "table".
@@ -54,23 +55,22 @@ def make_gaussian_or_table(
 
 
 class SelfAttentionNetwork(ImageClassifier):
-    """Post-norm blocks whose heads attend by position to whole tokens, and a mean over the tokens.
+    """An image classifier whose heads attend to tokens by their relative positions.
 
         image → normalized channels → 2 × 2 space to depth → linear → blocks → mean → linear
 
-    A head averages the tokens with weights that depend only on their positions, and applies its own
-    matrix of dim × dim. K² heads whose weights are 1 at one offset of a K × K window each, and 0
-    elsewhere, compute any convolution (Theorem 1). With `content`, the weights are multiplied by a
-    content kernel of queries and keys.
+    A head averages the tokens with weights that depend only on their offset from the query, and
+    multiplies the mean by its own matrix. Such heads can compute any K × K convolution: each of K²
+    heads attends to one offset of the window (Theorem 1). With the option `content`, the weights
+    also depend on queries and keys.
 
-    The defaults are the paper's: 12,086,844 parameters for 10 classes and 3 channels with the
-    quadratic position. As in the paper's code, values are the unprojected tokens, and a linear
-    layer of dim × dim follows the heads. Two things differ from that code:
+    The default options are those of the paper and give 12,086,844 parameters for 10 classes and 3
+    channels. As in the paper's code, values are the tokens themselves, and a linear layer follows
+    the heads. The network differs from that code in two details:
 
-    - A batch normalization without parameters normalizes the channels; the code has the statistics
-      of the data set.
-    - Attention weights have no dropout, because the separable evaluation of "quadratic" and "table"
-      does not compute the matrix of weights.
+    - Channels are normalized by a batch normalization without parameters, instead of the mean and
+      deviation of the data set.
+    - Attention weights have no dropout, because the backend "toeplitz" does not compute them.
 
     Source: Cordonnier et al. 2020, §4, A.1 and A.4; their code, github.com/epfml/attention-cnn.
 
@@ -122,7 +122,7 @@ class SelfAttentionNetwork(ImageClassifier):
         super().__init__(image_size, in_channels, num_classes, **sizes)
         self.heads = (heads,) * depth if isinstance(heads, int) else tuple(heads)
         if len(self.heads) != depth or any(not is_integer(n) or n < 1 for n in self.heads):
-            expected = f"a number of at least 1, or one for each of depth = {depth} blocks"
+            expected = f"at least 1, or a sequence of such numbers for depth = {depth} blocks"
             raise wrong_value("heads", heads, expected)
         if any(side % downsampling for side in self.image_size):
             expected = f"height and width, multiples of downsampling = {downsampling}"
@@ -161,13 +161,17 @@ class SelfAttentionNetwork(ImageClassifier):
         return tuple(sorted(backends))
 
     def training_callbacks(self, run: Any, folder: Path) -> list[Any]:
-        """Return the Lightning callback that records the heads in `heads.npz` after each epoch."""
+        """Return the Lightning callback that records in `heads.npz` where the heads attend."""
         from reproduction.heads.record import HeadRecorder
 
         return [HeadRecorder(self, run, folder)]
 
     def without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
-        """Return a copy without some heads of each block, see `teka.nn.prune_heads`."""
+        """Return a copy of the network without some heads.
+
+        Args:
+            heads: Indices of the heads to remove, for each block.
+        """
         if len(heads) != len(self.blocks):
             expected = f"the heads to remove for each of {len(self.blocks)} blocks"
             raise wrong_value("heads", heads, expected)

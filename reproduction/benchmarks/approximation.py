@@ -1,13 +1,15 @@
-"""Errors of random features against exact softmax attention.
+"""Errors of attention with random features, compared with exact softmax attention.
 
     python -m reproduction.benchmarks.approximation             # measures; two minutes
     python -m reproduction.benchmarks.approximation --table     # prints the committed errors
 
-Two errors are measured for each kernel, way of drawing and number of features, in float64:
+Two kinds of errors are measured in float64, for each kernel, random projection and number of
+features:
 
-- "output": ‖ÂV − AV‖ / ‖AV‖, the relative error of the output for normal tokens;
-- "ball": the largest total variation ½ Σ_j |â_ij − a_ij| of the weights of a query, for queries and
-  keys that fill a ball.
+- "output": the relative error of the output for normally distributed queries and keys,
+  ‖ÂV − AV‖ / ‖AV‖, where A and Â are the exact and the approximate attention weights.
+- "ball": the largest error of the weights of any query, ½ Σ_j |â_ij − a_ij|, for queries and keys
+  whose lengths are bounded.
 
 Source: Choromanski et al. 2021, Rethinking attention with Performers, Figure 4 and Theorem 4.
 """
@@ -24,7 +26,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from reproduction.benchmarks.measurement import run_script, save_results
-from reproduction.study.report import half_width
+from reproduction.study.report import margin_of_error
 from teka.files import read_json
 from teka.functional import PROJECTIONS, ContentKernel, Softmax, attention, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
@@ -42,11 +44,12 @@ PANEL = ["kind", "size"]
 LINE = ["kernel", "projection", *PANEL]
 
 
-def draw_tokens(kind: str, size: float, num_tokens: int, dim: int) -> list[Tensor]:
-    """Return queries, keys and values of one head in float64.
+def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) -> list[Tensor]:
+    """Draw queries, keys and values of one head in float64, for one kind of error.
 
-    For kind "output", queries and keys are normal. For kind "ball", their lengths, scaled by
-    d^(−1/4), are uniform up to the radius, and one of them lies on the surface.
+    For the kind "output", entries of queries and keys have the standard deviation `size`. For the
+    kind "ball", lengths of queries and keys are uniform in [0, size · dim^(1/4)], and the first
+    query and the first key have the largest length.
     """
     generator = Generator().manual_seed(0)
     shape = 3, 1, 1, num_tokens, dim
@@ -62,7 +65,7 @@ def draw_tokens(kind: str, size: float, num_tokens: int, dim: int) -> list[Tenso
 def draw_kernels(
     name: str, projection: str, num_features: int, dim: int, draws: int
 ) -> Iterator[ContentKernel]:
-    """Yield a kernel with each of its draws."""
+    """Yield random-feature kernels of the same kind with different random projections."""
     kernel_class = RANDOM_KERNELS[name]
     # Some kernels have two features for each drawn vector.
     count = max(1, num_features // kernel_class.features_per_draw)
@@ -72,7 +75,7 @@ def draw_kernels(
 
 
 def attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
-    """Return the weights of all pairs, which are the outputs for one-hot values."""
+    """Return the attention weights of a kernel, which are the outputs for one-hot values."""
     one_hot = torch.eye(key.shape[-2], dtype=key.dtype)[None, None]
     return attention(query, key, one_hot, kernel=kernel, backend="dense")
 
@@ -80,19 +83,21 @@ def attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tens
 def measure_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
-    """Return the mean errors over draws, with half of their 95 % intervals.
-
-    "error_of_mean" is the error of the mean of the values, which ignores the queries.
+    """Measure the errors of all kernels, as means over random projections.
 
     Args:
         dim: Size of queries and keys.
         num_tokens: Number of queries, of keys and of values.
-        num_features: Numbers of features.
-        num_draws: Number of draws, at least 2. All draws see the same tokens.
+        num_features: Numbers of features to compare.
+        num_draws: Number of random projections, at least 2. All see the same queries and keys.
+
+    Returns:
+        A table with the mean "error" and "half" of its 95 % interval. For comparison,
+        "error_of_mean" is the error of the plain mean of all values.
     """
     rows = []
     for kind, size in SIZES:
-        query, key, value = draw_tokens(kind, size, num_tokens, dim)
+        query, key, value = draw_queries_keys_values(kind, size, num_tokens, dim)
         exact = attention_weights(Softmax(), query, key)
         output = exact @ value
         error_of_mean = (value.mean(dim=-2, keepdim=True) - output).norm() / output.norm()
@@ -106,24 +111,21 @@ def measure_errors(
                 rows.append((*variant, kind, size, error_of_mean.item(), error.item()))
     columns = ["kernel", "projection", "num_features", *PANEL, "error_of_mean", "error"]
     errors = pd.DataFrame(rows, columns=columns).groupby(columns[:-1], sort=False).error
-    return pd.DataFrame({"error": errors.mean(), "half": half_width(errors)}).reset_index()
+    return pd.DataFrame({"error": errors.mean(), "half": margin_of_error(errors)}).reset_index()
 
 
-def error_slope(line: pd.DataFrame) -> float:
-    """Return the power of the number of features by which an error falls.
-
-    Only the larger half of the numbers of features is used.
-    """
+def fit_exponent(line: pd.DataFrame) -> float:
+    """Fit the exponent p of error ∝ m^p to the larger half of the numbers m of features."""
     upper = line.tail((len(line) + 1) // 2)
     return np.polyfit(np.log(upper.num_features), np.log(upper.error), deg=1)[0]
 
 
 def print_tables(rows: pd.DataFrame) -> None:
-    """Print the errors, and their slopes."""
+    """Print the errors, and the exponents with which they fall with the number of features."""
     tables = {
         "error": rows.set_index([*LINE, "num_features"]).error,
         "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
-            error_slope
+            fit_exponent
         ),
         "error of the mean of the values": rows.groupby(PANEL).error_of_mean.first(),
     }
@@ -136,7 +138,7 @@ def main(*, table: bool = False, out: Path = OUT) -> None:
     """Measure the errors and print them.
 
     Args:
-        table: Use the errors of the file.
+        table: Print the errors of the result file, and measure nothing.
         out: Result file.
     """
     if not table:

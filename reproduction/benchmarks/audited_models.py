@@ -5,9 +5,10 @@
     teka audit reproduction/benchmarks/audited_models.py:make_invariant \
         --weights runs/audited/invariant.safetensors --data digits --image-size 32 --mode circular
 
-A ViT, a Swin, a ResNet and a ConvNeXt of `transformers` are written as model folders. A network of
-circular convolutions, which is exactly invariant, is written as weights. The digits are in the
-middle of images of 32 × 32 pixels and are never shifted in training.
+The models are a ViT, a Swin, a ResNet and a ConvNeXt of `transformers`, saved as model folders. A
+fifth model of circular convolutions has no fault: it is exactly invariant. Its weights are saved as
+`invariant.safetensors`. The digits are in the middle of images of 32 × 32 pixels and are never
+shifted in training.
 """
 
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from reproduction.benchmarks.measurement import run_script
 from reproduction.study.measure import accuracy
-from reproduction.training import fit
+from reproduction.training import train_custom_model
 from teka.data import Normalize, load
 from teka.files import write_json
 from teka.training import Run
@@ -66,7 +67,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 class Classifier(nn.Module):
-    """Normalization and a model, from images in [0, 1] to logits."""
+    """An image classifier that normalizes images in [0, 1] before it applies a model."""
 
     def __init__(self, model: nn.Module, normalization: Normalize) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class Classifier(nn.Module):
 
 
 def make_model(name: str) -> nn.Module:
-    """Return a model of `transformers` with new weights."""
+    """Create one of the models of `transformers` with random weights."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     config = AutoConfig.for_model(name, num_channels=1, num_labels=10, **CONFIGS[name])
@@ -87,7 +88,7 @@ def make_model(name: str) -> nn.Module:
 
 
 def make_invariant() -> nn.Module:
-    """Return circular convolutions without strides, and the mean over all positions."""
+    """Create a model that is exactly invariant to circular shifts, from circular convolutions."""
     layers: list[nn.Module] = []
     for in_channels, out_channels in ((1, 16), (16, 24), (24, 32)):
         convolution = nn.Conv2d(in_channels, out_channels, 5, padding=2, padding_mode="circular")
@@ -96,7 +97,7 @@ def make_invariant() -> nn.Module:
 
 
 def save_transformers_model(classifier: Classifier, folder: Path) -> None:
-    """Write a model folder of `transformers` with its preprocessing."""
+    """Save a model and its preprocessing as a folder that `transformers` can load."""
     classifier.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
     preprocessing = {
         "image_processor_type": "ViTImageProcessor",
@@ -108,16 +109,18 @@ def save_transformers_model(classifier: Classifier, folder: Path) -> None:
 
 
 def main(*, out: Path = Path("runs/audited")) -> None:
-    """Train and write all models.
+    """Train and save the five models.
 
     Args:
-        out: Folder of the models.
+        out: Folder to write.
     """
     out.mkdir(parents=True, exist_ok=True)
     dataset = load("digits", image_size=SIDE, validation_size=0)
 
     def train(name: str, classifier: Classifier, learning_rate: float) -> None:
-        fit(classifier, dataset, Run.from_fields(learning_rate=learning_rate, **RECIPE))
+        train_custom_model(
+            classifier, dataset, Run.from_fields(learning_rate=learning_rate, **RECIPE)
+        )
         share = accuracy(classifier, dataset.test)
         print(f"{name}: accuracy {share:.1%}", flush=True)
 

@@ -1,10 +1,11 @@
-"""Times of every backend for many attentions, and a cost model that is fitted to them.
+"""Times of all attention backends, and the cost model with which teka chooses a backend.
 
-    python -m reproduction.benchmarks.backends             # times, fits and compares
-    python -m reproduction.benchmarks.backends --table     # fits and compares the committed times
+    python -m reproduction.benchmarks.backends             # measures the times
+    python -m reproduction.benchmarks.backends --table     # uses the committed times
 
-The comparison shows how much longer the choice of `backend="auto"` takes than the fastest backend.
-All backends of one attention take turns, forward, and forward and backward.
+Attention with many kernels and sizes is timed with every backend that can compute it. The script
+fits the constants of the cost model to these times. It also prints how much slower the backend that
+`backend="auto"` chooses is than the fastest one.
 """
 
 import math
@@ -39,7 +40,7 @@ OTHERS = ("quadratic", "table", "generalized_quadratic")
 
 
 def list_cases() -> list[dict[str, Any]]:
-    """Return all attentions that more than one backend can compute."""
+    """Return the kernels and sizes to time: those that more than one backend can compute."""
     large = [*LINES, *SQUARES, *CUBES]
     cases = [
         *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], large, [2], [1]),
@@ -52,7 +53,7 @@ def list_cases() -> list[dict[str, Any]]:
 
 
 def make_plan(case: dict[str, Any]) -> AttentionPlan:
-    """Return the kernels and positions of an attention."""
+    """Create the kernels and positions of an attention, from which teka estimates its costs."""
     shape = tuple(case["shape"])
     kernel = make_kernel(case["kernel"], DIM)
     relative = None
@@ -64,7 +65,7 @@ def make_plan(case: dict[str, Any]) -> AttentionPlan:
 
 
 def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
-    """Return the cost of each backend that can compute an attention."""
+    """Estimate the cost of each backend that can compute an attention."""
     num_tokens = math.prod(case["shape"])
     return make_plan(case).estimate_costs(
         heads=case["heads"],
@@ -76,8 +77,8 @@ def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
     )
 
 
-def measure(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Return the median time of each backend, by direction."""
+def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
+    """Measure the median time of each backend, for forward and for forward and backward passes."""
     plan = make_plan(case)
     shape = case["batch"], case["heads"], math.prod(case["shape"]), DIM
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
@@ -100,8 +101,12 @@ def measure(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]
     }
 
 
-def flatten(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the time and cost of each attention, direction and backend, and if it is chosen."""
+def list_times(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a table with a row for each time of a backend, with its estimated costs.
+
+    Args:
+        rows: Content of the result file: kernels and sizes of an attention, with its times.
+    """
     records = []
     for index, row in enumerate(rows):
         case = {name: value for name, value in row.items() if name != "seconds"}
@@ -123,7 +128,7 @@ def flatten(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def fit_rates(times: pd.DataFrame) -> pd.DataFrame:
-    """Return the constants of `backends.costs.BackendTimes` with the least relative errors."""
+    """Fit the time of a multiply-add, a byte, a call and a head of each backend to its times."""
     rates = {}
     for backend, group in times.groupby("backend"):
         # Times are those of all heads, costs are those of one head.
@@ -134,20 +139,20 @@ def fit_rates(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(*, seconds: float = 0.3, table: bool = False, out: Path = OUT) -> None:
-    """Time all backends, fit the constants of the cost model, and check the choices.
+    """Time all backends, fit the constants of the cost model, and check the choices of backends.
 
     Args:
-        seconds: Time of each backend, attention and direction.
-        table: Use the times of the file.
-        out: The file.
+        seconds: Total time for each measurement.
+        table: Use the times of the result file, and measure nothing.
+        out: Result file.
     """
     if not table:
         rows = []
         for case in list_cases():
-            rows.append({**case, "seconds": measure(case, seconds)})
+            rows.append({**case, "seconds": time_backends(case, seconds)})
             print(rows[-1], flush=True)
         save_results(out, dim=DIM, times=rows)
-    times = flatten(read_json(out)["times"])
+    times = list_times(read_json(out)["times"])
     print(fit_rates(times).to_string(float_format="{:.3g}".format))
     fastest = times.groupby(["case", "direction"]).nanoseconds.transform("min")
     ratios = (times.nanoseconds / fastest)[times.is_chosen]

@@ -1,13 +1,13 @@
-"""Time of linear attention on a GPU: Triton, torch.compile of the plain form, and fused softmax.
+"""Time of linear attention on a GPU with Triton, compared with torch.compile and fused softmax.
 
     python -m reproduction.benchmarks.gpu             # measures
     python -m reproduction.benchmarks.gpu --table     # prints the committed times
 
-All variants of one attention take turns in one process. A time is that of a call when many calls
-follow each other, so that the GPU and not Python decides it. The file of version 0.1.0 also has the
-time of a single call ("seconds_alone"), the peak memory and the share of the copying speed.
+A measured time is the time of ten calls in a row, divided by ten, so that it does not depend on the
+speed of Python. The file of version 0.1.0 also has the time of a single call ("seconds_alone"), the
+peak memory and the memory bandwidth as a share of that of a copy.
 
-Triton's interpreter runs the script without a GPU, to test it:
+To test the script without a GPU, run it in Triton's interpreter:
 
     TRITON_INTERPRET=1 python -m reproduction.benchmarks.gpu --seconds 0 --tokens 16 --lengths 16 \
         --out /tmp/gpu.json
@@ -40,14 +40,19 @@ MAX_SOFTMAX_TOKENS = {torch.bfloat16: 16384, torch.float32: 4096}
 
 
 def draw_inputs(num_samples: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Return queries, keys and values in the memory layout that a linear projection gives them."""
+    """Draw queries, keys and values with the memory layout of the output of a linear layer."""
     shape = 3, num_samples, length, HEADS, DIM
     inputs = torch.randn(shape, device=DEVICE, dtype=dtype).transpose(2, 3)
     return [tensor.requires_grad_() for tensor in inputs]
 
 
 def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
-    """Return attention with squared relu features, and with rotary if frequencies are given."""
+    """Compute linear attention with the squared ReLU kernel.
+
+    Args:
+        inputs: Queries, keys and values, and optionally the frequencies of rotary positions.
+        is_causal: Attend only to earlier tokens.
+    """
     query, key, value, *frequency = inputs
     options: dict[str, Any] = {}
     if frequency:
@@ -57,14 +62,14 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     )
 
 
-def call_repeatedly(
+def run_ten_calls(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], *, use_triton: bool, backward: bool
 ) -> None:
-    """Call a function many times without pause, so that the time to start one hardly matters.
+    """Compute an attention ten times in a row, so that the GPU never waits for Python.
 
     Args:
-        function: Attention.
-        inputs: Its arguments.
+        function: Function that computes the attention.
+        inputs: Arguments of the function.
         use_triton: Let teka use its Triton kernels. Otherwise it uses plain PyTorch.
         backward: Compute the gradients too.
     """
@@ -79,36 +84,37 @@ def call_repeatedly(
 def make_variants(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
-    """Return the variants of an attention by name. Each is a function of `backward`."""
-    query = inputs[0]
+    """Return the implementations of an attention to compare, by name.
+
+    An implementation is a function that takes the argument `backward`, see `run_ten_calls`.
+    """
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
     function = partial(linear_attention, is_causal=is_causal)
     arguments = list(inputs)
     if is_rotary:
         arguments.append(torch.rand(HEADS, DIM // 2, 1, device=DEVICE, requires_grad=True))
-    plain = partial(call_repeatedly, inputs=arguments, use_triton=False)
+    plain = partial(run_ten_calls, inputs=arguments, use_triton=False)
     variants = {
-        name: partial(call_repeatedly, function, arguments, use_triton=True),
+        name: partial(run_ten_calls, function, arguments, use_triton=True),
         f"{name}, compiled": partial(plain, torch.compile(function)),
         f"{name}, without Triton": partial(plain, function),
     }
+    query = inputs[0]
     if not is_rotary and query.shape[2] <= MAX_SOFTMAX_TOKENS[query.dtype]:
         softmax = partial(scaled_dot_product_attention, is_causal=is_causal)
         variants[f"{prefix}scaled_dot_product_attention"] = partial(plain, softmax)
     return variants
 
 
-def measure(
+def time_variants(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Return one row for every variant of an attention."""
-    rows: dict[str, dict[str, Any]] = {}
-    for name in variants:
-        dtype = str(query.dtype).removeprefix("torch.")
-        rows[name] = {"name": name, "dtype": dtype, "tokens": query.shape[2]}
-    for backward, direction in enumerate(("forward", "forward_backward")):
-        steps = {name: partial(call, backward=bool(backward)) for name, call in variants.items()}
+    """Time the implementations of an attention in turns, and return a row for each."""
+    dtype = str(query.dtype).removeprefix("torch.")
+    rows = {name: {"name": name, "dtype": dtype, "tokens": query.shape[2]} for name in variants}
+    for direction, backward in (("forward", False), ("forward_backward", True)):
+        steps = {name: partial(call, backward=backward) for name, call in variants.items()}
         for name, median in interleaved_medians(steps, seconds).items():
             rows[name][direction] = {"seconds": median / NUM_CALLS}
     return list(rows.values())
@@ -122,23 +128,23 @@ def main(
     table: bool = False,
     out: Path = OUT,
 ) -> None:
-    """Time all variants, and write a file after each attention.
+    """Time all implementations of each attention, and save the times after each attention.
 
     Args:
         lengths: Numbers of tokens of a sample.
         tokens: Number of tokens of all samples together.
-        seconds: Time of each variant and direction.
-        table: Print the times of the file, and measure nothing.
-        out: The file.
+        seconds: Total time for each measurement.
+        table: Print the times of the result file, and measure nothing.
+        out: Result file.
     """
     rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []
     if not table:
-        forms = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
-        for dtype, length, is_causal, is_rotary in forms:
-            torch.compiler.reset()  # compiles each length by itself
+        cases = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
+        for dtype, length, is_causal, is_rotary in cases:
+            torch.compiler.reset()  # so that each length is compiled separately
             inputs = draw_inputs(max(1, tokens // length), length, dtype)
             variants = make_variants(inputs, is_rotary, is_causal)
-            rows += measure(variants, inputs[0], seconds)
+            rows += time_variants(variants, inputs[0], seconds)
             print(rows[-len(variants) :], flush=True)
             save_results(out, tokens=tokens, heads=HEADS, dim=DIM, rows=rows)
     print(pd.json_normalize(rows).to_string())

@@ -1,4 +1,4 @@
-"""Effect of half-pixel shifts on the logits of new models, by their low-pass filter.
+"""Effect of half-pixel shifts on models with different low-pass filters before downsampling.
 
 python -m reproduction.benchmarks.half_pixels --data-dir data
 """
@@ -19,7 +19,10 @@ SHIFTS = ((0.5, 0), (0, 0.5), (0.5, 0.5))
 
 
 def relative_change(model: Performer, images: Tensor) -> float:
-    """Return ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖ of a new model, the mean over half-pixel shifts."""
+    """Return how much half-pixel shifts T change the logits f(x) of a model with random weights.
+
+    The change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖, averaged over the shifts.
+    """
     for _ in range(30):  # for the statistics of batch normalization
         model(images)
     model.eval()
@@ -31,7 +34,7 @@ def relative_change(model: Performer, images: Tensor) -> float:
 
 @torch.inference_mode()
 def main(*, data_dir: str = "data") -> None:
-    """Measure and print.
+    """Measure models with random weights, and print the change of their logits.
 
     Args:
         data_dir: Folder of the data sets.

@@ -1,11 +1,11 @@
-"""Time of the default attention layer, plain PyTorch, other kernels and other libraries.
+"""Times of the default attention layer, of plain PyTorch and of layers of other libraries.
 
     python -m reproduction.benchmarks.layers             # adds this machine to layers.json
     python -m reproduction.benchmarks.layers --table     # prints the committed times
     python -m reproduction.benchmarks.layers --tokens 64 256 --seconds 1 --out /tmp/layers.json
     python -m reproduction.benchmarks.layers --layers teka "positive × rotation_joint"
 
-The layers of other libraries run if these are installed:
+Layers of other libraries are timed only if the libraries are installed:
 
     pip install rotary-embedding-torch performer-pytorch
 """
@@ -28,14 +28,17 @@ from teka.nn import Attention
 from teka.provenance import provenance
 
 DIM, HEADS, DIM_HEAD, BATCH = 256, 8, 32, 2
-# Fewer tokens are timed without torch.compile only.
+# With fewer tokens, layers are timed without torch.compile only.
 MIN_COMPILED_TOKENS = 196
 UNIT = "four products"
 OUT = Path(__file__).with_suffix(".json")
 
 
 class FourProducts(nn.Module):
-    """The four projections of an attention layer and nothing else."""
+    """The four linear layers of an attention layer, without the attention.
+
+    The times of all other layers are compared with it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +49,7 @@ class FourProducts(nn.Module):
         return output(query(tokens) + key(tokens) + value(tokens))
 
     def project(self, tokens: Tensor) -> list[Tensor]:
-        """Return queries, keys and values of all heads."""
+        """Return the queries, keys and values of all heads."""
         return [project_heads(linear, tokens, DIM_HEAD) for linear in self.projections[:3]]
 
     def merge(self, heads: Tensor) -> Tensor:
@@ -55,7 +58,7 @@ class FourProducts(nn.Module):
 
 
 class PlainLayer(FourProducts):
-    """The default layer without masks and without protection against overflow."""
+    """The default layer in plain PyTorch, without masks and without protection against overflow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,14 +77,17 @@ class PlainLayer(FourProducts):
 
 
 def rotate(features: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the features with half-split pairs rotated, and the norms of the pairs."""
+    """Rotate pairs of features by angles, and return the rotated features and the norms of pairs.
+
+    A pair consists of feature i and feature i + d/2 of d features.
+    """
     first, second = features.chunk(2, dim=-1)
     rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
     return rotated, (first.square() + second.square()).sqrt()
 
 
 class TekaLayer(nn.Module):
-    """`teka.nn.Attention` on a line or a square of tokens."""
+    """`teka.nn.Attention` with tokens on a line or a square grid."""
 
     def __init__(self, num_axes: int = 1, **options: Any) -> None:
         super().__init__()
@@ -94,7 +100,7 @@ class TekaLayer(nn.Module):
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` of tokens with themselves."""
+    """`torch.nn.MultiheadAttention` with the same tokens as queries, keys and values."""
 
     def __init__(self) -> None:
         super().__init__(DIM, HEADS, batch_first=True)
@@ -104,7 +110,7 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 class RotarySoftmax(FourProducts):
-    """Softmax attention of PyTorch with the rotary embedding of rotary-embedding-torch."""
+    """Softmax attention of PyTorch with rotary positions of the library rotary-embedding-torch."""
 
     def __init__(self) -> None:
         from rotary_embedding_torch import RotaryEmbedding
@@ -119,7 +125,7 @@ class RotarySoftmax(FourProducts):
 
 
 def make_performer() -> nn.Module:
-    """Return the self-attention layer of performer-pytorch."""
+    """Create the self-attention layer of the library performer-pytorch."""
     from performer_pytorch import SelfAttention as PerformerAttention
 
     return PerformerAttention(dim=DIM, heads=HEADS, dim_head=DIM_HEAD, causal=False)
@@ -137,7 +143,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_layer(name: str) -> nn.Module:
-    """Return a layer of the table, or teka's layer of a name "KERNEL" or "KERNEL × RELATIVE"."""
+    """Create a layer of `LAYERS`, or teka's layer for a name such as "KERNEL × RELATIVE"."""
     if name in LAYERS:
         return LAYERS[name]()
     kernel, _, relative = name.partition(" × ")
@@ -145,7 +151,7 @@ def make_layer(name: str) -> nn.Module:
 
 
 def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
-    """Run one pass, with the gradients of tokens and weights if `backward`."""
+    """Compute the output of a layer and, if `backward`, the gradients of tokens and weights."""
     if not backward:
         with torch.no_grad():
             layer(tokens)
@@ -155,7 +161,7 @@ def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
 
 
 def print_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Print times and multiples of the four products, by layer and number of tokens."""
+    """Print the time of each layer by number of tokens, and its ratio to that of `FourProducts`."""
     for backward, direction in ((False, "forward"), (True, "forward and backward")):
         columns = {row["tokens"]: row["ms"] for row in rows if row["backward"] == backward}
         table = pd.DataFrame(columns)
@@ -172,14 +178,14 @@ def main(
     table: bool = False,
     out: Path = OUT,
 ) -> None:
-    """Time attention layers, forward, and forward and backward, and add this machine to a file.
+    """Time attention layers on this machine, and add the times to the result file.
 
     Args:
-        tokens: Numbers of tokens; squares for layers other than those of the table.
+        tokens: Numbers of tokens. They must be square numbers for "KERNEL × RELATIVE".
         layers: Names of layers, or "KERNEL × RELATIVE" for teka's layer with these kernels.
-        seconds: Time of each layer and size.
-        table: Print the tables of the file, and time nothing.
-        out: The file.
+        seconds: Total time for each measurement.
+        table: Print the times of the result file, and measure nothing.
+        out: Result file.
     """
     saved = read_json(out) if out.exists() else {}
     if table:
@@ -199,14 +205,15 @@ def main(
     saved[f"{about['hardware']}, float32"] = {**about, **settings, "times": rows}
     for num_tokens in tokens:
         inputs = torch.randn(BATCH, num_tokens, DIM)
-        forms: dict[str, Any] = dict(modules)
+        variants: dict[str, Any] = dict(modules)
         if num_tokens >= MIN_COMPILED_TOKENS:
             torch.compiler.reset()
             for name, module in modules.items():
-                forms[f"{name}, compiled"] = torch.compile(module, dynamic=False)
+                variants[f"{name}, compiled"] = torch.compile(module, dynamic=False)
         for backward in (False, True):
             steps = {
-                name: partial(run_layer, form, inputs, backward) for name, form in forms.items()
+                name: partial(run_layer, layer, inputs, backward)
+                for name, layer in variants.items()
             }
             medians = interleaved_medians(steps, seconds)
             milliseconds = {name: round(1e3 * median, 4) for name, median in medians.items()}

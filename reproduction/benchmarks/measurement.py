@@ -1,4 +1,4 @@
-"""Interleaved timing, result files and the command line of the benchmark scripts."""
+"""Timing, result files and the command line of the benchmark scripts."""
 
 import shlex
 import statistics
@@ -20,16 +20,15 @@ MIN_ROUNDS = 3
 def interleaved_medians(
     steps: Mapping[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = timer
 ) -> dict[str, float]:
-    """Return the median time of each step in seconds.
+    """Time several functions in turns, and return the median time of each in seconds.
 
-    Each step runs once without the clock, so that compilation is not timed. Then the steps take
-    turns, so that a slow moment of the machine affects all of them. A step leaves the rounds when
-    it has taken `seconds` in total, but not before three rounds.
+    The functions take turns, so that a slow moment of the machine affects all of them. Before, each
+    function is called once, so that compilation is not timed.
 
     Args:
-        steps: The functions to time.
-        seconds: Total time of each step.
-        clock: A function that returns the time. The default waits until a GPU has finished.
+        steps: Functions to time, by name.
+        seconds: Total time for each function. Each function is called at least three times.
+        clock: Function that returns the time. The default waits until a GPU has finished.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
@@ -53,7 +52,10 @@ def save_results(out: Path, **results: object) -> None:
 
 
 def run_script(main: Callable[..., Any]) -> None:
-    """Run a function as the command line of a script, on one thread and with a fixed seed."""
+    """Run the `main` function of a script with the options of the command line.
+
+    PyTorch uses one thread and a fixed seed.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     app = cyclopts.App(default_parameter=cyclopts.Parameter(consume_multiple=True))

@@ -1,10 +1,10 @@
-"""Time and peak memory of one layer with 1,048,576 tokens, forward, and forward and backward.
+"""Time and peak memory of an attention layer with 1,048,576 tokens.
 
     python -m reproduction.benchmarks.million_tokens
     python -m reproduction.benchmarks.million_tokens --tokens 65536 --out /tmp/tokens.json
 
-Each measurement is a process of its own. Its peak resident memory includes the interpreter, the
-weights, the tokens and their gradients.
+Forward passes, and forward and backward passes, are measured in separate processes. The peak memory
+of a process includes the interpreter, the weights, the tokens and their gradients.
 """
 
 import multiprocessing
@@ -22,8 +22,8 @@ OUT = Path(__file__).with_suffix(".json")
 LAYERS = ("squared_relu × rotary", "teka, causal")
 
 
-def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
-    """Return the time and peak memory of one pass in this process."""
+def measure_pass(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
+    """Run a layer once, and return the time and the peak memory of this process."""
     torch.set_num_threads(1)
     layer = make_layer(name)
     tokens = torch.randn(1, num_tokens, DIM)
@@ -39,17 +39,17 @@ def measure(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
 
 
 def main(*, tokens: int = 1024**2, out: Path = OUT) -> None:
-    """Measure the layers, and save all results after each pass.
+    """Measure two layers, and save the results after each pass.
 
     Args:
-        tokens: Number of tokens, a square.
-        out: The file.
+        tokens: Number of tokens, a square number.
+        out: Result file.
     """
     rows = []
     settings = {"tokens": tokens, "batch": 1, "dim": DIM, "heads": HEADS}
     for arguments in product(LAYERS, [tokens], [False, True]):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows.append(pool.apply(measure, arguments))
+            rows.append(pool.apply(measure_pass, arguments))
         print(rows[-1], flush=True)
         save_results(out, settings=settings, rows=rows)
 

@@ -1,8 +1,8 @@
-"""Accuracy of the packaged models, and their unchanged predictions for shifted images.
+"""Accuracy of the packaged models, and share of predictions that shifts do not change.
 
     python -m reproduction.benchmarks.packaged_models --data-dir data --models mnist
 
-The results belong on the card of each model, `README.md` beside its weights.
+The printed results are copied to the card of each model, `README.md` in the folder of its weights.
 """
 
 from collections.abc import Sequence
@@ -10,47 +10,50 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reproduction.benchmarks.measurement import run_script
-from reproduction.study import Stability
 from reproduction.study.measure import accuracy, measure_stability
+from reproduction.study.study import StabilitySettings
 from teka.audit import wilson_interval
 from teka.data import load
 from teka.models import load as load_model
 from teka.models.model_file import PRETRAINED
 
 NEIGHBORS = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
-# Mode, shifts and number of images of each kind of shifts.
+# Mode, shifts and number of images for each kind of shift.
 KINDS = {
-    "circular, every whole shift": ("circular", Stability(images=250)),
-    "zero-filled, one pixel": ("zero", Stability(NEIGHBORS, 1000)),
-    "halves": ("fourier", Stability(((0.5, 0), (0, 0.5), (0.5, 0.5)), 1000)),
-    "quarters": ("fourier", Stability(((0.25, 0), (0, 0.75), (0.25, 0.5)), 1000)),
-    "other fractions": ("fourier", Stability(((0.1, 0.3), (0.37, 0.81), (0.9, 0.05)), 1000)),
+    "circular, every whole shift": ("circular", StabilitySettings(images=250)),
+    "zero-filled, one pixel": ("zero", StabilitySettings(NEIGHBORS, 1000)),
+    "halves": ("fourier", StabilitySettings(((0.5, 0), (0, 0.5), (0.5, 0.5)), 1000)),
+    "quarters": ("fourier", StabilitySettings(((0.25, 0), (0, 0.75), (0.25, 0.5)), 1000)),
+    "other fractions": (
+        "fourier",
+        StabilitySettings(((0.1, 0.3), (0.37, 0.81), (0.9, 0.05)), 1000),
+    ),
 }
 
 
-def measure(name: str, data_dir: str) -> pd.DataFrame:
-    """Print the accuracy on unshifted images, and return the unchanged predictions."""
+def measure_packaged_model(name: str, data_dir: str) -> pd.DataFrame:
+    """Print the accuracy of a model, and return the unchanged predictions by kind of shift."""
     model = load_model(name)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
     share = accuracy(model, test)
     interval = wilson_interval(round(share * len(test)), len(test))
     print(f"\n{name}: accuracy {share} of {len(test)}, interval {interval}")
     crop_size = 3 * min(model.image_size) // 16 * 4  # whole patches
-    crops = Stability(NEIGHBORS, 1000, crop_size)
+    crops = StabilitySettings(NEIGHBORS, 1000, crop_size)
     kinds = {**KINDS, f"crops of {crop_size} × {crop_size}": ("crop", crops)}
     rows = {kind: measure_stability(model, test, *settings) for kind, settings in kinds.items()}
     return pd.DataFrame(rows).T
 
 
 def main(*, data_dir: str = "data", models: Sequence[str] = PRETRAINED) -> None:
-    """Measure the models and print tables.
+    """Measure the packaged models, and print a table for each.
 
     Args:
         data_dir: Folder of the data sets.
         models: Names of packaged models.
     """
     for name in models:
-        print(measure(name, data_dir).to_string(), flush=True)
+        print(measure_packaged_model(name, data_dir).to_string(), flush=True)
 
 
 if __name__ == "__main__":

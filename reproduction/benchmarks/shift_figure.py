@@ -1,8 +1,9 @@
-"""Draw the figure of the README from the report of the demo.
+"""Figure of the README: accuracy of three models on shifted test images.
 
     python reproduction/benchmarks/shift_figure.py
 
-It reads reproduction/benchmarks/demo_report.json and writes docs/images/shift.png.
+It reads reproduction/benchmarks/demo_report.json, a result of `teka demo`, and writes
+docs/images/shift.png.
 """
 
 import json
@@ -21,7 +22,7 @@ LINES = (
 
 
 def main() -> None:
-    """Draw the mean accuracy over seeds at each vertical shift, with the range over seeds."""
+    """Draw the accuracy of each model by vertical shift: the mean and the range over seeds."""
     models = json.loads(Path(__file__).with_name("demo_report.json").read_text())["models"]
     figure = Figure(figsize=(7.5, 3), dpi=160, layout="constrained")
     axes = figure.subplots()

@@ -1,1 +1,1 @@
-"""Positions that the heads of Cordonnier et al. (2020) attend to, and pruning of heads."""
+"""Attention heads of Cordonnier et al. (2020): where they attend, and their pruning."""

@@ -28,15 +28,15 @@ def prune(
     data_dir: str | None = None,
     command: CommandLine = "",
 ) -> None:
-    """Remove the degenerate heads of a self_attention run, and train the remaining network.
+    """Remove the degenerate heads of a self_attention network, and continue its training.
 
     The training takes a third of the epochs of the run. The result is the folder of a finished run.
 
     Args:
         run: Folder of a finished run with position quadratic or generalized_quadratic.
         out: Folder to write, new or empty.
-        condition_number: Prune heads whose largest eigenvalue is more than this multiple of the
-            smallest: they attend to a thin stripe.
+        condition_number: Also remove heads that attend to a thin stripe: the largest eigenvalue
+            of their precision matrix is more than this multiple of the smallest eigenvalue.
         data_dir: Folder with the files of the data set.
         command: The command line.
     """
@@ -50,14 +50,15 @@ def prune(
 
 
 def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
-    """Show where the heads of a finished self_attention run attend.
+    """Show where the attention heads of a self_attention network attend.
 
-    The figures show the centers over training and attention maps. The table shows how close the
-    heads are to the window of a convolution.
+    One figure shows the centers of the attention before and after training, another one shows
+    attention maps. A table shows how close the heads are to a convolution: how many offsets of a
+    3 × 3 window they attend to.
 
     Args:
-        run: Folder of the run.
-        out: Folder for the files, by default heads/ in the folder of the run.
+        run: Folder of a finished run.
+        out: Folder for the figures, by default heads/ in the folder of the run.
         data_dir: Folder with the files of the data set.
     """
     trained = restore(run, data_dir=data_dir)
@@ -69,12 +70,8 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)
     maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
-    drawn = {
-        "head_centers": figures.draw_head_centers(record),
-        "attention_maps": figures.draw_attention_maps(maps),
-    }
     folder = make_directory("out", out or run / "heads")
-    for name, figure in drawn.items():
-        write_bytes(folder / f"{name}.png", to_png(figure))
+    write_bytes(folder / "head_centers.png", to_png(figures.draw_centers_of_heads(record)))
+    write_bytes(folder / "attention_maps.png", to_png(figures.draw_attention_maps(maps)))
     print("Before training → after training (mean over random initial parameters):")
-    print(figures.describe_heads(record).to_string(), f"written: {folder}", sep="\n\n")
+    print(figures.compare_layers(record).to_string(), f"written: {folder}", sep="\n\n")

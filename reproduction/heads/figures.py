@@ -1,4 +1,4 @@
-"""Figures of where the heads of a network attend."""
+"""Figures and a table that show where the attention heads of a network attend."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,12 @@ ANGLES = np.linspace(0, 2 * np.pi, 121)
 CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=-1)
 
 
-def describe_heads(record: Record) -> pd.DataFrame:
-    """Return the numbers of each layer as "before → after training (random parameters)"."""
+def compare_layers(record: Record) -> pd.DataFrame:
+    """Compare the attention of each layer before and after training, and with random parameters.
+
+    A cell of the table, such as "1 → 9 (2.3)", gives the value before training, the value after
+    training, and the mean over random parameters. The columns are those of `summarize_layer`.
+    """
     table = pd.DataFrame(index=pd.RangeIndex(1, record["layer"].max() + 2, name="layer"))
     for name in LAYER_NUMBERS:
         rows = zip(record[name][0], record[name][-1], record[f"chance_{name}"], strict=True)
@@ -28,13 +32,13 @@ def describe_heads(record: Record) -> pd.DataFrame:
     return table
 
 
-def draw_head_centers(record: Record) -> Figure:
-    """Draw the heads of every layer before and after training.
+def draw_centers_of_heads(record: Record) -> Figure:
+    """Draw to which part of the image each attention head attends, before and after training.
 
-    The frame is the image around the query in its middle, the black square. Numbers are at the
-    centers of Gaussians, or at the mean of the attention for other kernels. Ellipses contain 50 %
-    (solid) and 90 % (dotted) of a Gaussian with the covariance of the attention. A line shows the
-    path of the center since the start of the training.
+    Each panel shows one layer. The gray frame is the image, and the black square is the query. The
+    number of a head is at the center of its Gaussian, or at the mean of its attention for other
+    kernels. A line shows how the center moved during training. Ellipses contain 50 % (solid) and
+    90 % (dotted) of a Gaussian with the covariance of the attention.
 
     Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
     """
@@ -75,16 +79,19 @@ def _draw_layer(axis: Axes, record: Record, moment: int, layer: int) -> None:
 
 
 def ellipse_around_zero(covariance: NDArray, share: float) -> NDArray:
-    """Return points of the ellipse that contains a share of a Gaussian with mean zero."""
+    """Return the outline of the ellipse that contains a share of a Gaussian with mean zero."""
     # Attention to a single token has covariance 0, which has no Cholesky decomposition.
     factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(2))
     return math.sqrt(-2 * math.log1p(-share)) * CIRCLE @ factor.T
 
 
 def draw_attention_maps(maps: Sequence[NDArray]) -> Figure:
-    """Draw the attention weights by layer and head (Cordonnier et al. 2020, Figure 6).
+    """Draw the attention weights of one query as an image, for each layer and head.
 
-    White is 0. The darkest blue is the largest weight of each map, which is written below it.
+    A black frame marks the query. White is a weight of 0. The darkest blue is the largest weight of
+    a head, which is written below its image.
+
+    Source: Cordonnier et al. 2020, Figure 6.
     """
     num_columns = max(map(len, maps))
     figure = Figure((0.9 * num_columns + 0.5, 1.2 * len(maps) + 0.3), layout="constrained")

@@ -1,4 +1,4 @@
-"""Measurements of where the heads of a self-attention network attend."""
+"""Measurement of where the attention heads of a network attend."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -27,25 +27,27 @@ BATCH_SIZE = 10
 LAYER_NUMBERS = ("local", "distinct", "window_3", "window_5", "spread", "distance")
 
 
-def middle_query(grid: Grid) -> int:
-    """Return the index of the measured token, in the middle of the grid."""
+def find_middle_token(grid: Grid) -> int:
+    """Return the index of the token in the middle of a grid."""
     height, width = grid.shape
     return height // 2 * width + width // 2
 
 
 def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
-    """Measure the attention by position of the query in the middle of the grid.
+    """Measure to which offsets from the query each attention head attends, by position alone.
 
-    Offsets are key minus query, in tokens, as (row, column).
+    The query is the token in the middle of the grid. An offset is the position of the key minus
+    that of the query, in tokens, as (row, column).
 
     Args:
-        layers: The relative kernel of every layer.
+        layers: Relative kernel of every layer.
         grid: Grid of the tokens.
 
     Returns:
-        For each head of all layers: the "center" of a Gaussian, NaN for other kernels; "mean" and
-        "covariance" of the offset under the attention; "offset" with the largest weight, and this
-        "weight". For each layer: the results of `summarize_layer`.
+        For each head of all layers: the "center" of its Gaussian, or NaN for other kernels; the
+        "mean" and the "covariance" of the offset, weighted by the attention; the "offset" with the
+        largest attention weight, and this "weight". For each layer, the results of
+        `summarize_layer`.
     """
     heads = [_measure_layer(layer, grid) for layer in layers]
     summaries = [summarize_layer(layer) for layer in heads]
@@ -57,7 +59,7 @@ def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Ten
 @torch.no_grad()
 def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     positions = Positions(grid)
-    query = torch.tensor([middle_query(grid)])
+    query = torch.tensor([find_middle_token(grid)])
     offsets = -positions.pairwise_offsets(torch.zeros(2, dtype=torch.float64), query)[0]
     relative = copy.deepcopy(layer).cpu()()
     placed = relative.adapt_to_positions(positions)
@@ -76,13 +78,21 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
 
 
 def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Summarize how close the heads of a layer are to the window of a convolution.
+    """Measure how close the heads of a layer are to a convolution.
+
+    In a 3 × 3 convolution, each of nine heads attends to another offset of a 3 × 3 window.
+
+    Args:
+        heads: Measurements of the heads of one layer, as in `measure_heads`.
 
     Returns:
-        Number of "local" heads, whose largest weight is at least ½; of "distinct" offsets; of
-        offsets of the 3 × 3 and 5 × 5 window around the query that some head has ("window_3",
-        "window_5"); and medians in tokens: "spread", the standard deviation of the attention in its
-        widest direction, and "distance" of its mean from the query.
+        - "local": number of heads with at least half of their attention weight on one token.
+        - "distinct": number of different offsets with the largest weight of a head.
+        - "window_3", "window_5": number of these offsets in a 3 × 3 and a 5 × 5 window.
+        - "spread": standard deviation of the attention in its widest direction, in tokens, as the
+          median over heads.
+        - "distance": distance of the mean of the attention from the query, in tokens, as the median
+          over heads.
     """
     offset = heads["offset"]
     distance = offset.abs().amax(dim=-1)
@@ -101,12 +111,16 @@ def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def measure_chance(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
-    """Return the means of `summarize_layer` over 200 draws of the initial parameters of a run.
+    """Measure how close layers with random parameters are to a convolution, as a baseline.
 
     Args:
-        run: The run, with `position` and `dim`.
+        run: Run with the options `position` and `dim` of the layers.
         num_heads: Number of heads of each layer.
         grid: Grid of the tokens.
+
+    Returns:
+        For each layer, the means of `summarize_layer` over 200 draws of its initial parameters. The
+        names have the prefix "chance_".
     """
     chance = {}
     for heads in set(num_heads):
@@ -121,16 +135,16 @@ def measure_chance(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, 
 
 
 def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]:
-    """Return the attention weights of the middle query in every layer, averaged over images.
+    """Return the attention weights of the middle token in every layer, averaged over images.
 
     Args:
         model: The network.
-        images: Images for the content kernel.
+        images: Images, which matter only if the heads also attend by content.
 
     Returns:
         For each layer an array of shape (heads, rows, columns). The weights of a head sum to 1.
     """
-    query = middle_query(model.grid)
+    query = find_middle_token(model.grid)
     sums: dict[Attention, Tensor] = {}
 
     def add_weights(layer: Attention, inputs: tuple[Tensor]) -> None:
@@ -150,7 +164,7 @@ def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]
 def attention_weights(
     layer: Attention, tokens: Tokens, grid: Grid
 ) -> Float[Tensor, "batch heads queries queries"]:
-    """Return the attention weights of a layer: its outputs for one-hot values."""
+    """Return the attention weights of a layer, which are its outputs for one-hot values."""
     num_tokens = tokens.shape[1]
     query, key, value = layer.project(tokens)
     one_hot = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)

@@ -1,4 +1,4 @@
-"""Pruning of degenerate heads, which attend to everything alike or to a thin stripe."""
+"""Pruning of degenerate heads, which attend to all tokens equally or to a thin stripe."""
 
 import math
 from collections.abc import Mapping
@@ -35,11 +35,11 @@ def prune(
     command: str = "",
     progress_bar: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Remove the degenerate heads of a finished run, and train the remaining network.
+    """Remove the degenerate heads of a trained network, and train the remaining network.
 
-    The training has the recipe of the run, with a third of its epochs and a tenth of its learning
-    rate, as in the code of the source. The folder `out` is written atomically. It is a finished run
-    with an additional file, `pruning.json`.
+    The second training has the recipe of the first one, with a third of the epochs and a tenth of
+    the learning rate, as in the code of the source. The result is the folder of a finished run with
+    an additional file, `pruning.json`. The folder is written atomically.
 
     Source: Cordonnier et al. 2020, A.1.
 
@@ -48,7 +48,7 @@ def prune(
             without content.
         out: Folder to write, new or empty.
         condition_number: Threshold of `find_degenerate_heads`.
-        command: Command line that the results record.
+        command: Command line that is saved with the results.
         progress_bar: Show the progress of the training.
 
     Returns:
@@ -78,7 +78,7 @@ def prune(
     )
     models = {"before": _measure(model, dataset), "pruned": _measure(pruned, dataset)}
     with atomic_directory("out", folder) as new:
-        callbacks = [start_from(pruned.state_dict())]
+        callbacks = [load_weights_before_training(pruned.state_dict())]
         options: dict[str, Any] = {"dataset": dataset, "progress_bar": progress_bar}
         result = train(run, new, command=command, callbacks=callbacks, **options)
         load_weights(pruned, new / CHECKPOINTS / BEST)
@@ -101,20 +101,24 @@ def prune(
 def find_degenerate_heads(
     model: SelfAttentionNetwork, condition_number: float = CONDITION_NUMBER
 ) -> pd.DataFrame:
-    """Find the heads whose Gaussians exp(−½ (δ − Δ)ᵀ Σ⁻¹ (δ − Δ)) have degenerated.
+    """Find the heads of a network that attend to all tokens equally or to a thin stripe.
 
-        λ_max(Σ⁻¹) < 10⁻⁵                       the head attends to everything alike
-        λ_max / λ_min > `condition_number`      the head attends to a thin stripe
+    The attention of a head is a Gaussian of the offset with the precision matrix Σ⁻¹, which has
+    the eigenvalues λ. The head attends to all tokens equally if λ_max < 10⁻⁵ per squared token. It
+    attends to a thin stripe if λ_max / λ_min > `condition_number`. The Gaussians of the position
+    "quadratic" are round, so that they never attend to a stripe.
 
-    With position "quadratic" all eigenvalues are 2α, so that only the first rule can hold.
+    Source: Cordonnier et al. 2020, A.1, with a condition number of 10⁵. Their code has 1,000.
 
-    Source: Cordonnier et al. 2020, A.1, with 10⁻⁵ per squared token and a condition number of 10⁵.
-    Their code has a condition number of 1,000.
+    Args:
+        model: Network whose heads attend by position alone, with Gaussians.
+        condition_number: Largest λ_max / λ_min of a head that is not degenerate.
 
     Returns:
-        A table with one row per head, indexed by layer and head. Its columns are
-        "largest_precision", "condition_number", "everywhere", "thin" and "pruned". If all heads of
-        a layer have degenerated, the roundest is not pruned, because a layer needs a head.
+        A table with one row per head, indexed by layer and head. The columns are
+        "largest_precision" (λ_max), "condition_number" (λ_max / λ_min), "everywhere" and "thin" for
+        the two kinds of degenerate heads, and "pruned". If all heads of a layer are degenerate, the
+        roundest is not pruned, because a layer needs a head.
 
     Raises:
         ValueError: The threshold is invalid, or the heads are not Gaussians of position alone.
@@ -140,14 +144,14 @@ def find_degenerate_heads(
     return pd.concat(layers, keys=range(1, len(layers) + 1), names=["layer", "head"])
 
 
-def start_from(weights: Mapping[str, Tensor]) -> LambdaCallback:
-    """Return a callback that starts a training from weights. A checkpoint overrides them."""
+def load_weights_before_training(weights: Mapping[str, Tensor]) -> LambdaCallback:
+    """Return a Lightning callback that loads weights into a model before its training starts."""
     named = {f"model.{name}": tensor for name, tensor in weights.items()}
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
 def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
-    """Return the eigenvalues of Σ⁻¹ of every head in float64."""
+    """Return the eigenvalues of the precision matrix Σ⁻¹ of every head in float64."""
     with torch.no_grad():
         kernel = None if relative is None else relative()
         if isinstance(kernel, GeneralizedQuadraticBias):

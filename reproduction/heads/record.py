@@ -1,4 +1,4 @@
-"""Record of a network's heads during training, saved as `heads.npz`."""
+"""File `heads.npz`, which records where the heads of a network attend during training."""
 
 import io
 import math
@@ -22,13 +22,13 @@ ACCURACIES = ("train_accuracy", "validation_accuracy")
 
 
 class HeadRecorder(Callback):
-    """Lightning callback that records the heads before training and after every epoch.
+    """Lightning callback that measures where the heads attend, before training and after epochs.
 
-    The record is saved in checkpoints and, after every epoch, as `heads.npz`.
+    The measurements are saved in checkpoints and, after every epoch, in `heads.npz`.
 
     Args:
-        model: The network that is trained.
-        run: Its run.
+        model: Network that is trained.
+        run: Run of the training.
         folder: Folder for `heads.npz`.
     """
 
@@ -72,12 +72,16 @@ class HeadRecorder(Callback):
 
 
 def load_head_record(path: str | Path) -> dict[str, NDArray]:
-    """Read the arrays of `heads.npz`.
+    """Read a file `heads.npz`, which records where heads attend during training.
 
-    They are those of `measure_heads`, with a first dimension for the start of the training and
-    every epoch; `chance_` and a name of `summarize_layer` for random initial parameters; the
-    `layer` of each head; `epoch`, `train_accuracy` and `validation_accuracy`, NaN if not measured;
-    and the sides of the `grid`.
+    Returns:
+        - The results of `measure_heads`. The first dimension is the time: the start of the
+          training, then the end of every epoch.
+        - "epoch", "train_accuracy" and "validation_accuracy" at these times. An accuracy that was
+          not measured is NaN.
+        - The results of `measure_chance`, for random initial parameters.
+        - "layer": the layer of each head.
+        - "grid": the height and width of the grid of tokens.
 
     Raises:
         ValueError: The file is missing or damaged.

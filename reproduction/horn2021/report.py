@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.study import Study, read_cells, read_study, write_study
-from reproduction.study.report import format_mean, over_seeds
+from reproduction.study.report import format_mean, group_seeds
 from teka.checks import check_name
 from teka.files import write_bytes
 from teka.reporting.plots import to_png
@@ -17,19 +17,28 @@ PAPER_IMAGE_SIZE = 32
 SCALES = ("small", "full", "full-cpu", "one-stem")
 
 
-def read_scale(scale: str) -> Study:
-    """Return the study of a scale.
+def read_study_of_scale(scale: str) -> Study:
+    """Read the study that repeats the experiments of the paper at a given scale.
 
-    "small" has small models and images, for a CPU. "full" is the experiment of the paper, for a
-    GPU. "full-cpu" has our models at full resolution, and "one-stem" the position encodings of the
-    paper behind one stem, both for a CPU.
+    Args:
+        scale: "small" for small models and images on a CPU, "full" for the experiment of the paper
+            on a GPU, "full-cpu" for our models at full resolution, or "one-stem" for the position
+            encodings of the paper behind one stem.
     """
     check_name("scale", scale, SCALES)
     return read_study(FOLDER / f"{scale}.yaml")
 
 
-def target_levels(study: Study, target: str) -> dict[str, list[str]]:
-    """Return the levels that "table1" or "figure1" needs. Table 1 needs every cell."""
+def select_models(study: Study, target: str) -> dict[str, list[str]]:
+    """Select the models of a study that Table 1 or Figure 1 shows.
+
+    Args:
+        study: A study of `read_study_of_scale`.
+        target: "table1" for all models, or "figure1" for the Performers on MNIST and Fashion-MNIST.
+
+    Returns:
+        Levels of the factors "data" and "model", or nothing for all models.
+    """
     check_name("target", target, ("table1", "figure1"))
     if target == "table1":
         return {}
@@ -39,29 +48,36 @@ def target_levels(study: Study, target: str) -> dict[str, list[str]]:
 
 
 def read_paper_table() -> pd.DataFrame:
-    """Return Table 1: accuracy in percent by model and data set, and the number of parameters.
+    """Read Table 1 of the paper: accuracies in percent and numbers of parameters.
 
-    Its accuracy of strategy 2 on Fashion-MNIST is that of clipping distance 4.
+    The accuracy of strategy 2 on Fashion-MNIST is that with distances clipped at 4.
     """
     return pd.read_csv(FOLDER / "horn2021_table1.csv", index_col="model")
 
 
 def read_paper_figure() -> pd.DataFrame:
-    """Return Figure 1: accuracy in percent of class 1, by data set, model and shift in pixels."""
+    """Read Figure 1 of the paper: accuracy in percent on class 1 by data set, model and shift."""
     return pd.read_csv(FOLDER / "horn2021_figure1.csv")
 
 
 def paper_name(model: str) -> str:
-    """Return the name of a model in the paper, which has no exact forms or other distances."""
+    """Return the name in the paper of the model that corresponds to one of our models.
+
+    >>> paper_name("Performer (strategy 2 exact with k = 2)")
+    'Performer (strategy 2)'
+    """
     return re.sub(r" exact| with k = \d+", "", model)
 
 
 def write_reproduction(study: Study, folder: str | Path) -> str:
-    """Write `table1.md` and `figure1.png`, and return the tables.
+    """Write `table1.md` and `figure1.png`, which compare our results with the paper.
 
     Args:
-        study: The study of a scale.
+        study: A study of `read_study_of_scale`.
         folder: Folder of its results.
+
+    Returns:
+        The text of the page `table1.md`.
     """
     cells = read_cells(study, folder)
     has_class_1 = cells.classes.map(lambda classes: "1" in (classes or {}))
@@ -72,8 +88,8 @@ def write_reproduction(study: Study, folder: str | Path) -> str:
 
 
 def accuracy_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the test accuracies of the paper and ours, and the parameters in the paper."""
-    ours = over_seeds(cells).accuracy.agg(format_mean).unstack("data", sort=False)
+    """Compare our test accuracies with those of the paper, and give the paper's parameters."""
+    ours = group_seeds(cells).accuracy.agg(format_mean).unstack("data", sort=False)
     paper = read_paper_table().reindex(ours.index.map(paper_name)).set_index(ours.index)
     table = pd.DataFrame(index=ours.index)
     for data in ours:
@@ -83,19 +99,19 @@ def accuracy_table(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_figure1(cells: pd.DataFrame) -> Figure:
-    """Draw the accuracy of class 1 against the shift along x.
+    """Draw the accuracy on images of class 1 against their shift along x, for each model.
 
-    Lines are means over seeds, and bands reach from the lowest to the highest seed. Dotted lines
-    are those of the paper, at the same share of the image width.
+    Solid lines are means over seeds, and bands reach from the lowest to the highest seed. Dotted
+    lines are from Figure 1 of the paper, with shifts rescaled to the width of our images.
 
     Args:
-        cells: Cells with shifted images of class 1.
+        cells: Table of `read_cells` with models that were measured on shifted images of class 1.
     """
     data_sets = cells.index.unique("data")
     figure = Figure((6 * len(data_sets), 4), layout="constrained")
     axes = dict(zip(data_sets, figure.subplots(1, len(data_sets), squeeze=False)[0], strict=True))
     paper = read_paper_figure().set_index(["data", "model"])
-    for index, ((data, model), group) in enumerate(over_seeds(cells)):
+    for index, ((data, model), group) in enumerate(group_seeds(cells)):
         curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
         accuracy = 100 * pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]])
         accuracy = accuracy.sort_index(axis=1)

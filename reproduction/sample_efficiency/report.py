@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.study.cells import read_cells
-from reproduction.study.report import format_mean, half_width, significant, write_page
+from reproduction.study.report import format_mean, format_number, margin_of_error, write_page
 from reproduction.study.study import Study
 from teka.files import write_bytes
 from teka.reporting.plots import line_color, to_png
@@ -72,7 +72,7 @@ def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
 def _format_counts(counts: pd.Series) -> str:
     """Return the geometric mean of numbers of images, the smallest and the largest, as text."""
     values = np.exp(np.log(counts).mean()), counts.min(), counts.max()
-    texts = [significant(value) if np.isfinite(value) else "not reached" for value in values]
+    texts = [format_number(value) if np.isfinite(value) else "not reached" for value in values]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
@@ -90,7 +90,7 @@ def write_report(study: Study, folder: Path) -> str:
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)
     write_bytes(folder / "accuracy.png", to_png(draw(cells)))
-    seconds = f"CPU seconds of a training, median: {significant(cells.process_seconds.median())}."
+    seconds = f"CPU seconds of a training, median: {format_number(cells.process_seconds.median())}."
     return write_page(folder / "summary.md", study, cells, tables, f"{NOTES}\n\n{seconds}")
 
 
@@ -106,7 +106,7 @@ def draw(cells: pd.DataFrame) -> Figure:
             groups = cells[is_shown].groupby("num_images").moved_accuracy
             if not is_shown.any():
                 continue
-            mean, half = 100 * groups.mean(), 100 * half_width(groups)
+            mean, half = 100 * groups.mean(), 100 * margin_of_error(groups)
             color = line_color(index)
             axis.errorbar(mean.index, mean, half.fillna(0), color=color, marker="o", markersize=3)
             ends.append((mean.iloc[-1], mean.index[-1], label, color))

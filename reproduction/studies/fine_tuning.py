@@ -18,7 +18,7 @@ from torch import nn
 
 from reproduction.study.measure import accuracy
 from reproduction.study.report import format_mean
-from reproduction.training import fit
+from reproduction.training import train_custom_model
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
 from teka.convert import fix
 from teka.data import Split
@@ -64,7 +64,7 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     models = {"original": trained.model, "fixed": fixed}
     networks = {name: measure(model, test) for name, model in models.items()}
     for name, model in models.items():
-        fit(model, trained.dataset, run.replace(**FINE_TUNING))
+        train_custom_model(model, trained.dataset, run.replace(**FINE_TUNING))
         networks[f"{name}, fine-tuned"] = measure(model, test)
     return pd.DataFrame(networks).T.assign(seed=seed)
 

@@ -1,12 +1,12 @@
-"""Coverage of the intervals of an audit: simulated audits of models whose true numbers are known.
+"""Study of the confidence intervals of an audit: how often they contain the true value.
 
     python -m reproduction.studies.interval_coverage
     python -m reproduction.studies.tables
 
-The first command writes interval_coverage.csv, the second one the table of interval_coverage.md. A
-population is 20,000 images and the responses of a model to each image at 25 shifts. An audit sees
-some of the images, drawn with replacement. Its intervals are compared with the numbers of the whole
-population.
+The first command writes interval_coverage.csv, the second one the table of interval_coverage.md.
+The study simulates the responses of a model to 20,000 images at 25 shifts. Each audit draws some of
+the images with replacement. Its intervals are compared with the true values, which are those of all
+images.
 """
 
 from collections.abc import Iterator
@@ -43,29 +43,37 @@ NUM_IMAGES = (30, 100, 500)
 ROUNDING = 1e-12
 
 
-class Model(NamedTuple):
-    """A simulated classifier, correct where its margin plus the effect of the shift is positive."""
+class SimulatedModel(NamedTuple):
+    """A classifier that is correct if the margin of an image plus the effect of a shift is > 0.
 
-    margin: float  # mean over images, in standard deviations
-    effect: float  # median over images of the effect of shifts
-    spread: float  # of the logarithm of the effect over images
-    tail: float  # σ of log-normal errors over images
+    Attributes:
+        margin: Mean margin of the images, in standard deviations.
+        effect: Median over images of the standard deviation of the effect of shifts.
+        spread: Standard deviation over images of the logarithm of this standard deviation.
+        tail: Standard deviation over images of the logarithm of the error of the output.
+    """
+
+    margin: float
+    effect: float
+    spread: float
+    tail: float
 
 
 POPULATIONS = {
-    "usual": Model(1.3, 0.3, 0.5, 0.5),
-    "near 100 %": Model(3.2, 0.05, 0.5, 0.5),
-    "heavy tails": Model(1.3, 0.3, 0.5, 1.5),
+    "usual": SimulatedModel(1.3, 0.3, 0.5, 0.5),
+    "near 100 %": SimulatedModel(3.2, 0.05, 0.5, 0.5),
+    "heavy tails": SimulatedModel(1.3, 0.3, 0.5, 1.5),
 }
 
 
-def respond(model: Model, images: Tensor, draw: int) -> Responses:
-    """Return the responses of a model to images.
+def simulate_responses(model: SimulatedModel, images: Tensor, draw: int) -> Responses:
+    """Simulate the responses of a model to images at all shifts.
 
     Args:
-        model: The distribution of models.
-        images: Properties (4, N) of the images: margin, effect, size of errors and output norm.
-        draw: Number of the model among those of the distribution.
+        model: Parameters of the model.
+        images: Normal random numbers (4, N) that give the margin, the effect of shifts, the size of
+            errors and the output norm of each image.
+        draw: Seed of the effects of shifts. Another seed gives another model.
     """
     generator = torch.Generator().manual_seed(1000 + draw)
     shape = (len(SHIFTS), images.shape[1])
@@ -93,11 +101,14 @@ def respond(model: Model, images: Tensor, draw: int) -> Responses:
 
 
 @cache
-def population(model: Model, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
-    """Return the responses of a model to all images, and the true numbers and curves."""
+def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
+    """Simulate the responses of a model to all images, and compute the true values of all metrics.
+
+    The true values at each shift have names with the prefix "curve ".
+    """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
-    responses = respond(model, images, draw)
+    responses = simulate_responses(model, images, draw)
     metrics = summarize(responses, num_resamples=40)
     curves = {f"curve {name}": np.array(curve.values) for name, curve in metrics.curves.items()}
     numbers = {name: estimate.value for name, estimate in metrics.numbers.items()}
@@ -105,52 +116,58 @@ def population(model: Model, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
 
 
 def take_images(responses: Responses, indices: Tensor) -> Responses:
-    """Return the responses for some of the images."""
+    """Return the responses to some of the images."""
     tables = {name: table[:, indices] for name, table in responses.tables().items()}
     assert responses.labels is not None
     return replace(responses, labels=responses.labels[indices], **tables)
 
 
-def audit(model: Model, num_images: int, seed: int) -> Iterator[tuple[str, str, bool]]:
-    """Yield for each interval of an audit its kind, its metric, and True if it covers."""
-    responses, truth = population(model)
-    better, better_truth = population(model._replace(margin=model.margin + 0.2), 1)
+def check_intervals(
+    model: SimulatedModel, num_images: int, seed: int
+) -> Iterator[tuple[str, str, bool]]:
+    """Simulate an audit, and check for each of its intervals whether it contains the true value.
+
+    Yields:
+        The kind of the interval, its metric, and True if it contains the true value.
+    """
+    responses, truth = simulate_population(model)
+    better, better_truth = simulate_population(model._replace(margin=model.margin + 0.2), 1)
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(NUM_POPULATION, (num_images,), generator=generator)
     seen = take_images(responses, images)
     metrics = summarize(seen, seed=seed)
     for metric, number in metrics.numbers.items():
         if has_interval(number.method):
-            yield "number", metric, covers(number.lower, number.upper, truth[metric])
+            yield "number", metric, contains(number.lower, number.upper, truth[metric])
     for metric, curve in metrics.curves.items():
         true = truth[f"curve {metric}"]
         if has_interval(curve.method):
             ends = curve.lower[ONE_SHIFT], curve.upper[ONE_SHIFT]
-            yield "at one shift", metric, covers(*ends, true[ONE_SHIFT])
-            yield "band over shifts", metric, covers(curve.band_lower, curve.band_upper, true)
+            yield "at one shift", metric, contains(*ends, true[ONE_SHIFT])
+            yield "band over shifts", metric, contains(curve.band_lower, curve.band_upper, true)
     comparison = compare_responses(seen, take_images(better, images), num_flips=99, seed=seed)
     for metric, difference in comparison.numbers.items():
         if has_interval(difference.method):
             true = truth[metric] - better_truth[metric]
-            yield "two models", metric, covers(difference.lower, difference.upper, true)
+            yield "two models", metric, contains(difference.lower, difference.upper, true)
 
 
-def covers(lower: Any, upper: Any, true: Any) -> bool:
-    """Return True if an interval contains the true value, or a band all of them."""
+def contains(lower: Any, upper: Any, true: Any) -> bool:
+    """Return True if an interval contains the true value, or if a band contains all true values."""
     lower, upper = np.asarray(lower) - ROUNDING, np.asarray(upper) + ROUNDING
     return bool(((lower <= true) & (true <= upper)).all())
 
 
 def upper_end(is_covered: pd.Series) -> float:
-    """Return the upper end of the 95 % interval of a coverage."""
+    """Return the upper end of the 95 % interval of the share of True values."""
     return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
 
 
-def simulate(name: str, num_images: int, simulations: int) -> pd.DataFrame:
-    """Return how often each interval covers the true number."""
+def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFrame:
+    """Simulate audits, and return how often each interval contains the true value."""
     torch.set_num_threads(1)
     model = POPULATIONS[name]
-    rows = [row for seed in range(simulations) for row in audit(model, num_images, seed)]
+    rows = [row for seed in range(simulations) for row in check_intervals(model, num_images, seed)]
     table = pd.DataFrame(rows, columns=["kind", "metric", "covered"])
     covered = table.groupby(["kind", "metric"], sort=False).covered
     columns = {
@@ -163,9 +180,9 @@ def simulate(name: str, num_images: int, simulations: int) -> pd.DataFrame:
 
 
 def main(*, simulations: int = 200, processes: int = 1) -> None:
-    """Simulate audits, and write how often each interval covers the true number."""
+    """Simulate audits, and write to a file how often each interval contains the true value."""
     jobs = product(POPULATIONS, NUM_IMAGES)
-    tables: Any = Parallel(processes)(delayed(simulate)(*job, simulations) for job in jobs)
+    tables: Any = Parallel(processes)(delayed(measure_coverage)(*job, simulations) for job in jobs)
     write_bytes(RESULTS, pd.concat(tables).to_csv(index=False).encode())
 
 

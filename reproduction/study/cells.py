@@ -1,4 +1,4 @@
-"""Saved cells: a compressed file with one line of JSON for each finished cell."""
+"""Results of the trained models of a study, in a compressed file with a line of JSON for each."""
 
 import gzip
 import json
@@ -14,9 +14,9 @@ from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_bytes
 
 CELLS = "cells.jsonl.gz"
-TRAINING = "training"  # folder of the runs that are not finished
+TRAINING = "training"  # folder of the models that are being trained
 STEP_SECONDS = "step_seconds.json"
-# A cell lacks fields if its loss diverged, if no image could be shifted, or if the file is old.
+# A model has no value if its loss diverged, if no image could be shifted, or if the file is old.
 NUMBERS = [
     "accuracy",
     "minimum_accuracy",
@@ -35,7 +35,7 @@ OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability
 
 
 def load_cells(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of every cell of a file by name, or no cells if there is no file.
+    """Read the saved results of all models, by the name of the model. A missing file has none.
 
     Raises:
         ValueError: The file is damaged.
@@ -50,7 +50,7 @@ def load_cells(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def add_cell(path: Path, name: str, content: dict[str, Any]) -> None:
-    """Add a cell to a file. The same cells give the same bytes, in any order."""
+    """Add the results of a model to a file, whose bytes do not depend on the order of additions."""
     with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
         cells = load_cells(path) | {name: content}
         lines = [
@@ -61,14 +61,14 @@ def add_cell(path: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
-    """Return the saved cells of a study as a table with one row per cell.
+    """Read the saved results of a study as a table with one row for each model.
 
-    The index has one level for each factor, and "seed". A run whose loss diverged has the error
-    message in the column "failed" and no measurements. If the folder has the file
-    `step_seconds.json`, the CPU seconds are the number of steps times the seconds of one step.
+    The index gives the level of each factor, and the seed. If the loss of a model diverged, the
+    column "failed" has the error message, and the measurements are missing. If the folder has the
+    file `step_seconds.json`, the CPU seconds are the number of steps times the seconds of one step.
 
     Raises:
-        ValueError: The folder has no cells, or a file is invalid.
+        ValueError: The folder has no results of the study, or a file is invalid.
     """
     folder = Path(folder)
     saved = load_cells(folder / CELLS)

@@ -1,4 +1,4 @@
-"""Measurements of a trained model: accuracy, cost and the effect of shifts."""
+"""Measurement of the accuracy, the cost and the shift sensitivity of a trained model."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from reproduction.flops import flop_counter
-from reproduction.study.study import Measure, Stability
+from reproduction.study.study import MeasureSettings, StabilitySettings
 from teka.audit import Movement, measure_responses
 from teka.data import Dataset, Split, lossless_selection
 from teka.models import Performer
@@ -18,15 +18,21 @@ BATCH_SIZE = 250
 NUM_EQUIVARIANCE_IMAGES = 16
 
 
-def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[str, Any]:
-    """Measure a model in evaluation mode on the test images, on the GPU if there is one.
+def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) -> dict[str, Any]:
+    """Measure the accuracy, cost and shift sensitivity of a model on the test images.
 
-    FLOPs are those of the matrix products for one image. The equivariance error is the largest
-    relative change of the logits under the shifts. The noise floor is the relative change of the
-    logits between two calls or between float32 and float64, whichever is larger.
+    The cost is the number of operations in matrix products for one image. The equivariance error is
+    the largest relative change of the logits under the shifts. The noise floor is the relative
+    change of the logits between two calls or between float32 and float64, whichever is larger. If
+    there is a GPU, the model runs on it.
+
+    Args:
+        model: Model in evaluation mode.
+        dataset: Data set with the test images.
+        measure: Settings of the measurements.
 
     Returns:
-        The measurements, as they are saved in the file of a cell.
+        The measurements by name, as they are saved in the results of a study.
     """
     forward_flops, training_flops = flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,7 +56,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: Measure) -> dict[
 def predict(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Float[Tensor, "images classes"]:
-    """Return the logits of images, computed in batches on the device of the model."""
+    """Compute the logits of images in batches on the device of the model."""
     device = next(model.parameters()).device
     with torch.inference_mode():
         # `forward` is never compiled. A compiled model would be compiled again for each size.
@@ -65,7 +71,7 @@ def accuracy(model: nn.Module, split: Split) -> float:
 
 
 def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
-    """Return the FLOPs of the forward pass, and of the forward and backward pass, of one image."""
+    """Count the FLOPs for one image, in a forward pass and in a forward and backward pass."""
     image, label = dataset.test.images[:1], dataset.test.labels[:1]
     with flop_counter() as forward, torch.no_grad():
         model(image)
@@ -75,7 +81,7 @@ def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
     return forward.get_total_flops(), training.get_total_flops()
 
 
-def _measure_shifts(model: nn.Module, shifted: Split, measure: Measure) -> dict[str, Any]:
+def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) -> dict[str, Any]:
     result = {"mode": measure.mode, "shifts": measure.shifts, "shifted_images": len(shifted)}
     if not len(shifted):
         return {**result, "shifts": (), "accuracy_by_shift": ()}
@@ -105,9 +111,9 @@ def _measure_shifts(model: nn.Module, shifted: Split, measure: Measure) -> dict[
 
 
 def measure_stability(
-    model: nn.Module, test: Split, mode: str, settings: Stability
+    model: nn.Module, test: Split, mode: str, settings: StabilitySettings
 ) -> dict[str, Any]:
-    """Compare the predictions for shifted images with those for the unshifted images."""
+    """Measure how many predictions for shifted images equal those for the unshifted images."""
     split = _sample(test, settings.images)
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
@@ -137,15 +143,15 @@ def _respond(model: nn.Module, split: Split, shifts: Any, movement: Movement) ->
 
 
 def _sample(split: Split, count: int | None) -> Split:
-    """Draw images of a split with a fixed seed, because published images may be sorted."""
+    """Draw images at random with a fixed seed, because published images may be sorted by class."""
     if count is None or count >= len(split):
         return split
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
     return split.take(order[:count])
 
 
-def _select_shifted(test: Split, measure: Measure) -> Split:
-    """Return the images that are shifted. In mode "lossless", no shift along x loses content."""
+def _select_shifted(test: Split, measure: MeasureSettings) -> Split:
+    """Select the images to shift. In mode "lossless", no shift along x may lose content."""
     if measure.mode == "lossless":
         margin = max(abs(dx) for _, dx in measure.shifts)
         keep = lossless_selection(test.images, test.labels, class_index=None, margin=margin)

@@ -1,4 +1,4 @@
-"""Tables of a study."""
+"""Tables that compare the trained models of a study, as Markdown pages."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -29,41 +29,44 @@ HEADINGS = {
     "noise_floor": "noise floor",
 }
 CONDITIONS = {
-    "hardware": "Hardware",
-    "teka": "Version of teka",
-    "torch": "Version of PyTorch",
-    "date": "Dates of training",
+    "hardware": "hardware",
+    "teka": "version of teka",
+    "torch": "version of PyTorch",
+    "date": "dates of training",
 }
 NOTES = """The tables give accuracies as means over seeds ± half of the 95 % interval (Student's t).
 
 Each difference is the accuracy of a model minus the accuracy of the reference model with the same
-seed, in percentage points. The column "at equal time" compares both models on held-out images when
-each has used the CPU time of the whole reference training. A slower model has then not finished
-its learning rate schedule. A faster model has finished, so that its final accuracy is used.
+seed, in percentage points. The column "at equal time" compares the accuracies on held-out images
+after both models have been trained for the CPU time that the reference model takes. A slower model
+has not finished its training by then. For a faster model, the accuracy after training is used.
 
 The columns about shifts give the accuracy on the same test images without a shift, the accuracy
 at the worst shift, and the share of images that are classified correctly at every shift. If
 there is a table of unchanged predictions, it gives the lowest value of all seeds."""
 
 
-def significant(number: float | int) -> str:
-    """Write a number with at least three significant digits and no exponent: "1.23", "1,234"."""
+def format_number(number: float | int) -> str:
+    """Format a number with at least three significant digits and no exponent: "1.23", "1,234"."""
     if number == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(number))))
     return f"{number:,.{decimals}f}"
 
 
-def half_width(values: Any) -> Any:
-    """Return half of the 95 % interval of the mean (Student's t) of a series or of groups.
+def margin_of_error(values: Any) -> Any:
+    """Return half of the width of the 95 % confidence interval of a mean (Student's t).
 
-    The half width of a single value is NaN.
+    The margin of a single value is NaN.
+
+    Args:
+        values: Series of values, or a grouped series to return the margin of each group.
     """
     return values.sem() * stats.t.ppf(0.975, values.count() - 1)
 
 
 def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
-    """Format the mean of shares in percent with half of its 95 % interval. Ignore missing values.
+    """Format the mean of shares as a percentage with its margin of error, without missing values.
 
     >>> format_mean([0.95, 0.96, 0.97]), format_mean([0.01], signed=True), format_mean([])
     ('96.0 ± 2.5', '+1.0', '–')
@@ -71,23 +74,25 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
     values = pd.Series(shares, dtype=float).dropna()
     if values.empty:
         return "–"
-    half = half_width(values)
-    decimals = 2 if 0 < half < 0.002 else 1
+    margin = margin_of_error(values)
+    decimals = 2 if 0 < margin < 0.002 else 1
     mean = round(100 * fmean(values), decimals) + 0.0  # turns −0 into 0
     text = f"{mean:{'+' if signed else ''}.{decimals}f}".replace("-", "−")
-    return text if np.isnan(half) else f"{text} ± {100 * half:.{decimals}f}"
+    return text if np.isnan(margin) else f"{text} ± {100 * margin:.{decimals}f}"
 
 
 def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
-    """Add the differences in accuracy between each cell and its reference with the same seed.
+    """Add columns with the accuracy of each model minus the accuracy of its reference model.
 
-    The column `at_equal_steps` compares test accuracies, or the learning curves at the last common
-    step if one of the runs is longer. The column `at_equal_time` compares the learning curves at
-    the CPU time of the reference.
+    The reference model of a model has the same seed and the same levels of all factors, except the
+    levels in `reference`. The column `at_equal_steps` compares test accuracies. If one training was
+    longer, it compares the accuracies on held-out images after the same number of steps. The
+    column `at_equal_time` compares the accuracies on held-out images after the CPU time of the
+    reference model.
 
     Args:
-        cells: Table of `read_cells`.
-        reference: Levels of some factors that the reference has instead of those of the cell.
+        cells: Table of `read_cells`, with one row for each model.
+        reference: Levels of the reference model by factor.
     """
     rows = dict(zip(cells.index, cells.to_dict("records"), strict=True))
     differences = []
@@ -115,21 +120,22 @@ def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
     return float(np.interp(position, curve[along], curve.accuracy, left=np.nan))
 
 
-def over_seeds(cells: pd.DataFrame) -> Any:
-    """Group the rows of a table by all levels of its index except "seed"."""
+def group_seeds(cells: pd.DataFrame) -> Any:
+    """Group the models that differ only in their seed."""
     return cells.groupby(level=[name for name in cells.index.names if name != "seed"], sort=False)
 
 
 def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return means over seeds as text: shares with intervals, and the largest errors.
+    """Summarize the models that differ only in their seed, as a table of text.
 
-    Columns without any value are left out.
+    The table gives the mean of accuracies with its margin of error, the largest equivariance error
+    and the mean of other numbers. Columns without any value are left out.
 
     Args:
-        cells: Table with one row per cell.
-        headings: Headings of the columns, by name.
+        cells: Table of `read_cells`, with one row for each model.
+        headings: Names of the columns of `cells` to summarize, and their headings in the result.
     """
-    groups = over_seeds(cells)
+    groups = group_seeds(cells)
     table = pd.DataFrame({"seeds": groups.accuracy.count()})
     for name, heading in headings.items():
         if "accuracy" in name or name in DIFFERENCES:
@@ -137,14 +143,15 @@ def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFra
         elif name in ("equivariance_error", "noise_floor"):
             table[heading] = groups[name].max().map("{:.1e}".format, na_action="ignore")
         else:
-            table[heading] = groups[name].mean().map(significant, na_action="ignore")
+            table[heading] = groups[name].mean().map(format_number, na_action="ignore")
     return table.loc[:, ~(table.isna() | (table == "–")).all()]
 
 
 def stability_table(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return how many predictions, and all predictions of how many images, shifts do not change.
+    """Return the percentage of predictions that shifts do not change, for each kind of shift.
 
-    The values are those of the seed with the lowest shares.
+    A second column gives the percentage of images without any changed prediction. Both values are
+    the lowest of all seeds.
     """
     rows = [
         {**dict(zip(cells.index.names, index, strict=True)), "mode": mode, **values}
@@ -165,18 +172,18 @@ def write_study(
     name: str = "summary",
     tables: Mapping[str, pd.DataFrame] | None = None,
 ) -> str:
-    """Write the tables of the finished cells as Markdown, and return them.
+    """Write a Markdown page that compares the trained models of a study, and return its text.
 
     Args:
         study: The study.
         folder: Folder of its results.
-        name: Name of the file.
-        tables: Other tables that come first.
+        name: Name of the page without the suffix ".md".
+        tables: Tables by heading that come first, instead of the table of accuracies.
     """
     cells = add_differences(read_cells(study, folder), study.reference)
     tables = dict(tables or {})
     if not tables and len(study.factors.keys() - {"data"}) > 1:
-        accuracy = over_seeds(cells).accuracy.agg(format_mean)
+        accuracy = group_seeds(cells).accuracy.agg(format_mean)
         tables["Accuracy (%)"] = accuracy.unstack(-1, sort=False)
     tables["Comparison"] = format_table(cells, HEADINGS)
     if cells.stability.any():
@@ -187,40 +194,39 @@ def write_study(
 def write_page(
     path: Path, study: Study, cells: pd.DataFrame, tables: Mapping[str, pd.DataFrame], notes: str
 ) -> str:
-    """Write the tables of a study with its conditions, and return the page.
+    """Write a Markdown page with tables and the conditions of the training, and return its text.
 
     Args:
         path: File to write.
         study: The study.
-        cells: Its finished cells.
+        cells: Table of `read_cells`, with one row for each model.
         tables: Tables by heading.
-        notes: Text after the tables.
+        notes: Text that explains the tables.
     """
     parts = [f"# {study.name}", study.description.strip()]
     for heading, table in tables.items():
         parts += [f"## {heading}", to_markdown(table)]
-    text = "\n\n".join([*parts, notes, describe_conditions(study, cells)])
+    parts += ["## How to read the tables", notes]
+    parts += ["## Training", to_markdown(list_conditions(study, cells))]
+    text = "\n\n".join(parts)
     write_bytes(path, f"{text}\n".encode())
     return f"{text}\n\nwritten: {path}"
 
 
-def describe_conditions(study: Study, cells: pd.DataFrame) -> str:
-    """Describe the number of finished cells, and the hardware and versions of their training."""
-    conditions = [
-        f"{heading}: {'; '.join(sorted(cells[name].astype(str).unique()))}."
-        for name, heading in CONDITIONS.items()
-        if name in cells
-    ]
-    num_finished, num_failed = cells.accuracy.count(), cells.failed.count()
-    num_models = len(study.cells())
-    progress = (
-        f"{num_finished} of {num_models} models finished training, and {num_failed} diverged."
-    )
-    return " ".join([progress, *conditions])
+def list_conditions(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the number of trained models, and the hardware, versions and dates of the training."""
+    conditions = {
+        "trained models": f"{cells.accuracy.count()} of {len(study.cells())}",
+        "diverged models": cells.failed.count(),
+    }
+    for name, heading in CONDITIONS.items():
+        if name in cells:
+            conditions[heading] = "; ".join(sorted(cells[name].astype(str).unique()))
+    return pd.Series(conditions, name="value").rename_axis("condition").to_frame()
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """Format a table as Markdown, with the index in the first columns."""
+    """Format a table as Markdown, with its index as the first columns."""
     table = table.reset_index()
     lines = [table.columns, ["---"] * table.shape[1], *table.astype(object).fillna("–").to_numpy()]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -1,4 +1,4 @@
-"""Training and measurement of one cell of a study."""
+"""Training and measurement of one model of a study."""
 
 import functools
 import shutil
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from reproduction.heads.record import HEADS_FILE
 from reproduction.study.cells import TRAINING
 from reproduction.study.measure import measure_model, predict
-from reproduction.study.study import Cell, Measure
+from reproduction.study.study import Cell, MeasureSettings
 from teka.codec import encode
 from teka.data import Dataset, Split
 from teka.errors import wrong_value
@@ -30,14 +30,15 @@ WEIGHT_FILES = {"last": LAST, "best": BEST}
 
 
 class LearningCurve(Callback):
-    """Accuracy and loss on held-out images during training, and the CPU time of the steps.
+    """Lightning callback that measures accuracy and loss on held-out images during training.
 
-    The time includes neither the measurements nor the loading of batches. The curve is saved in the
-    checkpoints.
+    It also measures the CPU time of the training steps, without these measurements and without the
+    loading of batches. The measured values are saved in the checkpoints.
 
     Args:
         split: Held-out images.
-        num_points: Number of points, equally spaced in steps. None measures after every epoch.
+        num_points: Number of measurements, equally spaced in steps. None measures after every
+            epoch.
     """
 
     def __init__(self, split: Split, num_points: int | None) -> None:
@@ -46,13 +47,13 @@ class LearningCurve(Callback):
         self.state: dict[str, Any] = {"points": [], "process_seconds": 0.0}
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Start the clock."""
+        """Store the CPU time at the start of a step."""
         self.started = time.process_time()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """Stop the clock, and measure if a point is due."""
+        """Add the CPU time of a step, and measure accuracy and loss after some of the steps."""
         self.state["process_seconds"] += time.process_time() - self.started
         if self._is_due(trainer):
             pl_module.eval()
@@ -81,17 +82,22 @@ class LearningCurve(Callback):
 
 
 def run_cell(
-    cell: Cell, folder: Path, *, measure: Measure, data_dir: str | None = None, command: str = ""
+    cell: Cell,
+    folder: Path,
+    *,
+    measure: MeasureSettings,
+    data_dir: str | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
-    """Train and measure a cell, and return the content to save.
+    """Train and measure one model of a study, and return the results to save.
 
     An interrupted training continues after its last complete epoch. If the loss diverges, the
-    content has the error message as "failed".
+    results have the error message as "failed", and no measurements.
 
     Args:
-        cell: The cell.
-        folder: Folder of the study, for the run, the model file and the record of the heads.
-        measure: The measurements.
+        cell: The model, with its training run.
+        folder: Folder of the study, for checkpoints, the model file and the record of the heads.
+        measure: Settings of the measurements.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
     """
@@ -140,5 +146,5 @@ def run_cell(
 
 @functools.lru_cache(maxsize=1)
 def load_dataset(images: DataOptions) -> Dataset:
-    """Load a data set. The last one is cached, because most cells of a study share it."""
+    """Load a data set, and keep the last one in memory, because most models of a study share it."""
     return load_data(Run(images=images))

@@ -1,4 +1,4 @@
-"""Training of cells by several processes or by a Dask cluster."""
+"""Training of the models of a study by several processes or by a Dask cluster."""
 
 import contextlib
 import functools
@@ -15,7 +15,6 @@ from typing import Any
 from unittest.mock import patch
 
 import joblib
-import torch
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import track
@@ -42,27 +41,31 @@ def run_study(
     only: Levels | None = None,
     command: str = "",
 ) -> Path:
-    """Train and measure every cell of a study that is not finished, and return the folder.
+    """Train and measure the models of a study that have no saved results yet.
 
-    The same call resumes an interrupted study: finished cells are kept, and the others continue
-    after their last saved state. Calls with different cells can share a folder.
+    The same call resumes an interrupted study: saved results are kept, and the training of a model
+    continues after its last saved state. Calls for different models can share a folder.
 
     Args:
         study: The study.
         out: Folder of the results.
-        train_cell: Function of a cell and the folder that returns the content to save. By default
-            `run_cell` with the measurements of the study.
+        train_cell: Function that takes a cell and the folder, and returns the results to save. By
+            default `run_cell` with the measurements of the study.
         data_dir: Folder with the files of the data sets.
-        processes: Number of cells that are trained at the same time, each with an equal share of
+        processes: Number of models that are trained at the same time, each with an equal share of
             the CPU cores.
         parallel: "loky" for processes of this machine, "dask" for a new local cluster, or
             "dask:ADDRESS" for a running one, whose workers have one thread and share the folder.
-        only: Levels of some factors, to train only their cells. "seed" is a factor too.
+        only: Levels of some factors, to train only models with these levels. "seed" is a factor
+            too.
         command: Command line that is saved with the results.
+
+    Returns:
+        The folder of the results.
 
     Raises:
         ImportError: Dask is not installed.
-        ValueError: An argument is invalid, or the folder has cells of another study.
+        ValueError: An argument is invalid, or the folder has results of another study.
         ChildProcessError: A process was killed.
     """
     check_sizes({"processes": processes})
@@ -77,78 +80,37 @@ def run_study(
     saved = load_cells(folder / CELLS)
     for cell in cells:
         check_saved_run(saved, cell, folder)
-    calls = {cell.name: functools.partial(train, cell) for cell in cells}
-    run_cells(folder / CELLS, calls, processes=processes, parallel=parallel)
-    return folder
-
-
-def run_cells(
-    path: Path,
-    calls: Mapping[str, Callable[[], dict[str, Any]]],
-    *,
-    processes: int,
-    parallel: str = "loky",
-) -> None:
-    """Call the functions of the cells that a file lacks, and add their results to the file.
-
-    Args:
-        path: File of the cells.
-        calls: Function of each cell, by the name of the cell.
-        processes: Number of processes.
-        parallel: Engine, see `run_study`.
-    """
-    finished = load_cells(path)
-    num_threads = max(1, joblib.cpu_count() // processes)
-    remaining = [
-        joblib.delayed(_call)(name, call, num_threads)
-        for name, call in calls.items()
-        if name not in finished
-    ]
-    num_finished = len(calls) - len(remaining)
+    calls = [joblib.delayed(_train)(train, cell) for cell in cells if cell.name not in saved]
+    num_finished = len(cells) - len(calls)
     console = Console(stderr=True)
-    with _engine(parallel, processes):
-        results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(
-            remaining
-        )
+    with _use_engine(parallel, processes):
+        results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
         try:
-            for name, content in track(results, "cells", len(calls), num_finished, console=console):
-                add_cell(path, name, content)
-                shutil.rmtree(path.parent / TRAINING / name, ignore_errors=True)
+            for name, content in track(results, "cells", len(cells), num_finished, console=console):
+                add_cell(folder / CELLS, name, content)
+                shutil.rmtree(folder / TRAINING / name, ignore_errors=True)
                 num_finished += 1
-                print(f"{num_finished}/{len(calls)} {name}", flush=True)
+                print(f"{num_finished}/{len(cells)} {name}", flush=True)
         except BrokenExecutor as error:
             raise ChildProcessError(
                 "A training process was killed, perhaps because memory ran out. "
                 "Run the same command again to resume, with fewer --processes if necessary."
             ) from error
+    return folder
 
 
-def _call(
-    name: str, call: Callable[[], dict[str, Any]], num_threads: int
-) -> tuple[str, dict[str, Any]]:
-    """Call the function of a cell, and return the name of the cell and the result."""
+def _train(train: Callable[[Cell], dict[str, Any]], cell: Cell) -> tuple[str, dict[str, Any]]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
-        with _without_launcher(), use_threads(num_threads):
-            return name, call()
+        with _hide_launcher():
+            return cell.name, train(cell)
     except ValueError as error:
-        raise ValueError(f"cell {name}: {error}") from error
+        raise ValueError(f"cell {cell.name}: {error}") from error
 
 
 @contextlib.contextmanager
-def use_threads(num_threads: int) -> Iterator[None]:
-    """Set the number of threads of PyTorch within a block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _without_launcher() -> Iterator[None]:
-    """Train alone within this context, even if torchrun or srun started the process."""
+def _hide_launcher() -> Iterator[None]:
+    """Hide from Lightning that torchrun or srun started this process, so that it trains alone."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     with patch.dict(os.environ), patch.object(rank_zero_only, "rank", 0):
         for name in list(os.environ):
@@ -158,12 +120,15 @@ def _without_launcher() -> Iterator[None]:
 
 
 def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Path) -> None:
-    """Raise a ValueError if a cell is saved with a different run.
+    """Check that the saved results of a model come from a run with the same options.
 
     Args:
-        saved: Content of the saved cells, by name.
+        saved: Saved results of all models, by the name of the cell.
         cell: Cell of the study.
-        folder: Folder of the cells, for the error message.
+        folder: Folder of the results, for the error message.
+
+    Raises:
+        ValueError: An option of the saved run differs.
     """
     # Early cells of bounded_rotary and linear_positions were saved without a run.
     if "run" in saved.get(cell.name, {}):
@@ -174,8 +139,8 @@ def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Pat
 
 
 @contextlib.contextmanager
-def _engine(parallel: str, processes: int) -> Iterator[None]:
-    """Set the engine that runs the calls of joblib."""
+def _use_engine(parallel: str, processes: int) -> Iterator[None]:
+    """Let joblib use processes of this machine or a Dask cluster, within this context."""
     name, _, address = parallel.partition(":")
     check_name("parallel", name, ("loky", "dask"))
     if name == "loky":

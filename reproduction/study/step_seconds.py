@@ -1,4 +1,4 @@
-"""CPU time of a training step of every model of a study, measured in interleaved rounds."""
+"""CPU time of a training step of every model of a study."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,6 @@ import torch
 from reproduction.benchmarks.measurement import interleaved_medians
 from reproduction.study.cells import STEP_SECONDS
 from reproduction.study.run_cell import load_dataset
-from reproduction.study.run_study import use_threads
 from reproduction.study.study import Study
 from reproduction.training import train_steps
 from teka.files import make_directory, write_json
@@ -29,29 +28,32 @@ def measure_step_seconds(
     processes: int = 1,
     command: str = "",
 ) -> Path:
-    """Time a training step of every model, and return the path of `step_seconds.json`.
+    """Time a training step of every model of a study, and write the times to a file.
 
-    The models take turns, so that other work on the machine slows all of them alike. With this
-    file, the tables compute the CPU seconds of a cell from its number of steps.
+    The models take turns, so that other work on the machine slows all of them alike. If the file
+    exists, the CPU seconds in tables are the number of steps times the time of a step.
 
     Args:
         study: The study.
         out: Folder of its results.
         data_dir: Folder with the files of the data sets.
-        processes: Number of cells that share the CPU cores in the training of the study.
+        processes: Number of models that share the CPU cores in the training of the study.
         command: Command line that is saved with the results.
+
+    Returns:
+        The path of the file `step_seconds.json`.
     """
     cells = study.cells({"seed": [str(study.seeds[0])]})
-    with use_threads(max(1, joblib.cpu_count() // processes)):
-        steps = {cell.name: make_step(cell.run.replace(data_dir=data_dir)) for cell in cells}
-        medians = interleaved_medians(steps, SECONDS, time.process_time)
-        content = provenance(command)
+    torch.set_num_threads(max(1, joblib.cpu_count() // processes))
+    steps = {cell.name: make_training_step(cell.run.replace(data_dir=data_dir)) for cell in cells}
+    medians = interleaved_medians(steps, SECONDS, time.process_time)
     models = [{"labels": cell.labels, "seconds": medians[cell.name]} for cell in cells]
-    return write_json(make_directory("out", out) / STEP_SECONDS, {**content, "models": models})
+    path = make_directory("out", out) / STEP_SECONDS
+    return write_json(path, {**provenance(command), "models": models})
 
 
-def make_step(run: Run) -> Callable[[], object]:
-    """Return a function that trains a new model of a run on the same batch again and again."""
+def make_training_step(run: Run) -> Callable[[], object]:
+    """Create a model, and return a function that trains it for one step on a fixed batch."""
     dataset = load_dataset(run.images)
     model = run.make_model(**dataset.sizes)
     batch = dataset.train[: run.batch_size]

@@ -1,9 +1,9 @@
-"""Studies: grids of training runs, read from YAML files."""
+"""Studies, which train a model for every combination of options. YAML files describe them."""
 
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,39 +16,34 @@ from teka.files import read_yaml
 from teka.training import Run, read_recipe
 
 _read_recipe = functools.cache(read_recipe)
-Levels = Mapping[str, Sequence[str]]  # some levels of some factors
+Levels = Mapping[str, Sequence[str]]  # some levels of some factors, to select models
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a study, with its level of every factor."""
+    """One model of a study: the level of each factor, and the training run with these options."""
 
     labels: Mapping[str, str]
     run: Run
 
     @property
     def name(self) -> str:
-        """The levels and the seed, as the name of a file."""
-        return cell_name(self.labels.values(), self.run.seed)
+        """File name of the model, such as "softmax--rotary--seed-0"."""
+        return "--".join([*map(make_file_name, self.labels.values()), f"seed-{self.run.seed}"])
 
 
-def cell_name(labels: Iterable[str], seed: int) -> str:
-    """Return the levels and the seed of a cell as the name of a file."""
-    return "--".join([*map(slug, labels), f"seed-{seed}"])
+def make_file_name(text: str) -> str:
+    """Return a text in lower case with dashes in place of characters that file names avoid.
 
-
-def slug(text: str) -> str:
-    """Return a text in lower case, with a dash for every character that is unusual in file names.
-
-    >>> slug("Performer (absolute)")
+    >>> make_file_name("Performer (absolute)")
     'performer-absolute'
     """
     return re.sub(r"[^\w.]+", "-", text.lower()).strip("-.")
 
 
 @dataclass(frozen=True)
-class Stability:
-    """A measurement of how many predictions stay the same when images are shifted.
+class StabilitySettings:
+    """Settings for measuring how many predictions stay the same when images are shifted.
 
     Args:
         shifts: Shifts (dy, dx) in pixels. An empty tuple stands for every circular shift.
@@ -62,8 +57,8 @@ class Stability:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """The measurements of every trained model.
+class MeasureSettings:
+    """Settings for measuring the trained models of a study.
 
     Args:
         images: Number of test images, drawn with a fixed seed; None for all.
@@ -72,8 +67,9 @@ class Measure:
         mode: How images are shifted, a mode of `teka.audit.translate`. In mode "lossless", only
             images with wide enough blank margins are shifted.
         classes: Classes whose accuracy at every shift is measured separately.
-        stability: Measurements of unchanged predictions, by mode of `teka.audit.translate`.
-        weights: "last", or "best" for the epoch with the highest validation accuracy.
+        stability: Settings for measuring unchanged predictions, by mode of `teka.audit.translate`.
+        weights: Weights to measure: "last", or "best" for those of the epoch with the highest
+            validation accuracy.
         curve_points: Number of points of the learning curve, equally spaced. A run with early
             stopping has one point per epoch instead.
         save: Save each model as a model file with weights of this dtype; None to save no models.
@@ -84,7 +80,7 @@ class Measure:
     shifts: tuple[tuple[int, int], ...] = ()
     mode: str = "circular"
     classes: tuple[int, ...] = ()
-    stability: Mapping[str, Stability] = field(default_factory=dict)
+    stability: Mapping[str, StabilitySettings] = field(default_factory=dict)
     weights: Literal["last", "best"] = "last"
     curve_points: int = 8
     save: Literal["float32", "float16"] | None = None
@@ -101,7 +97,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Study:
-    """A grid of training runs: every combination of the factors' levels, with every seed.
+    """Description of models to train and compare: every combination of some options, with seeds.
+
+    An option that varies is a factor, and its values are levels. One model with its training is a
+    cell of the study.
 
     >>> from reproduction.study import Study
     >>> kernels = {"relu": {"kernel": "relu"}, "softmax": {"kernel": "softmax"}}
@@ -112,15 +111,15 @@ class Study:
 
     Args:
         name: Name of the study.
-        factors: Levels of each factor, and the fields of `Run` that each level sets. Later factors
-            override earlier ones. The field `recipe` stands for all fields of a recipe.
-        base: Fields of `Run` that all runs share.
+        factors: Levels of each factor, with the fields of `Run` that each level sets. Later factors
+            override earlier ones. The field `recipe` sets all fields of a recipe.
+        base: Fields of `Run` that all models share.
         leave_out: Combinations of levels that are not trained. "seed" is a factor too.
-        seeds: Seeds of the runs.
-        measure: Measurements of every trained model.
-        reference: Levels of some factors. The tables compare every cell with the cell that has
-            these levels instead of its own.
-        description: Purpose of the study.
+        seeds: Seeds of the models.
+        measure: Settings for measuring the trained models.
+        reference: Levels of some factors. The tables compare each model with the one that has
+            these levels, and otherwise the same levels and seed.
+        description: Purpose of the study, for the page of results.
         script: Module that trains the study, or "" if the command `study` can train it.
 
     Raises:
@@ -132,7 +131,7 @@ class Study:
     base: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[Levels, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    measure: Measure = field(default_factory=Measure)
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
     reference: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     script: str = ""
@@ -146,14 +145,15 @@ class Study:
         names = [cell.name for cell in self.cells({"seed": [str(self.seeds[0])]})]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
-            expected = "levels that differ in letters or digits, for the names of files"
+            expected = "levels whose names differ in letters or digits"
             raise wrong_value("factors", duplicate, expected)
 
     def cells(self, only: Levels | None = None) -> list[Cell]:
-        """Return the cells, ordered by seed.
+        """Return the models of the study, ordered by seed.
 
         Args:
-            only: Levels of some factors, to return only their cells. "seed" is a factor too.
+            only: Levels of some factors, to return only models with these levels. "seed" is a
+                factor too.
         """
         only = only or {}
         self._check_levels("only", only)
@@ -172,7 +172,7 @@ class Study:
         return cells
 
     def make_cell(self, labels: Mapping[str, str], seed: int) -> Cell:
-        """Return the cell with these levels."""
+        """Return the model with a level of each factor and a seed."""
         fields: dict[str, Any] = {}
         for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
             if "recipe" in options:
@@ -192,7 +192,7 @@ class Study:
 
 
 def read_study(path: str | Path) -> Study:
-    """Read a study from a YAML file. Its keys are the arguments of `Study`.
+    """Read a study from a YAML file, whose keys are the arguments of `Study`.
 
     Raises:
         ValueError: The file is missing, or a key or a value is invalid.

@@ -37,7 +37,7 @@ def test_summary_trains_nothing_and_prints_the_tables(study, capsys):
     path = study.with_suffix("") / "cells.jsonl.gz"
     before = path.stat().st_mtime_ns
     assert main(["study", str(study), "--summary"]) == 0
-    assert "2 of 2 models finished" in capsys.readouterr().out
+    assert "| trained models | 2 of 2 |" in capsys.readouterr().out
     assert path.stat().st_mtime_ns == before
 
 
@@ -115,7 +115,7 @@ def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
     assert main(["reproduce", "figure1", "--only", "data=mnist", "--out", str(out)]) == 0
     assert load_cells(out / "cells.jsonl.gz").keys() == {"mnist--performer-absolute--seed-0"}
     assert (out / "figure1.png").is_file()
-    assert "1 of 2 models finished" in capsys.readouterr().out
+    assert "| trained models | 1 of 2 |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["bounded_rotary", "linear_positions"])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from reproduction.baselines import RoutingTransformer
-from reproduction.baselines.routing_transformer import RoutingAttention, routed_attention
+from reproduction.baselines.routing_transformer import RoutingAttention, clustered_attention
 from reproduction.flops import flop_counter
 from tests.contracts.cases import relative_error
 
@@ -50,7 +50,7 @@ def test_attention_is_the_dense_masked_formula_in_values_and_gradients(
         normal(2, 3, 17, 5, seed=3).requires_grad_(),
         normal(3, num_clusters, 4, seed=4),
     )
-    found = routed_attention(query, key, value, centroid, cluster_size)
+    found = clustered_attention(query, key, value, centroid, cluster_size)
     expected = dense(query, key, value, centroid, cluster_size)
     assert relative_error(found, expected) < 1e-12
     weight = normal(2, 3, 17, 5, seed=5)
@@ -67,10 +67,10 @@ def test_a_token_of_no_cluster_gets_nothing_and_one_cluster_of_all_tokens_is_sof
     centroid = centroid[0]
     outside = ~members(query, centroid, 3).any(2)
     assert outside.any()
-    assert not routed_attention(query, key, value, centroid, 3)[outside].any()
+    assert not clustered_attention(query, key, value, centroid, 3)[outside].any()
     weights = (query @ key.transpose(-1, -2) / 2).softmax(-1)
     assert (
-        relative_error(routed_attention(query, key, value, centroid[:, :1], 11), weights @ value)
+        relative_error(clustered_attention(query, key, value, centroid[:, :1], 11), weights @ value)
         < 1e-12
     )
 

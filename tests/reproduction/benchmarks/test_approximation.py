@@ -8,8 +8,8 @@ from reproduction.benchmarks import approximation
 from reproduction.benchmarks.approximation import (
     attention_weights,
     draw_kernels,
-    draw_tokens,
-    error_slope,
+    draw_queries_keys_values,
+    fit_exponent,
     main,
     measure_errors,
 )
@@ -28,7 +28,7 @@ def select(errors: pd.DataFrame, **levels: object) -> pd.DataFrame:
 
 
 def test_errors_are_those_of_attention(errors):
-    query, key, value = draw_tokens("output", 0.25, NUM_TOKENS, DIM)
+    query, key, value = draw_queries_keys_values("output", 0.25, NUM_TOKENS, DIM)
     exact = attention(query, key, value, kernel="softmax")
     expected = []
     for kernel in draw_kernels("positive", "orthogonal", 64, DIM, DRAWS):
@@ -41,7 +41,7 @@ def test_errors_are_those_of_attention(errors):
     mean = value.mean(dim=2, keepdim=True)
     assert row.error_of_mean == pytest.approx(((mean - exact).norm() / exact.norm()).item())
 
-    query, key, _ = draw_tokens("ball", 0.5, NUM_TOKENS, DIM)
+    query, key, _ = draw_queries_keys_values("ball", 0.5, NUM_TOKENS, DIM)
     exact = attention_weights(Softmax(), query, key)
     expected = []
     for kernel in draw_kernels("hyperbolic", "independent", 16, DIM, DRAWS):
@@ -56,11 +56,11 @@ def test_errors_are_those_of_attention(errors):
 @pytest.mark.parametrize("projection", ["orthogonal", "independent"])
 def test_errors_fall_with_the_square_root_of_the_number_of_features(errors, kind, size, projection):
     line = select(errors, kind=kind, size=size, kernel="positive", projection=projection)
-    assert error_slope(line) == pytest.approx(-0.5, abs=0.2)
+    assert fit_exponent(line) == pytest.approx(-0.5, abs=0.2)
 
 
 def test_the_tokens_of_a_ball_lie_within_it_and_one_on_its_surface():
-    query, key, _ = draw_tokens("ball", 0.7, NUM_TOKENS, DIM)
+    query, key, _ = draw_queries_keys_values("ball", 0.7, NUM_TOKENS, DIM)
     for tokens in (query, key):
         lengths = tokens.norm(dim=-1) * DIM**-0.25
         assert lengths.max() == pytest.approx(0.7)

@@ -54,7 +54,7 @@ def test_the_committed_times_of_layers_can_be_read(capsys):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_the_peak_memory_of_a_process_is_measured(backward):
-    row: dict[str, Any] = million_tokens.measure("squared_relu", 16, backward=backward)
+    row: dict[str, Any] = million_tokens.measure_pass("squared_relu", 16, backward=backward)
     assert row["peak_bytes"] > 1e8
     assert row["direction"] == ("forward_backward" if backward else "forward")
 
@@ -67,10 +67,10 @@ def test_every_backend_of_an_attention_is_timed():
         "heads": 2,
         "batch": 1,
     }
-    times = backends.measure(case, seconds=0.0)
+    times = backends.time_backends(case, seconds=0.0)
     assert set(times) == {"forward", "forward_backward"}
     assert set(times["forward"]) == {"dense", "linear", "fft"}
-    frame = backends.flatten([{**case, "seconds": times}])
+    frame = backends.list_times([{**case, "seconds": times}])
     assert frame.is_chosen.sum() == 2
 
 
@@ -95,7 +95,7 @@ def test_attention_is_timed_with_and_without_rotary_and_beside_softmax(monkeypat
     for is_rotary, is_causal in itertools.product([False, True], repeat=2):
         variants = gpu.make_variants(inputs, is_rotary, is_causal)
         variants = {name: passes for name, passes in variants.items() if "compiled" not in name}
-        rows = gpu.measure(variants, inputs[0], seconds=0.0)
+        rows = gpu.time_variants(variants, inputs[0], seconds=0.0)
         assert len(rows) == 2 + (not is_rotary)
         assert all(row["forward_backward"]["seconds"] > 0 for row in rows)
 

@@ -3,9 +3,9 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from reproduction.heads.figures import (
-    describe_heads,
+    compare_layers,
     draw_attention_maps,
-    draw_head_centers,
+    draw_centers_of_heads,
     ellipse_around_zero,
 )
 from tests.reproduction.heads.head_records import head_arrays
@@ -36,7 +36,7 @@ def test_an_ellipse_contains_its_share_of_a_gaussian(share):
 
 def test_every_layer_has_a_panel_before_and_after_training(make):
     record = make(layers=(3, 1, 2))
-    panels = panels_by_title(draw_head_centers(record))
+    panels = panels_by_title(draw_centers_of_heads(record))
     assert list(panels) == [
         f"layer {layer}, epoch {epoch}" for epoch in (0, 2) for layer in (1, 2, 3)
     ]
@@ -48,7 +48,7 @@ def test_every_layer_has_a_panel_before_and_after_training(make):
 
 def test_heads_of_a_table_are_drawn_at_the_mean_of_their_attention(make):
     record = make(gaussian=False, moments=2)
-    texts = panels_by_title(draw_head_centers(record))["layer 1, epoch 1"].texts
+    texts = panels_by_title(draw_centers_of_heads(record))["layer 1, epoch 1"].texts
     assert [text.get_position() for text in texts] == [
         tuple(place[::-1]) for place in record["mean"][1, :3]
     ]
@@ -56,7 +56,7 @@ def test_heads_of_a_table_are_drawn_at_the_mean_of_their_attention(make):
 
 def test_heads_that_attend_to_a_single_token_are_drawn(make):
     record = make()
-    draw_head_centers({**record, "covariance": np.zeros_like(record["covariance"])})
+    draw_centers_of_heads({**record, "covariance": np.zeros_like(record["covariance"])})
 
 
 def test_maps_have_a_row_for_each_layer_and_show_their_largest_weight():
@@ -82,6 +82,6 @@ def test_the_table_has_numbers_before_and_after_training(make):
         "spread": np.array([[1.0, 1.0], [3.0, 3.0], [0.1234, 2.0]]),
         "chance_spread": np.ones(2),
     }
-    table = describe_heads(make(changed=changed))
+    table = compare_layers(make(changed=changed))
     assert table.window_3.to_dict() == {1: "1 → 9 (2.31)", 2: "2 → 4 (2.35)"}
     assert table.spread[1] == "1 → 0.123 (1)"

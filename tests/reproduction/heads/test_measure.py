@@ -11,9 +11,9 @@ from reproduction.baselines.self_attention_network import POSITIONS
 from reproduction.heads.measure import (
     attention_maps,
     attention_weights,
+    find_middle_token,
     measure_chance,
     measure_heads,
-    middle_query,
 )
 from teka import Grid
 from teka.functional import RelativeKernel, relative
@@ -83,7 +83,7 @@ def test_a_table_has_attention_and_no_center():
     assert isinstance(kernel, relative.BiasTable)
     heads = measure_heads([module], GRID)
     assert heads["center"].isnan().all()
-    row, column = divmod(middle_query(GRID), 13)
+    row, column = divmod(find_middle_token(GRID), 13)
     weights = torch.stack(
         [
             torch.stack(

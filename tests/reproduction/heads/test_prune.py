@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.prune import PRUNING_FILE, prune, start_from
+from reproduction.heads.prune import PRUNING_FILE, load_weights_before_training, prune
 from teka.audit import AuditSettings, audit, axis_shifts
 from teka.models import load
 from teka.nn import LearnedRelativeKernel
@@ -148,7 +148,7 @@ def test_nothing_is_written_if_the_training_fails(with_degenerate_heads, tmp_pat
 def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp_path):
     # At this learning rate nothing moves by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
-    start = start_from(trained.model.state_dict())
+    start = load_weights_before_training(trained.model.state_dict())
     train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False)
     model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
@@ -157,7 +157,13 @@ def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp
     (tmp_path / "run" / "result.json").unlink()
     other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
     options = {"dataset": trained.dataset, "progress_bar": False}
-    train(run, tmp_path / "run", resume=True, callbacks=[start_from(other)], **options)
+    train(
+        run,
+        tmp_path / "run",
+        resume=True,
+        callbacks=[load_weights_before_training(other)],
+        **options,
+    )
     resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
     for name, parameter in resumed.named_parameters():

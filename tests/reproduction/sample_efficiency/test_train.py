@@ -115,7 +115,7 @@ def test_images_needed_interpolates_on_a_logarithmic_scale():
 
 def test_the_report_has_tables_and_a_figure(folder):
     text = write_report(STUDY, folder)
-    assert "6 of 6 models finished" in text
+    assert "| trained models | 6 of 6 |" in text
     assert "| digits | as published | absolute |" in text
     assert (folder / "summary.md").is_file()
     assert (folder / "accuracy.png").is_file()
@@ -124,6 +124,6 @@ def test_the_report_has_tables_and_a_figure(folder):
 def test_the_command_writes_the_report(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("reproduction.commands.read_study", lambda _: STUDY)
     assert main(["sample-efficiency", "--out", str(folder), "--summary"]) == 0
-    assert "6 of 6 models finished" in capsys.readouterr().out
+    assert "| trained models | 6 of 6 |" in capsys.readouterr().out
     assert main(["sample-efficiency", "--out", str(tmp_path), "--summary"]) == 2
     assert main(["sample-efficiency", "--out", str(tmp_path), "--only", "model=none"]) == 2

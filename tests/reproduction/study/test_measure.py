@@ -3,8 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.study import Measure, Stability
 from reproduction.study.measure import measure_model
+from reproduction.study.study import MeasureSettings, StabilitySettings
 from teka.data import Dataset, Split
 from teka.models import Performer
 
@@ -38,7 +38,7 @@ def dataset():
 
 
 def test_in_lossless_mode_only_images_with_the_margins_are_shifted(dataset):
-    measure = Measure(mode="lossless", shifts=((0, 0), (0, -1), (0, 2)), classes=(1, 0))
+    measure = MeasureSettings(mode="lossless", shifts=((0, 0), (0, -1), (0, 2)), classes=(1, 0))
     results = measure_model(ClassByColumn().eval(), dataset, measure)
     assert results["accuracy"] == 1.0
     assert results["test_images"] == 4
@@ -55,7 +55,7 @@ def test_in_lossless_mode_only_images_with_the_margins_are_shifted(dataset):
 
 def test_images_that_cannot_be_shifted_leave_the_shifts_empty(dataset):
     results = measure_model(
-        ClassByColumn().eval(), dataset, Measure(mode="lossless", shifts=((0, 0), (0, 9)))
+        ClassByColumn().eval(), dataset, MeasureSettings(mode="lossless", shifts=((0, 0), (0, 9)))
     )
     assert results["accuracy"] == 1.0
     assert (results["shifts"], results["accuracy_by_shift"], results["shifted_images"]) == (
@@ -68,18 +68,20 @@ def test_images_that_cannot_be_shifted_leave_the_shifts_empty(dataset):
 
 def test_a_class_without_images_is_left_out(dataset):
     results = measure_model(
-        ClassByColumn().eval(), dataset, Measure(mode="circular", classes=(1, 7))
+        ClassByColumn().eval(), dataset, MeasureSettings(mode="circular", classes=(1, 7))
     )
     assert set(results["classes"]) == {1}
 
 
 def test_unchanged_predictions_are_counted_over_every_circular_shift_or_the_given_shifts(dataset):
     asked = {
-        "circular": Stability(),
-        "zero": Stability(((0.0, 1.0), (1.0, 0.0)), images=3),
-        "crop": Stability(crop_size=4),
+        "circular": StabilitySettings(),
+        "zero": StabilitySettings(((0.0, 1.0), (1.0, 0.0)), images=3),
+        "crop": StabilitySettings(crop_size=4),
     }
-    kept = measure_model(ClassByColumn().eval(), dataset, Measure(stability=asked))["stability"]
+    kept = measure_model(ClassByColumn().eval(), dataset, MeasureSettings(stability=asked))[
+        "stability"
+    ]
     # Half of the places that ink can have answer as its own, and one of them is its own.
     assert kept["circular"] == {
         "images": 4,
@@ -100,9 +102,13 @@ def test_a_crop_that_the_model_does_not_take_is_not_measured():
     dataset = Dataset("made", split, split, split, num_classes=2)
     model = Performer((8, 8), 1, 2, dim=4, depth=1, heads=1, patch_size=4, pool="mean").eval()
     for side, modes in ((4, {"crop"}), (6, set())):
-        crop = Stability(((0.0, 1.0),), crop_size=side)
+        crop = StabilitySettings(((0.0, 1.0),), crop_size=side)
         assert (
-            set(measure_model(model, dataset, Measure(stability={"crop": crop}))["stability"])
+            set(
+                measure_model(model, dataset, MeasureSettings(stability={"crop": crop}))[
+                    "stability"
+                ]
+            )
             == modes
         )
     with pytest.raises(ValueError, match="multiples of patch_size = 4"):
@@ -116,4 +122,4 @@ def test_the_backend_of_the_layers_is_saved():
     split = Split(images, torch.tensor([0, 1, 1, 0]))
     dataset = Dataset("made", split, split, split, num_classes=2)
     model = SelfAttentionNetwork((6, 12), 1, 2, dim=4, depth=1, heads=2, backend="toeplitz").eval()
-    assert measure_model(model, dataset, Measure())["backend"] == "toeplitz"
+    assert measure_model(model, dataset, MeasureSettings())["backend"] == "toeplitz"

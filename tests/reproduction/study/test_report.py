@@ -6,7 +6,7 @@ import pytest
 from reproduction.studies.small_models import FIRST_TUNING_SEED
 from reproduction.study import read_cells, read_study, write_study
 from reproduction.study.cells import load_cells
-from reproduction.study.report import add_differences, format_mean, significant
+from reproduction.study.report import add_differences, format_mean, format_number
 from reproduction.study.run_study import check_saved_run
 from tests.reproduction.conftest import failed_cell, saved_cell
 
@@ -39,7 +39,7 @@ def test_format_mean(shares, text):
     ("number", "text"), [(0, "0"), (1.2345, "1.23"), (36, "36.0"), (1234.5, "1,234")]
 )
 def test_significant_numbers_have_no_exponent(number, text):
-    assert significant(number) == text
+    assert format_number(number) == text
 
 
 def test_signed_means_have_a_sign():
@@ -104,7 +104,7 @@ def test_write_study_writes_tables(save_study):
     assert page.strip() in text
     row = "| mnist | relu | 3 | 86.0 ± 2.5 | −5.0 ± 0.0 | −5.0 ± 0.0 | 21,001 | 5.10 | 10.0 |"
     assert row in page
-    assert "12 of 12 models finished training, and 0 diverged" in page
+    assert "| trained models | 12 of 12 |\n| diverged models | 0 |" in page
 
 
 def test_the_last_of_several_factors_makes_columns(save_study):
@@ -123,12 +123,14 @@ def test_the_last_of_several_factors_makes_columns(save_study):
 def test_studies_with_failed_cells_are_written(save_study, accuracy):
     cells = {("mnist", "relu", 0): saved_cell(accuracy), ("mnist", "softmax", 0): failed_cell()}
     study, folder = save_study(cells, reference=REFERENCE)
-    assert "1 of 2 models finished training, and 1 diverged" in write_study(study, folder)
+    page = write_study(study, folder)
+    assert "| trained models | 1 of 2 |\n| diverged models | 1 |" in page
 
 
 def test_a_study_of_one_factor_without_any_finished_cell_is_written(save_study):
     study, folder = save_study({("a", 0): failed_cell(), ("b", 0): None}, names=("variant",))
-    assert "0 of 2 models finished training, and 1 diverged" in write_study(study, folder)
+    page = write_study(study, folder)
+    assert "| trained models | 0 of 2 |\n| diverged models | 1 |" in page
 
 
 def test_committed_cells_of_every_study_load():

@@ -1,11 +1,9 @@
 import pytest
-import torch
 
 from reproduction.study import read_study
 from reproduction.study.cells import load_cells
 from reproduction.study.measure import flops_per_image
 from reproduction.study.run_cell import run_cell
-from reproduction.study.run_study import use_threads
 from teka.codec import encode
 from teka.models import read_config
 from teka.training.trainer import load_data
@@ -101,11 +99,3 @@ def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_field
     (cell, _) = study.cells()
     run_cell(cell, tmp_path, measure=study.measure)
     assert (tmp_path / "heads" / f"{cell.name}.npz").is_file()
-
-
-def test_use_threads_restores_the_number_of_threads_after_an_error():
-    before, within = torch.get_num_threads(), 0
-    with pytest.raises(KeyError), use_threads(before + 1):  # noqa: PT012
-        within = torch.get_num_threads()
-        raise KeyError
-    assert (within, torch.get_num_threads()) == (before + 1, before)

@@ -1,7 +1,7 @@
 import pytest
 
-from reproduction.study import Measure, Stability, read_study
-from reproduction.study.study import Cell, slug
+from reproduction.study import read_study
+from reproduction.study.study import Cell, MeasureSettings, StabilitySettings, make_file_name
 from teka.training import Run
 
 
@@ -54,7 +54,7 @@ def test_unknown_levels_in_only_are_errors(tiny_fields, write, only, message):
 def test_missing_keys_have_default_values(write):
     study = read_study(write({"name": "least", "factors": {"kernel": {"elu": {"kernel": "elu"}}}}))
     assert study.seeds == (0,)
-    assert study.measure == Measure()
+    assert study.measure == MeasureSettings()
 
 
 def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
@@ -118,7 +118,7 @@ def test_an_invalid_file_is_an_error(tmp_path, content):
 
 def test_levels_with_the_same_file_name_are_errors(tiny_fields, write):
     tiny_fields["factors"]["kernel"] |= {"squared-relu": {"kernel": "squared_relu"}}
-    with pytest.raises(ValueError, match="levels that differ in letters or digits"):
+    with pytest.raises(ValueError, match="levels whose names differ in letters or digits"):
         read_study(write(tiny_fields))
 
 
@@ -131,15 +131,15 @@ def test_a_cell_is_named_after_its_levels_and_seed():
     ("text", "name"), [("positive 4×", "positive-4"), ("../a/b", "a-b"), ("0.003", "0.003")]
 )
 def test_slug_keeps_letters_digits_and_dots(text, name):
-    assert slug(text) == name
+    assert make_file_name(text) == name
 
 
 def test_the_zero_shift_is_always_measured_first():
-    assert Measure(shifts=((0, 4), (0, 0), (4, 0))).shifts == ((0, 0), (0, 4), (4, 0))
-    assert Measure().shifts == ((0, 0),)
+    assert MeasureSettings(shifts=((0, 4), (0, 0), (4, 0))).shifts == ((0, 0), (0, 4), (4, 0))
+    assert MeasureSettings().shifts == ((0, 0),)
 
 
 def test_stability_settings_are_read(tiny_fields, write):
     tiny_fields["measure"]["stability"] = {"fourier": {"shifts": [[0.5, 0]], "images": 3}}
     measure = read_study(write(tiny_fields)).measure
-    assert measure.stability == {"fourier": Stability(((0.5, 0.0),), 3)}
+    assert measure.stability == {"fourier": StabilitySettings(((0.5, 0.0),), 3)}
