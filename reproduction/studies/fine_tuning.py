@@ -1,4 +1,4 @@
-"""Fine-tuning of a ResNet-18 that `teka.convert.fix` made equivariant after its training.
+"""Study of a ResNet-18 that `teka.convert.fix` makes equivariant, before and after fine-tuning.
 
     python -m reproduction.studies.fine_tuning --data-dir data
 
@@ -41,8 +41,8 @@ NUM_IMAGES, NUM_SHIFTED = 2500, 300
 SHIFTS, MOVEMENT = axis_shifts(3), Movement("circular")
 
 
-def measure(model: nn.Module, test: Split) -> dict[str, float]:
-    """Return the accuracy of a model, and the share of images that are correct at every shift."""
+def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
+    """Return the accuracy of a model, and the share of images that are right at every shift."""
     shifted = test.take(torch.arange(NUM_SHIFTED))
     responses = measure_responses(model, shifted.images, SHIFTS, MOVEMENT, labels=shifted.labels)
     assert responses.correct is not None
@@ -51,7 +51,7 @@ def measure(model: nn.Module, test: Split) -> dict[str, float]:
 
 
 def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
-    """Train and measure the four networks of a seed."""
+    """Train and measure the four networks of a seed, and return a row for each."""
     folder = RUNS / f"seed-{seed}"
     run = Run.from_fields(**BASE, seed=seed, data_dir=data_dir)
     train(run, folder, resume=True, progress_bar=False)
@@ -62,15 +62,15 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     layers = locate_layers(trained.model, test.images[:16], SHIFTS, MOVEMENT)
     fixed, _ = fix(trained.model, layers, ("circular", "polyphase"))
     models = {"original": trained.model, "fixed": fixed}
-    networks = {name: measure(model, test) for name, model in models.items()}
+    networks = {name: measure_accuracies(model, test) for name, model in models.items()}
     for name, model in models.items():
         train_custom_model(model, trained.dataset, run.replace(**FINE_TUNING))
-        networks[f"{name}, fine-tuned"] = measure(model, test)
+        networks[f"{name}, fine-tuned"] = measure_accuracies(model, test)
     return pd.DataFrame(networks).T.assign(seed=seed)
 
 
 def main(*, data_dir: str) -> None:
-    """Train and measure the networks of every seed, and print the means over seeds."""
+    """Train and measure the networks of all seeds, write a table, and print means over seeds."""
     torch.set_num_threads(1)
     run: Any = Memory(RUNS, verbose=0).cache(run_seed)
     results = pd.concat([run(seed, data_dir) for seed in SEEDS])

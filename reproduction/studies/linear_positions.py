@@ -34,7 +34,6 @@ from teka.functional.positions import Positions
 from teka.nn import Attention, RandomFeatures
 from teka.testing import equivariance_error
 
-SELECTION_SEEDS = range(3)
 STUDY = read_study(Path(__file__).with_suffix(".yaml"))
 RESULTS = Path(__file__).with_suffix("")
 TIMES = RESULTS / "times.json"

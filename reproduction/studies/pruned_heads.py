@@ -1,10 +1,11 @@
-"""Prune the generalized network of cordonnier2020_small.yaml and train it on.
+"""Study of networks without their degenerate heads, before and after further training.
 
     python -m reproduction.studies.pruned_heads
 
-The results are in pruned_heads.json, and the runs in runs/pruned_heads, so that the same command
-resumes. The threshold is the first of `THRESHOLDS` that prunes a head: 1e5 is that of the paper,
-1,000 that of its code.
+The networks have Gaussians of any shape and are those of cordonnier2020_small.yaml. The results are
+written to pruned_heads.json, and the runs to runs/pruned_heads, so that the same command resumes.
+For each network, the condition number above which heads are removed is the first of `THRESHOLDS`
+that removes a head: 1e5 is that of the paper, 1,000 that of its code.
 """
 
 from pathlib import Path
@@ -24,7 +25,7 @@ THRESHOLDS = (1e5, 1e3, 100.0, 10.0, 3.0)
 
 
 def prune_seed(seed: int) -> dict[str, Any]:
-    """Train, prune and train on the network of a seed."""
+    """Train the network of a seed, remove its degenerate heads, and train it again."""
     folder, pruned = RUNS / f"seed-{seed}", RUNS / f"seed-{seed}-pruned"
     run = STUDY.make_cell({"model": "SA quadratic generalized"}, seed).run
     train(run, folder, resume=True, progress_bar=False)

@@ -1,8 +1,8 @@
-"""Write the tables of pages from the results of the studies.
+"""Tables of two pages, written from the results of the studies.
 
     python -m reproduction.studies.tables
 
-A table follows a line `<!-- table: TITLE -->` of a page.
+A page has a line `<!-- table: TITLE -->` before each table.
 """
 
 import re
@@ -44,54 +44,51 @@ DIFFERENCE = {"at_equal_steps": "difference"}
 
 
 @cache
-def read_grid(name: str) -> Any:
-    """Return the cells of a study with a YAML file, with the differences from its reference."""
+def read_results(name: str) -> Any:
+    """Read the results of a study, with the differences of models from their reference models."""
     study = read_study(STUDIES / f"{name}.yaml")
-    return add_differences(read_cells(study, STUDIES / name), study.reference)
-
-
-def read_tuned(module: Any, seeds: Iterable[int]) -> Any:
-    """Return the cells of a script at the best learning rates, with the differences."""
-    cells = read_cells(module.STUDY, module.RESULTS).droplevel("rate")
-    cells = cells[cells.index.isin(seeds, level="seed")]
-    return add_differences(cells, module.STUDY.reference)
+    cells = read_cells(study, STUDIES / name)
+    if study.script:
+        # Models that only tuned the learning rate have no test accuracy.
+        cells = cells.dropna(subset="accuracy").droplevel("rate")
+    return add_differences(cells, study.reference)
 
 
 def table_by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return means over seeds, with columns for each data set.
+    """Summarize models over seeds, with a column for each quantity on each data set.
 
     Args:
-        cells: Table with one row per cell.
-        headings: Headings of the columns, by name.
+        cells: Table of `read_results`.
+        headings: Names of the columns to summarize, and their headings.
     """
     table = format_table(cells, headings).drop(columns="seeds").unstack("data", sort=False)
     table.columns = [f"{DATA.get(data, data)}: {heading}" for heading, data in table]
     return table
 
 
-def grid_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Compare the levels of a study with its reference."""
-    return table_by_data(read_grid(name), headings)
+def study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
+    """Compare the models of a study, with a column for each quantity on each data set."""
+    return table_by_data(read_results(name), headings)
 
 
-def rotary_table() -> pd.DataFrame:
-    """Compare kernels with softmax, both with rotary, at equal steps and at equal time."""
-    cells = read_grid("kernels").xs("rotary", level="position")
+def kernel_table() -> pd.DataFrame:
+    """Compare content kernels with softmax at equal steps and equal time, with rotary positions."""
+    cells = read_results("kernels").xs("rotary", level="position")
     table = table_by_data(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
 def compare_denominators(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
-    """Compare the denominators of rotary attention on some seeds."""
-    cells = read_tuned(bounded_rotary, seeds)
-    table = table_by_data(cells, headings)
+    """Compare models with different denominators of rotary attention, trained with some seeds."""
+    cells = read_results("bounded_rotary")
+    table = table_by_data(cells[cells.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))
 
 
 def denominator_table() -> pd.DataFrame:
-    """Compare accuracies, outputs and gradients of the denominators of rotary attention."""
-    cells = read_cells(bounded_rotary.STUDY, bounded_rotary.RESULTS).dropna(subset="accuracy")
-    cells["largest_gradient"] = cells.gradient_norm.str.get("largest")
+    """Compare the accuracies of the denominators, and the size of their outputs and gradients."""
+    cells = read_results("bounded_rotary")
+    cells = cells.assign(largest_gradient=cells.gradient_norm.str.get("largest"))
     columns = {"largest_output": "largest output", "largest_gradient": "largest gradient"}
     largest = cells.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
     table = compare_denominators(bounded_rotary.SELECTION_SEEDS, ACCURACY)
@@ -99,8 +96,8 @@ def denominator_table() -> pd.DataFrame:
 
 
 def linear_table() -> pd.DataFrame:
-    """Compare published linear attentions with ours."""
-    cells = read_tuned(linear_positions, linear_positions.SELECTION_SEEDS)
+    """Compare linear attentions of other papers with teka's: accuracy, shift error and time."""
+    cells = read_results("linear_positions")
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
     table = table_by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
@@ -108,7 +105,7 @@ def linear_table() -> pd.DataFrame:
 
 
 def coverage_table() -> pd.DataFrame:
-    """Return the coverage of intervals in percent, bold if significantly below 95 %."""
+    """Return how often intervals contain the true value, bold if significantly below 95 %."""
     rows = pd.read_csv(interval_coverage.RESULTS)
     rows = rows[rows.images == COVERAGE_IMAGES]
     text = (100 * rows.coverage).map("{:.0f}".format)
@@ -126,13 +123,13 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
         "denominators, evaluation": partial(
             compare_denominators, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
         ),
-        "kernels": rotary_table,
-        "positions": partial(grid_table, "positions", DIFFERENCE),
-        "full size": partial(grid_table, "large", ACCURACY | DIFFERENCE),
-        "start of softmax": partial(grid_table, "softmax_start", ACCURACY | DIFFERENCE),
-        "start of rotation": partial(grid_table, "rotation_start", ACCURACY | DIFFERENCE),
+        "kernels": kernel_table,
+        "positions": partial(study_table, "positions", DIFFERENCE),
+        "full size": partial(study_table, "large", ACCURACY | DIFFERENCE),
+        "start of softmax": partial(study_table, "softmax_start", ACCURACY | DIFFERENCE),
+        "start of rotation": partial(study_table, "rotation_start", ACCURACY | DIFFERENCE),
         "start of rotation, other kernels": partial(
-            grid_table, "rotation_start_kernels", ACCURACY | DIFFERENCE
+            study_table, "rotation_start_kernels", ACCURACY | DIFFERENCE
         ),
         "linear attention": linear_table,
     },
@@ -140,15 +137,15 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
 }
 
 
-def with_tables(name: str, page: str) -> str:
-    """Return a page with the present tables.
+def update_tables(name: str, page: str) -> str:
+    """Return the text of a page in which all tables are those of the current results.
 
     Args:
         name: Path of the page in the repository.
         page: Text of the page.
 
     Raises:
-        ValueError: The mark of a table is missing, or there twice.
+        ValueError: The line before a table is missing, or occurs twice.
     """
     for title, make_table in TABLES[name].items():
         mark = f"<!-- table: {title} -->"
@@ -163,4 +160,4 @@ def with_tables(name: str, page: str) -> str:
 if __name__ == "__main__":
     for name in TABLES:
         path = ROOT / name
-        write_bytes(path, with_tables(name, path.read_text(encoding="utf-8")).encode())
+        write_bytes(path, update_tables(name, path.read_text(encoding="utf-8")).encode())
