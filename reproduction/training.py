@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from teka.data import Dataset
 from teka.files import write_bytes
 from teka.training import Run
-from teka.training.classifier import Classifier, learning_rate_factor, make_optimizer
+from teka.training.classifier import Classifier
 from teka.training.trainer import LIGHTNING_PRECISIONS
 
 MakeBatch = Callable[[int], tuple[Tensor, Tensor]]
@@ -93,42 +93,6 @@ def train_steps(
             write_bytes(checkpoint, file.getbuffer())
             after_save(step + 1)
     return gradient_norms
-
-
-def train_with_recipe(
-    model: nn.Module,
-    run: Run,
-    make_batch: MakeBatch,
-    *,
-    num_steps: int,
-    checkpoint: Path | None = None,
-    save_every: int = 1,
-) -> None:
-    """Train a model on given batches with the optimizer and the schedule of a recipe.
-
-    Afterwards, the model is in evaluation mode.
-
-    Args:
-        model: Model from images to logits.
-        run: Run with the recipe. Its model, data and epochs are not used.
-        make_batch: Function that takes the number of a step and returns its images and labels.
-        num_steps: Number of steps.
-        checkpoint: Checkpoint file, or None to save nothing.
-        save_every: Number of steps between two checkpoints.
-    """
-    train_steps(
-        model.train(),
-        [make_optimizer(model, run)],
-        make_batch,
-        num_steps=num_steps,
-        rate_factor=lambda step: learning_rate_factor(step, run, num_steps),
-        label_smoothing=run.recipe.label_smoothing,
-        gradient_clip=run.recipe.gradient_clip or None,
-        is_bfloat16=run.recipe.precision == "bfloat16",
-        checkpoint=checkpoint,
-        save_every=save_every,
-    )
-    model.eval()
 
 
 def train_custom_model(model: nn.Module, dataset: Dataset, run: Run) -> None:

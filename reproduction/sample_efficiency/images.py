@@ -1,4 +1,4 @@
-"""Class-balanced subsets of the training images, and test images at random positions."""
+"""Images of the study of sample efficiency: few training images, and moved test images."""
 
 import functools
 
@@ -15,10 +15,12 @@ CANVAS = 32
 TEST_SEED = 0  # the same movements for all models and seeds
 
 
-def balanced_subset(labels: Int[Tensor, " images"], size: int, seed: int) -> Int[Tensor, " chosen"]:
-    """Return indices of a random subset with the same number of images of each class.
+def draw_balanced_subset(
+    labels: Int[Tensor, " images"], size: int, seed: int
+) -> Int[Tensor, " chosen"]:
+    """Draw the same number of images of each class at random, and return their indices.
 
-    The subsets of one seed are nested.
+    With the same seed, a larger subset contains the smaller ones.
 
     Raises:
         ValueError: A class has too few images, or the classes do not divide the size.
@@ -33,17 +35,17 @@ def balanced_subset(labels: Int[Tensor, " images"], size: int, seed: int) -> Int
 
 
 def random_movement(margin: int) -> RandomShift:
-    """Return the movement of images with a blank margin, or of images that fill the canvas.
+    """Return a transform that moves images to random positions on the canvas without loss.
 
-    With a margin, an image moves to a random position on the canvas and loses nothing. Without
-    one, it moves circularly.
+    Args:
+        margin: Blank pixels around the images. Without a margin, images move circularly.
     """
     return RandomShift(margin) if margin else RandomShift(CANVAS // 2, mode="circular")
 
 
 @functools.lru_cache(maxsize=1)
 def load_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
-    """Load a data set with all images in the middle of the canvas, and none held out."""
+    """Load a data set with each image in the middle of a blank canvas, without held-out images."""
     dataset = load(data, data_dir=data_dir, image_size=image_size, validation_size=0)
     margin = (CANVAS - dataset.image_size[0]) // 2
     splits = {}
@@ -56,5 +58,5 @@ def load_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
 def move_test_images(
     images: Float[Tensor, "images channels 32 32"], margin: int
 ) -> Float[Tensor, "images channels 32 32"]:
-    """Move every image to a random position, always the same one."""
+    """Move every test image to a random position, which is the same for all models."""
     return random_movement(margin)(images, Generator().manual_seed(TEST_SEED))

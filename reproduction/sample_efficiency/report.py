@@ -1,4 +1,4 @@
-"""Tables and a figure of accuracy against the number of training images."""
+"""Tables and a figure of the accuracy of models by number of training images."""
 
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,15 @@ gives the geometric mean over seeds, with the lowest and the highest seed in par
 
 
 def images_needed(accuracy: pd.Series, target: float) -> float:
-    """Return the number of training images with which a model reaches an accuracy.
+    """Return how many training images a model needs to reach an accuracy.
 
     Args:
         accuracy: Accuracy by number of images, ascending.
         target: Accuracy to reach.
 
     Returns:
-        The number, or infinity if no number is large enough. The smallest number of images if it
-        is enough.
+        The number of images, interpolated between the measured numbers. It is at least the smallest
+        measured number, and infinity if the accuracy is never reached.
     """
     highest = np.maximum.accumulate(accuracy.to_numpy())
     counts = np.log(accuracy.index.to_numpy(dtype=float))
@@ -54,7 +54,15 @@ def images_needed(accuracy: pd.Series, target: float) -> float:
 
 
 def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
-    """Return the images that each model needs to reach the default at 1,000 images, as text."""
+    """Compare how many training images models need for the accuracy of the default with 1,000.
+
+    Args:
+        cells: Table with one row for each model.
+        quantity: Name of the column with the accuracy.
+
+    Returns:
+        The numbers of images of each model, as text of `_format_counts`.
+    """
     levels = ["data", "seed", "training", "model"]
     table = cells.set_index([*levels, "num_images"])[quantity]
     curves = table.unstack("num_images", sort=False).sort_index(axis=1)
@@ -70,14 +78,14 @@ def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
 
 
 def _format_counts(counts: pd.Series) -> str:
-    """Return the geometric mean of numbers of images, the smallest and the largest, as text."""
+    """Format the geometric mean of some numbers, with the smallest and the largest number."""
     values = np.exp(np.log(counts).mean()), counts.min(), counts.max()
     texts = [format_number(value) if np.isfinite(value) else "not reached" for value in values]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 def write_report(study: Study, folder: Path) -> str:
-    """Write `summary.md` and `accuracy.png` of the finished cells, and return the tables."""
+    """Write `summary.md` and `accuracy.png` about the trained models, and return the text."""
     cells = read_cells(study, folder).reset_index()
     tables = {}
     for quantity, heading in QUANTITIES.items():
@@ -89,13 +97,13 @@ def write_report(study: Study, folder: Path) -> str:
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)
-    write_bytes(folder / "accuracy.png", to_png(draw(cells)))
+    write_bytes(folder / "accuracy.png", to_png(draw_accuracies(cells)))
     seconds = f"CPU seconds of a training, median: {format_number(cells.process_seconds.median())}."
     return write_page(folder / "summary.md", study, cells, tables, f"{NOTES}\n\n{seconds}")
 
 
-def draw(cells: pd.DataFrame) -> Figure:
-    """Draw the accuracy on moved test images in one panel per data set, with 95 % intervals."""
+def draw_accuracies(cells: pd.DataFrame) -> Figure:
+    """Draw the accuracy on moved test images by number of training images, for each data set."""
     panels = cells.data.unique()
     figure = Figure((1 + 4.5 * len(panels), 4), dpi=130, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]

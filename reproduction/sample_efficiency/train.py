@@ -1,4 +1,4 @@
-"""Training of the cells of the study, each with the same number of steps."""
+"""Training of a model on few images, and its accuracy on unmoved and moved test images."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 import reproduction.baselines  # noqa: F401, registers ResNet-18
 from reproduction.sample_efficiency.images import (
     CANVAS,
-    balanced_subset,
+    draw_balanced_subset,
     load_on_canvas,
     move_test_images,
     random_movement,
@@ -18,10 +18,11 @@ from reproduction.sample_efficiency.images import (
 from reproduction.study.cells import TRAINING
 from reproduction.study.measure import predict
 from reproduction.study.study import Cell
-from reproduction.training import train_with_recipe
+from reproduction.training import train_steps
 from teka.data import Split
 from teka.files import make_directory
 from teka.provenance import provenance
+from teka.training.classifier import learning_rate_factor, make_optimizer
 
 NUM_STEPS = 1200
 SAVE_EVERY = 300
@@ -30,13 +31,14 @@ SAVE_EVERY = 300
 def train_cell(
     cell: Cell, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
-    """Train a model on its subset of the images, and measure its accuracy on both test sets.
+    """Train one model of the study, and measure its accuracy on unmoved and on moved test images.
 
-    The training has one thread. An interrupted training continues after its last saved state.
+    All models are trained for the same number of steps on one thread. An interrupted training
+    continues after its last checkpoint.
 
     Args:
-        cell: Cell of the study.
-        folder: Folder of the study, for the state of the training.
+        cell: The model, with its training run and the number of training images.
+        folder: Folder of the study, for the checkpoint.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
     """
@@ -45,7 +47,7 @@ def train_cell(
     dataset = load_on_canvas(run.data, run.image_size, data_dir)
     margin = (CANVAS - run.image_size) // 2
     num_images = run.train_size or len(dataset.train)
-    train = dataset.train.take(balanced_subset(dataset.train.labels, num_images, run.seed))
+    train = dataset.train.take(draw_balanced_subset(dataset.train.labels, num_images, run.seed))
     torch.manual_seed(run.seed)
     model = run.make_model(**dataset.sizes)
     orders = order_batches(num_images, NUM_STEPS, run.batch_size, run.seed)
@@ -61,9 +63,19 @@ def train_cell(
     checkpoint = make_directory("out", folder / TRAINING / cell.name) / "state.pt"
     is_resumed = checkpoint.is_file()
     start, process_start = time.perf_counter(), time.process_time()
-    train_with_recipe(
-        model, run, make_batch, num_steps=NUM_STEPS, checkpoint=checkpoint, save_every=SAVE_EVERY
+    train_steps(
+        model.train(),
+        [make_optimizer(model, run)],
+        make_batch,
+        num_steps=NUM_STEPS,
+        rate_factor=lambda step: learning_rate_factor(step, run, NUM_STEPS),
+        label_smoothing=run.recipe.label_smoothing,
+        gradient_clip=run.recipe.gradient_clip or None,
+        is_bfloat16=run.recipe.precision == "bfloat16",
+        checkpoint=checkpoint,
+        save_every=SAVE_EVERY,
     )
+    model.eval()
     seconds, process_seconds = time.perf_counter() - start, time.process_time() - process_start
     return {
         **cell.labels,
@@ -73,7 +85,7 @@ def train_cell(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": None if is_resumed else round(seconds, 1),
         "process_seconds": None if is_resumed else round(process_seconds, 1),
-        **measure(model, dataset.test, margin),
+        **measure_accuracies(model, dataset.test, margin),
         "run": run.to_dict(),
         **provenance(command),
     }
@@ -82,15 +94,21 @@ def train_cell(
 def order_batches(
     num_images: int, num_steps: int, batch_size: int, seed: int
 ) -> tuple[Tensor, ...]:
-    """Return the indices of the images of every step: epoch after epoch, each in random order."""
+    """Draw the images of every training step: all images in random order, again and again."""
     generator = Generator().manual_seed(seed)
     num_epochs = -(-num_steps * batch_size // num_images)
     epochs = [torch.randperm(num_images, generator=generator) for _ in range(num_epochs)]
     return torch.cat(epochs)[: num_steps * batch_size].split(batch_size)
 
 
-def measure(model: nn.Module, test: Split, margin: int) -> dict[str, float]:
-    """Return the accuracy on test images as published and moved, and the unchanged predictions."""
+def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, float]:
+    """Return the accuracies on unmoved and moved test images, and the share of equal predictions.
+
+    Args:
+        model: Model in evaluation mode.
+        test: Test images in the middle of the canvas.
+        margin: Blank pixels around the images, or 0 to move them circularly.
+    """
     predicted = predict(model, test.images).argmax(dim=1)
     moved = predict(model, move_test_images(test.images, margin)).argmax(dim=1)
     shares = {

@@ -5,7 +5,7 @@ import torch
 
 from reproduction.sample_efficiency.images import (
     CANVAS,
-    balanced_subset,
+    draw_balanced_subset,
     load_on_canvas,
     move_test_images,
 )
@@ -14,7 +14,7 @@ LABELS = torch.arange(300) % 3
 
 
 def test_subsets_are_balanced_and_nested():
-    subsets = [balanced_subset(LABELS, size, seed=10) for size in (30, 90, 300)]
+    subsets = [draw_balanced_subset(LABELS, size, seed=10) for size in (30, 90, 300)]
     for subset in subsets:
         assert LABELS[subset].bincount().tolist() == [len(subset) // 3] * 3
         assert len(set(subset.tolist())) == len(subset)
@@ -23,7 +23,7 @@ def test_subsets_are_balanced_and_nested():
 
 
 def test_subsets_depend_on_the_seed():
-    first, again, other = (balanced_subset(LABELS, 30, seed) for seed in (10, 10, 11))
+    first, again, other = (draw_balanced_subset(LABELS, 30, seed) for seed in (10, 10, 11))
     assert torch.equal(first, again)
     assert set(first.tolist()) != set(other.tolist())
 
@@ -31,7 +31,7 @@ def test_subsets_depend_on_the_seed():
 @pytest.mark.parametrize("size", [31, 303])
 def test_sizes_without_balance_are_errors(size):
     with pytest.raises(ValueError, match=f"a multiple of 3 up to 300, got {size}"):
-        balanced_subset(LABELS, size, seed=10)
+        draw_balanced_subset(LABELS, size, seed=10)
 
 
 def test_images_stand_in_the_middle_of_the_canvas():
