@@ -145,7 +145,7 @@ def _use_engine(parallel: str, processes: int) -> Iterator[None]:
     check_name("parallel", name, ("loky", "dask"))
     if name == "loky":
         with joblib.parallel_config(
-            name, n_jobs=processes, initializer=_follow_parent, initargs=(os.getpid(),)
+            name, n_jobs=processes, initializer=_end_with_parent, initargs=(os.getpid(),)
         ):
             yield
         return
@@ -159,8 +159,8 @@ def _use_engine(parallel: str, processes: int) -> Iterator[None]:
         yield
 
 
-def _follow_parent(parent: int) -> None:
-    """End this process when its parent ends, and leave interruptions to the parent."""
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent process ends, which also handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
