@@ -170,7 +170,7 @@ def test_without_heads_it_has_the_papers_parameters():
 
 @pytest.mark.parametrize("heads", [0, (3,), (3, 0), (3, 3, 3)], ids=str)
 def test_numbers_of_heads_that_do_not_fit_are_an_error(heads):
-    with pytest.raises(ValueError, match=r"heads must be .* one for each of depth = 2 blocks"):
+    with pytest.raises(ValueError, match=r"heads must be .* for each of depth = 2 blocks"):
         build(heads=heads)
 
 
