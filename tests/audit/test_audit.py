@@ -12,7 +12,7 @@ from teka.audit.caveats import Caveat
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
-from teka.audit.page.text import audit_text, details_text
+from teka.audit.page.text import additional_findings_text, audit_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 
@@ -446,7 +446,7 @@ def test_the_main_results_come_before_the_layers():
     assert main.verdict[0] == report.verdict[0]
     assert main.caveats == report.caveats
     assert main.examples == report.examples
-    shown = details_text(main, report)
+    shown = additional_findings_text(main, report)
     assert main.verdict[0] not in shown
     assert "Breaks equivariance first: 0" in shown
 

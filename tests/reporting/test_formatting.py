@@ -2,18 +2,18 @@ import pytest
 
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
-    write_difference,
-    write_interval,
-    write_number,
+    format_difference,
+    format_interval,
+    format_metric,
 )
 from teka.audit.statistics.intervals import Estimate
 from teka.reporting.formatting import (
-    listed,
-    write_p_value,
-    write_share,
-    write_shift,
-    write_size,
-    write_step,
+    format_number,
+    format_p_value,
+    format_share,
+    format_shift,
+    format_step,
+    join_words,
 )
 
 
@@ -31,7 +31,7 @@ from teka.reporting.formatting import (
     ],
 )
 def test_all_and_none_are_said_only_of_all_and_none(share, text):
-    assert write_share(share) == text
+    assert format_share(share) == text
 
 
 @pytest.mark.parametrize(
@@ -39,33 +39,33 @@ def test_all_and_none_are_said_only_of_all_and_none(share, text):
     [(0.0, "0"), (3.1e-7, "3.1e−7"), (0.0123, "0.0123"), (1.539, "1.54"), (2.5e6, "2.5e6")],
 )
 def test_sizes_have_three_digits_or_a_power_of_ten(size, text):
-    assert write_size(size) == text
+    assert format_number(size) == text
 
 
 def test_shares_are_written_in_percent_and_errors_are_not():
-    assert write_number("consistency", 0.25) == write_number("agreement", 0.25) == "25.0"
-    assert write_number("maximum_error", 0.25) == write_number("sensitivity", 0.25) == "0.25"
+    assert format_metric("consistency", 0.25) == format_metric("agreement", 0.25) == "25.0"
+    assert format_metric("maximum_error", 0.25) == format_metric("sensitivity", 0.25) == "0.25"
 
 
 def test_shifts_are_written_with_true_signs():
-    assert write_shift((-3, 2)) == "dx +2, dy −3"
-    assert write_shift((0, 0.5)) == "dx +0.5"
-    assert write_shift((0, 0)) == "unshifted"
-    assert [write_step(step) for step in (-4, 0, 0.25, 13)] == ["−4", "0", "+0.25", "+13"]
+    assert format_shift((-3, 2)) == "dx +2, dy −3"
+    assert format_shift((0, 0.5)) == "dx +0.5"
+    assert format_shift((0, 0)) == "unshifted"
+    assert [format_step(step) for step in (-4, 0, 0.25, 13)] == ["−4", "0", "+0.25", "+13"]
 
 
 @pytest.mark.parametrize(
     ("values", "text"), [([3], "3"), ([3, 5], "3 and 5"), ("abc", "a, b and c")]
 )
 def test_values_are_listed_in_words(values, text):
-    assert listed(values) == text
+    assert join_words(values) == text
 
 
 def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_width_zero():
     interval = Estimate(0.15, 0.1, 0.2, 0.95, "bootstrap over images")
-    assert write_interval("mean_error", interval) == "0.1–0.2"
+    assert format_interval("mean_error", interval) == "0.1–0.2"
     few, alike = "none, which needs 10 images or more", "none, all images have this value"
-    assert write_interval("mean_error", Estimate(0.107, 0.107, 0.107, 0.95, few)) == "–"
+    assert format_interval("mean_error", Estimate(0.107, 0.107, 0.107, 0.95, few)) == "–"
     assert explain_missing_intervals([few, "wilson", alike, few]) == (
         "–: no interval, which needs 10 images or more; or all images have this value."
     )
@@ -73,13 +73,13 @@ def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_wid
 
 
 def test_differences_have_signs_and_p_values_three_decimals():
-    assert [write_difference("accuracy", share) for share in (0.0341, -0.1, 0.0004)] == [
+    assert [format_difference("accuracy", share) for share in (0.0341, -0.1, 0.0004)] == [
         "+3.4",
         "−10.0",
         "0.0",
     ]
-    assert write_difference("mean_error", -3.1e-7) == "−3.1e−7"
-    assert [write_p_value(one) for one in (0.0004, 0.0312, 1.0)] == [
+    assert format_difference("mean_error", -3.1e-7) == "−3.1e−7"
+    assert [format_p_value(one) for one in (0.0004, 0.0312, 1.0)] == [
         "p < 0.001",
         "p = 0.031",
         "p = 1.000",

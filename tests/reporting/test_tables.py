@@ -11,7 +11,7 @@ ROWS = tuple((NAME, *(f"{index}.5 ± {index}" for index in range(17))) for _ in 
 
 @pytest.mark.parametrize(("width", "narrowest"), [(WIDTH, 40), (60, 14)])
 def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost(width, narrowest):
-    text = Table("title", HEADS, ROWS).plain(width, narrowest=narrowest)
+    text = Table("title", HEADS, ROWS).to_text(width, narrowest=narrowest)
     assert max(map(len, text.splitlines())) <= width
     assert text.startswith("title\n")
     assert all(len(re.findall(rf"{head}(?!\d)", text)) == 1 for head in HEADS[1:])
@@ -21,7 +21,7 @@ def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost(width, narro
 
 
 def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
-    text = Table("", ("[bold]model", "a\nb"), ((":smile: x", "1\n22"), ("y", "−3.0"))).plain()
+    text = Table("", ("[bold]model", "a\nb"), ((":smile: x", "1\n22"), ("y", "−3.0"))).to_text()
     assert text.splitlines() == [
         "                a",
         "[bold]model     b",
@@ -33,7 +33,7 @@ def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
 
 
 def test_markdown_has_as_many_cells_in_every_row():
-    text = Table("title", ("a | b", "c"), (("one \\ two", "3\n4"),)).markdown()
+    text = Table("title", ("a | b", "c"), (("one \\ two", "3\n4"),)).to_markdown()
     assert text == "### title\n\n| a \\| b | c |\n| --- | --: |\n| one \\\\ two | 3<br>4 |"
 
 
@@ -41,7 +41,9 @@ def test_a_wide_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_words
     name = "a folder/" * 20 + "[seven].png"
     rows = ((name, "7", "9.1%"), ("two", "twelve", "100.0%"))
     head, _, first, second = (
-        Table("", ("picture", "class", "share"), rows, words=("class",)).plain(WIDEST).splitlines()
+        Table("", ("picture", "class", "share"), rows, words=("class",))
+        .to_text(WIDEST)
+        .splitlines()
     )
     assert first == f"{name}  7{'9.1%':>13}"
     assert second == f"{'two':<{len(name)}}  twelve  100.0%"
@@ -52,7 +54,7 @@ HOSTILE = "=1+1|<img src=x>\x1b[2J\u202e`x`"
 
 
 def test_a_terminal_gets_no_control_characters_and_no_endless_cells():
-    shown = Table(HOSTILE, ("name", HOSTILE), ((HOSTILE, "7"), ("x" * 10_000, "8"))).plain(WIDEST)
+    shown = Table(HOSTILE, ("name", HOSTILE), ((HOSTILE, "7"), ("x" * 10_000, "8"))).to_text(WIDEST)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert r"=1+1|<img src=x>\x1b[2J\u202e`x`" in shown
@@ -62,7 +64,7 @@ def test_a_terminal_gets_no_control_characters_and_no_endless_cells():
 
 def test_markdown_shows_names_as_they_are():
     heading, _, head, _, row = (
-        Table(HOSTILE, ("a_b *c*",), ((f"{HOSTILE}\nnext",),)).markdown().splitlines()
+        Table(HOSTILE, ("a_b *c*",), ((f"{HOSTILE}\nnext",),)).to_markdown().splitlines()
     )
     shown = r"=1+1\|&lt;img src=x>\\x1b\[2J\\u202e\`x\`"
     assert heading == f"### {shown}"

@@ -18,10 +18,10 @@ from teka.audit.adapters.preprocessing import RESAMPLINGS
 from teka.audit.adapters.timm_torchvision import (
     load_timm,
     load_torchvision,
-    read_data_config,
-    read_preset,
+    preprocessing_from_data_config,
+    preprocessing_from_preset,
 )
-from teka.audit.adapters.transformers_model import read_processor
+from teka.audit.adapters.transformers_model import preprocessing_from_processor
 
 # Imported by name: where types are checked, they are not installed.
 timm: Any = import_module("timm")
@@ -64,7 +64,7 @@ def test_timm_with_each_kernel(resampling, mode):
         pretrained_cfg=timm.get_pretrained_cfg(RESNET18).to_dict()
     )
     config = {**known, "interpolation": resampling, "crop_mode": mode}
-    expect_equal(read_data_config(config), timm.data.create_transform(**config))
+    expect_equal(preprocessing_from_data_config(config), timm.data.create_transform(**config))
 
 
 def test_every_configuration_that_timm_ships_a_model_with():
@@ -77,7 +77,9 @@ def test_every_configuration_that_timm_ships_a_model_with():
             configs[str(config)] = config
     assert len(configs) > 100
     for config in configs.values():
-        expect_equal(read_data_config(config), timm.data.create_transform(**config), SIZES[:2])
+        expect_equal(
+            preprocessing_from_data_config(config), timm.data.create_transform(**config), SIZES[:2]
+        )
 
 
 def test_every_preset_of_torchvisions_classifiers():
@@ -87,10 +89,10 @@ def test_every_preset_of_torchvisions_classifiers():
     presets = {str(preset): preset for preset in (one.transforms() for one in weights)}
     assert len(presets) > 20
     for preset in presets.values():
-        expect_equal(read_preset(preset), preset, SIZES[::10])
+        expect_equal(preprocessing_from_preset(preset), preset, SIZES[::10])
     for name in ("resnet50", "swin_b"):
         preset = models.get_model_weights(name).DEFAULT.transforms()
-        expect_equal(read_preset(preset), preset)
+        expect_equal(preprocessing_from_preset(preset), preset)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_transformers_by_pillow_and_by_torchvision(kind, backend, resampling):
     def own(levels: Any) -> Any:
         return processor(np.array(levels), input_data_format="channels_last")["pixel_values"][0]
 
-    expect_equal(read_processor(processor, 3, kind), own)
+    expect_equal(preprocessing_from_processor(processor, 3, kind), own)
 
 
 def test_models_of_timm_and_torchvision_are_asked_what_they_would_be_asked(monkeypatch):

@@ -15,7 +15,7 @@ from teka.audit.movement import ImageSet, Movement, background_value
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of
-from teka.reporting.formatting import write_share, write_size
+from teka.reporting.formatting import format_number, format_share
 
 SEVERITIES = {
     "invalidates": "These results are invalid",
@@ -76,8 +76,8 @@ def warn_about_nondeterminism(repeat: float) -> Iterator[Caveat]:
     if repeat > REPEAT_ROUNDING:
         message = (
             "The model is not deterministic: the outputs of two calls on the same images differ by "
-            f"{write_size(repeat)} of their size. Find the part that is random in each call, such "
-            "as dropout or random features, make it deterministic, and audit again."
+            f"{format_number(repeat)} of their size. Find the part that is random in each call, "
+            "such as dropout or random features, make it deterministic, and audit again."
         )
         yield Caveat("non-determinism", "invalidates", message)
 
@@ -88,7 +88,7 @@ def warn_about_few_images(num_images: int, confidence: float) -> Iterator[Caveat
     if upper - lower > 2 * WIDE_INTERVAL:
         message = (
             f"With only {num_images} images, the confidence interval of an accuracy of 90 % is "
-            f"from {write_share(lower)} to {write_share(upper)} %. Differences between shifts or "
+            f"from {format_share(lower)} to {format_share(upper)} %. Differences between shifts or "
             "between models that are smaller than this may be chance. Use more images."
         )
         yield Caveat("too few images", "limits", message)
@@ -143,7 +143,7 @@ def warn_about_batch_dependence(
     if difference > max(BATCH_ROUNDING, 10 * noise):
         message = (
             "The output for an image depends on the other images of its batch. If the image is "
-            f"evaluated alone, the output changes by {write_size(difference)} of its size. All "
+            f"evaluated alone, the output changes by {format_number(difference)} of its size. All "
             "results therefore depend on how images are grouped into batches."
         )
         parts = [
@@ -210,7 +210,7 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
         channel = int(wrong.int().argmax())
         value = float(commonest[channel])
         message = (
-            f"{write_share(float(share[channel]))} % of the border's pixels are {value:.3g} "
+            f"{format_share(float(share[channel]))} % of the border's pixels are {value:.3g} "
             f"(channel {channel}), but shifts fill new pixels with {float(fill[channel]):.3g}. "
             "The shifted images have an edge that real images do not have. To avoid it, set "
             f"background={value:.4g}, or audit images before normalization."
@@ -253,11 +253,11 @@ def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
     elif share >= COLLAPSED_SHARE:
         note = ""
         if labels is not None:
-            label_share = write_share(float((labels == top).double().mean()))
+            label_share = format_share(float((labels == top).double().mean()))
             note = f", the label of {label_share} % of the images"
         message = (
-            f"{write_share(share)} % of all predictions are {top_class}{note}. A model that always "
-            "predicts this is consistent at every shift, even if it ignores the image."
+            f"{format_share(share)} % of all predictions are {top_class}{note}. A model that "
+            "always predicts this is consistent at every shift, even if it ignores the image."
         )
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
         # A few images without labels may well be of one class.
@@ -279,9 +279,9 @@ def warn_about_chance_accuracy(responses: Responses) -> Iterator[Caveat]:
     if commonest < 1 and accuracy < 1 and accuracy <= limit:
         kind = "set of labels" if responses.output in MULTILABEL else "class"
         message = (
-            f"Unshifted, {write_share(accuracy)} % of {len(labels)} images are classified "
+            f"Unshifted, {format_share(accuracy)} % of {len(labels)} images are classified "
             "correctly. Always predicting the most common "
-            f"{kind} would be correct for {write_share(commonest)} %, so the model is not "
+            f"{kind} would be correct for {format_share(commonest)} %, so the model is not "
             "significantly better. Check that the model was trained on these classes and with the "
             "same preprocessing."
         )

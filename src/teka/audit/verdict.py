@@ -9,7 +9,7 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.precision import rounding_bound
-from teka.reporting.formatting import listed, write_share, write_size, write_step
+from teka.reporting.formatting import format_number, format_share, format_step, join_words
 
 BREAK_PLACES = {
     "interior": "inside the image",
@@ -80,23 +80,23 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
         effect = "moves the output along exactly, up to rounding"
         if metrics.output in INVARIANT_OUTPUTS:
             effect = "does not change the output beyond rounding"
-        return effect, f"relative error at most {write_size(numbers['maximum_error'].value)}; "
+        return effect, f"relative error at most {format_number(numbers['maximum_error'].value)}; "
     if "overlap" in numbers:
         overlap = numbers["overlap"]
-        effect = f"leaves a mean IoU of {write_share(overlap.value)} % with the moved output"
+        effect = f"leaves a mean IoU of {format_share(overlap.value)} % with the moved output"
         return f"{effect} for the original image", f"{_write_confidence(overlap)}; "
     never = ""
     if "consistency" in numbers:
         same = numbers["consistency"]
         changed = replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
         if changed.value > 0:
-            effect = f"changes the prediction in {write_share(changed.value)} % of cases"
+            effect = f"changes the prediction in {format_share(changed.value)} % of cases"
             return effect, f"{_write_confidence(changed)}; "
         never = ", and never the prediction"
     # An output of zero has no relative error.
     size = ""
     if "maximum_error" in numbers:
-        size = f" by up to {write_size(numbers['maximum_error'].value)} of its size"
+        size = f" by up to {format_number(numbers['maximum_error'].value)} of its size"
     return f"changes the output{size}{never}", ""
 
 
@@ -107,11 +107,11 @@ def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
     if any(caveat.name == "too few images" for caveat in report.caveats):
         images = f"only {images}"
     modes = [metrics.movement.mode for metrics in moved]
-    return f"{images}, mode{'' if len(modes) == 1 else 's'} {listed(modes)}"
+    return f"{images}, mode{'' if len(modes) == 1 else 's'} {join_words(modes)}"
 
 
 def _write_ends(estimate: Estimate) -> str:
-    return f"{write_share(estimate.lower)} to {write_share(estimate.upper)} %"
+    return f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
 
 
 def _write_confidence(estimate: Estimate) -> str:
@@ -119,7 +119,7 @@ def _write_confidence(estimate: Estimate) -> str:
 
 
 def _write_estimate(estimate: Estimate) -> str:
-    return f"{write_share(estimate.value)} % ({_write_ends(estimate)})"
+    return f"{format_share(estimate.value)} % ({_write_ends(estimate)})"
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
@@ -136,7 +136,7 @@ def _undecided_sentence(report: AuditReport) -> str:
     assert report.noise_floor is not None
     return (
         "It cannot be decided whether moving the image changes the output, because two calls on "
-        f"the same images differ by {write_size(report.noise_floor.repeat)} of their size"
+        f"the same images differ by {format_number(report.noise_floor.repeat)} of their size"
     )
 
 
@@ -165,7 +165,7 @@ def _describe_details(metrics: Metrics) -> list[str]:
         return []
     parts = []
     if "minimum_overlap" in numbers:
-        overlap = write_share(numbers["minimum_overlap"].value)
+        overlap = format_share(numbers["minimum_overlap"].value)
         parts.append(f"the mean IoU is {overlap} % at the worst shift")
     if "retrieval" in numbers:
         parts.append(
@@ -178,8 +178,8 @@ def _describe_details(metrics: Metrics) -> list[str]:
             by_shift = metrics.curves["accuracy"].values
             worst = metrics.shifts[by_shift.index(min(by_shift))]
             accuracy += (
-                f" unshifted, {write_share(min(by_shift))} % at the worst shift, (dy, dx) = "
-                f"({', '.join(map(write_step, worst))}), and "
+                f" unshifted, {format_share(min(by_shift))} % at the worst shift, (dy, dx) = "
+                f"({', '.join(map(format_step, worst))}), and "
                 f"{_write_estimate(numbers['worst_shift_accuracy'])} at every shift"
             )
         parts.append(accuracy)
@@ -206,10 +206,10 @@ def _layer_sentences(report: AuditReport) -> list[str]:
         sentences.append(
             f"It cannot be decided whether {layers.undecided[0].name} and the layers after it "
             "break equivariance, because their outputs for two copies of the same images differ by "
-            f"up to {write_size(noise)}."
+            f"up to {format_number(noise)}."
         )
     if not sentences:
-        reason = f"every error is at most {write_size(layers.threshold)} of its output"
+        reason = f"every error is at most {format_number(layers.threshold)} of its output"
         if report.is_exact:
             reason = "the output of the model is exact"
         sentences.append(f"No layer breaks equivariance: {reason}.")

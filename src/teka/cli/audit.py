@@ -15,7 +15,7 @@ from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_audit_im
 from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
 from teka.audit.page.pages import write_page
 from teka.audit.page.summary import badge_svg, summary_markdown
-from teka.audit.page.text import audit_text, comparison_text, details_text
+from teka.audit.page.text import additional_findings_text, audit_text, comparison_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.comparison import Pair
@@ -85,7 +85,7 @@ def audit(
         print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
     report = audit_with_progress(case, command, results, on_result=print_result)
-    details = details_text(main_results[0], report)
+    details = additional_findings_text(main_results[0], report)
     write_results([report], report.to_dict(), results, details, badge=badge)
     return 0 if fail_under is None or print_verdict(report, metric, fail_under) else NOT_PASSED
 

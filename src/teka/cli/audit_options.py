@@ -14,7 +14,7 @@ from teka.audit.adapters.inputs import (
     AuditImages,
     AuditInputs,
     ImageOptions,
-    default_mode,
+    choose_default_mode,
     load_audit_images,
     make_audit_inputs,
 )
@@ -168,4 +168,4 @@ class AuditOptions:
         """Default mode of shifting and its reason, or None if an option sets the mode."""
         if self.shifts.mode or self.settings.protocol is not None:
             return None
-        return default_mode(self.images)
+        return choose_default_mode(self.images)

@@ -12,7 +12,7 @@ from teka import convert
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
 from teka.audit.page.accuracy_cost import describe_accuracy_cost
-from teka.audit.page.compared import explain_excluded
+from teka.audit.page.compared import explain_excluded_models
 from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
@@ -23,7 +23,7 @@ from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, first_line, printable, printable_lines, wrong_value
 from teka.files import write_bytes
 from teka.models.model_file import serialize_weights
-from teka.reporting.formatting import listed
+from teka.reporting.formatting import join_words
 
 
 def fix(
@@ -94,9 +94,11 @@ def fix(
     comparison = compare_models([case, fixed_case], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict
-    cost = " ".join(explain_excluded([before, after])) or describe_accuracy_cost(comparison.pairs)
+    cost = " ".join(explain_excluded_models([before, after])) or describe_accuracy_cost(
+        comparison.pairs
+    )
     counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
-    verdict = (f"{first} {cost}", f"Fixed without training: {listed(counts)}.", *rest)
+    verdict = (f"{first} {cost}", f"Fixed without training: {join_words(counts)}.", *rest)
     comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
     write_comparison(comparison, results, fix=encode(outcome))
     if out is None:

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from teka._checkpoint import restore_in_checkpoints
 from teka.audit.layers.fixes import FIXES
-from teka.audit.layers.layouts import pair, position_axes
+from teka.audit.layers.layouts import find_position_axes, pair
 from teka.audit.layers.localize import LayerFindings
 from teka.checks import check_module, check_names
 from teka.errors import wrong_type, wrong_value
@@ -145,7 +145,7 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
     The vectors of class and register tokens do not change.
     """
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
-    placement = position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
+    placement = find_position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
     if placement is None:
         expected = "findings with the grid of this position embedding"
         raise wrong_value("layers", tuple(embedding.shape), expected)

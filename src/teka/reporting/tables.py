@@ -33,7 +33,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     words: tuple[str, ...] = ()
 
-    def plain(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
+    def to_text(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
         """Return the table as text with aligned columns.
 
         If the table is too wide, names of rows are wrapped. If it is still too wide, the last
@@ -57,11 +57,11 @@ class Table:
                 blocks.append([0, column])
             else:
                 blocks[-1] = block
-        texts = [self._write_columns(rows, block, sizes) for block in blocks]
+        texts = [self._format_columns(rows, block, sizes) for block in blocks]
         title = ["\n".join(textwrap.wrap(printable(self.title), width))] if self.title else []
         return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
 
-    def _write_columns(
+    def _format_columns(
         self, rows: Sequence[Sequence[list[str]]], columns: Sequence[int], sizes: Sequence[int]
     ) -> str:
         lines: list[str] = []
@@ -80,7 +80,7 @@ class Table:
                 lines.append("-" * (sum(sizes[column] + GAP for column in columns) - GAP))
         return "\n".join(lines)
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Return the table as Markdown, with the title as a heading of the third level."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
         lines = [

@@ -10,7 +10,7 @@ from torch import nn
 from teka.audit.adapters import LoadedModel, Preprocessing, load
 from teka.audit.adapters.inputs import (
     ImageOptions,
-    default_mode,
+    choose_default_mode,
     load_audit_images,
     make_audit_inputs,
     make_room_for_shifts,
@@ -192,15 +192,15 @@ def test_large_pictures_are_cropped_and_small_ones_wrapped(tmp_path, sizes, expe
         (tmp_path / label).mkdir()
         for index, (mode, *size) in enumerate(sizes):
             Image.new(mode, size).save(tmp_path / label / f"{index:03}.png")
-    mode, reason = default_mode(ImageOptions(str(tmp_path)))
+    mode, reason = choose_default_mode(ImageOptions(str(tmp_path)))
     assert mode == expected
     assert "128 pixels along the shorter side" in reason
-    assert default_mode(ImageOptions(tmp_path.name, str(tmp_path.parent)))[0] == expected
+    assert choose_default_mode(ImageOptions(tmp_path.name, str(tmp_path.parent)))[0] == expected
 
 
 def test_data_sets_and_arrays_have_circular_shifts(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
-        assert default_mode(ImageOptions(data)) == ("circular", "a data set of arrays")
+        assert choose_default_mode(ImageOptions(data)) == ("circular", "a data set of arrays")
 
 
 def own_model(trained_on: str) -> LoadedModel:
@@ -370,7 +370,7 @@ def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
 def test_unreadable_pictures_are_reported_when_they_are_read(tmp_path, monkeypatch):
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert default_mode(ImageOptions(str(tmp_path)))[0] == "circular"
+    assert choose_default_mode(ImageOptions(str(tmp_path)))[0] == "circular"
     with pytest.raises(ValueError, match=r"png must be .*, got .*exceeds limit"):
         load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())
 
@@ -382,7 +382,7 @@ def test_pictures_without_folders_of_classes_have_no_labels(tmp_path):
         model_of(Preprocessing(3, (8, 8))), ImageOptions(str(tmp_path)), SETTINGS
     )
     assert (len(inputs.images), inputs.labels) == (3, None)
-    assert default_mode(ImageOptions(str(tmp_path)))[0] == "crop"
+    assert choose_default_mode(ImageOptions(str(tmp_path)))[0] == "crop"
 
 
 def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tmp_path):

@@ -14,8 +14,8 @@ from teka.audit.adapters.programs import load_factory
 from teka.audit.adapters.timm_torchvision import (
     load_timm,
     load_torchvision,
-    read_data_config,
-    read_preset,
+    preprocessing_from_data_config,
+    preprocessing_from_preset,
 )
 from teka.data import Normalize
 
@@ -150,13 +150,13 @@ class Object:
 
 
 def test_timm_enlarges_the_shorter_side_by_the_share_that_is_kept():
-    transform = read_data_config(RESNET50)
+    transform = preprocessing_from_data_config(RESNET50)
     assert (transform.resize, transform.crop, transform.resampling) == (256, (224, 224), "bilinear")
     assert transform.normalization == Normalize(RESNET50["mean"], RESNET50["std"])
-    odd = read_data_config({**RESNET50, "crop_pct": 0.95, "interpolation": "bicubic"})
+    odd = preprocessing_from_data_config({**RESNET50, "crop_pct": 0.95, "interpolation": "bicubic"})
     assert (odd.resize, odd.resampling) == (235, "bicubic")
-    assert read_data_config({**RESNET50, "crop_pct": None}).resize == 256
-    squashed = read_data_config(
+    assert preprocessing_from_data_config({**RESNET50, "crop_pct": None}).resize == 256
+    squashed = preprocessing_from_data_config(
         {**RESNET50, "input_size": (3, 160, 96), "crop_pct": 1.0, "crop_mode": "squash"}
     )
     assert (squashed.resize, squashed.crop) == ((160, 96), (160, 96))
@@ -165,11 +165,11 @@ def test_timm_enlarges_the_shorter_side_by_the_share_that_is_kept():
 @pytest.mark.parametrize("changes", [{"crop_mode": "border"}, {"input_size": (3, 160, 96)}])
 def test_settings_of_timm_that_would_be_read_wrongly_are_refused(changes):
     with pytest.raises(ValueError, match="crop_mode"):
-        read_data_config({**RESNET50, **changes})
+        preprocessing_from_data_config({**RESNET50, **changes})
 
 
 def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
-    transform = read_preset(PRESET)
+    transform = preprocessing_from_preset(PRESET)
     assert (transform.resize, transform.crop, transform.resampling) == (232, (224, 224), "bicubic")
     assert transform.normalization == Normalize(RESNET50["mean"], RESNET50["std"])
 

@@ -9,9 +9,9 @@ from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.preprocessing import (
     RESAMPLINGS,
     ROUNDING_RULES,
+    convert_channels,
     crop_center,
     resize,
-    with_channels,
 )
 from teka.data import Normalize, resize_bilinear
 
@@ -77,13 +77,13 @@ def test_whole_levels_are_what_pillow_makes_of_them(resampling):
 
 def test_grey_becomes_colour_and_colour_grey_by_luminance():
     grey = random_images(2, 1, 3, 5)
-    torch.testing.assert_close(with_channels(with_channels(grey, 3), 1), grey)
+    torch.testing.assert_close(convert_channels(convert_channels(grey, 3), 1), grey)
     primary = torch.eye(3)[:, :, None, None]
-    assert with_channels(primary, 1).flatten().tolist() == pytest.approx(
+    assert convert_channels(primary, 1).flatten().tolist() == pytest.approx(
         [0.299, 0.587, 0.114], abs=1e-5
     )
     with pytest.raises(ValueError, match=r"channels of the images must be .*got 2"):
-        with_channels(random_images(1, 2, 3, 3), 3)
+        convert_channels(random_images(1, 2, 3, 3), 3)
 
 
 def test_normalising_follows_the_order_of_the_channels():

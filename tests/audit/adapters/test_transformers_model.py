@@ -13,7 +13,7 @@ from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.transformers_model import (
     find_preprocessing,
     load_transformers,
-    read_processor,
+    preprocessing_from_processor,
 )
 from teka.data import Normalize
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
@@ -213,7 +213,7 @@ def smooth_picture(height: int = 47, width: int = 61) -> np.ndarray:
 def test_preprocessing_equals_that_of_the_processor(name):
     with quiet():
         processor = PROCESSORS[name]()
-    transform = read_processor(processor, 3, "model")
+    transform = preprocessing_from_processor(processor, 3, "model")
     levels = smooth_picture()
     expected = torch.from_numpy(np.array(processor(levels)["pixel_values"][0], np.float32))
     picture = torch.from_numpy(levels).permute(2, 0, 1)[None].float() / 255
@@ -226,8 +226,8 @@ def test_preprocessing_equals_that_of_the_processor(name):
 
 def test_reversed_channels_are_recognized():
     processor = PROCESSORS["mobilevit"]()
-    assert read_processor(processor, 3, "model").blue_first
-    assert not read_processor(PROCESSORS["vit"](), 3, "model").blue_first
+    assert preprocessing_from_processor(processor, 3, "model").blue_first
+    assert not preprocessing_from_processor(PROCESSORS["vit"](), 3, "model").blue_first
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_unsupported_settings_are_errors(settings, message):
         processor: Any = transformers.ViTImageProcessor(**settings)
         processor.do_pad = settings.get("do_pad")
     with pytest.raises(ValueError, match=rf"{message}.*got 'model'"):
-        read_processor(processor, 3, "model")
+        preprocessing_from_processor(processor, 3, "model")
 
 
 def test_the_preprocessing_of_a_folder_is_found(tmp_path):

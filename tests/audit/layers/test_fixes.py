@@ -4,7 +4,7 @@ from torch import nn
 
 from teka.audit import Movement, axis_shifts, locate_layers
 from teka.audit.layers.fixes import FIXES
-from teka.audit.layers.layouts import position_axes
+from teka.audit.layers.layouts import find_position_axes
 from teka.audit.layers.localize import BREAKS
 
 STRIDED = (
@@ -93,4 +93,4 @@ def test_padding_wider_than_the_map_cannot_be_circular():
     ],
 )
 def test_the_axes_of_positions_follow_from_the_grid(shape, expected):
-    assert position_axes(shape, [((2, 3), 1)]) == expected
+    assert find_position_axes(shape, [((2, 3), 1)]) == expected

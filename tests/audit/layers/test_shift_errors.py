@@ -2,9 +2,9 @@ from fractions import Fraction
 
 import pytest
 
-from teka.audit.layers.layer_errors import is_multiple
+from teka.audit.layers.layer_errors import is_multiple_of_stride
 from teka.audit.layers.layouts import Layout
-from teka.audit.layers.shift_errors import cells_to_compare, nearest_moves, stays_inside
+from teka.audit.layers.shift_errors import cells_to_compare, find_cells_inside, nearest_moves
 from teka.audit.layers.trace import TracedTensor
 
 STRIDE = (Fraction(2), Fraction(3))
@@ -19,7 +19,7 @@ def test_a_shift_must_be_a_multiple_along_every_axis():
         ((2, 2), False),
         ((2.0, 1.5), False),
     ]:
-        assert is_multiple(shift, STRIDE) == multiple, (shift, multiple)
+        assert is_multiple_of_stride(shift, STRIDE) == multiple, (shift, multiple)
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image()
 
 
 def test_cells_that_entered_over_an_edge_are_not_inside():
-    assert stays_inside(5, 2).tolist() == [0, 0, 1, 1, 1]
-    assert stays_inside(5, -1).tolist() == [1, 1, 1, 1, 0]
+    assert find_cells_inside(5, 2).tolist() == [0, 0, 1, 1, 1]
+    assert find_cells_inside(5, -1).tolist() == [1, 1, 1, 1, 0]
 
 
 def test_interior_cells_are_outside_the_border_before_and_after_the_move():
-    assert stays_inside(5, 1, (1, 0)).tolist() == [0, 0, 1, 1, 1]
-    assert stays_inside(7, -1, (2, 1)).tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert find_cells_inside(5, 1, (1, 0)).tolist() == [0, 0, 1, 1, 1]
+    assert find_cells_inside(7, -1, (2, 1)).tolist() == [0, 0, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("move", [6, -5])
 def test_nothing_is_left_after_a_move_over_the_whole_grid(move):
-    assert not stays_inside(5, move).any()
+    assert not find_cells_inside(5, move).any()

@@ -3,17 +3,17 @@ import math
 
 import numpy as np
 
-from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart, layer_chart
+from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, heat_map_chart, layer_chart
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metrics
 
 
 def figure_of(*metrics, curve="accuracy", **options):
     names = [f"model {index}" for index in range(len(metrics))]
-    return curve_figure(names, dict(enumerate(metrics)), curve, "correct (%)", **options)
+    return draw_curves(names, dict(enumerate(metrics)), curve, "correct (%)", **options)
 
 
 def accuracy_figure(names, metrics):
-    return curve_figure(names, metrics, "accuracy", "correct (%)")
+    return draw_curves(names, metrics, "accuracy", "correct (%)")
 
 
 def test_charts_contain_the_shifts_along_each_axis_in_order_and_in_percent(figures):

@@ -5,7 +5,7 @@ import pytest
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.compared import comparison_sections, describe_best_model
-from teka.audit.page.metric_formatting import write_differences
+from teka.audit.page.metric_formatting import format_differences
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.summary import summary_markdown
 from teka.audit.page.text import comparison_text
@@ -145,7 +145,7 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
 def test_a_missing_interval_is_a_dash_and_says_how_many_images_it_needs():
     pairs = [make_pair(0, 1, -0.5, 0.2, method="none, which needs 10 images or more")]
     (section,) = comparison_sections(pairs, reports_of("patches", "rotation"))
-    cells = write_differences(section["pairs"][0].comparison)
+    cells = format_differences(section["pairs"][0].comparison)
     assert cells["mean_error"] == ("+0.25", "–", "p = 0.200")
     assert section["missing"] == "–: no interval, which needs 10 images or more."
     text = comparison_text(pairs, reports_of("patches", "rotation"))

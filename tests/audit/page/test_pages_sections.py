@@ -8,10 +8,10 @@ from teka.audit.movement import Movement
 from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
-    caveat_models,
+    examples_to_json,
+    models_by_caveat,
     protocol_sections,
     render_audit_page,
-    write_examples,
 )
 from teka.audit.protocols import ProtocolResult
 from teka.audit.statistics.intervals import Estimate
@@ -58,7 +58,7 @@ def test_the_gravest_come_first_and_equals_keep_their_order():
         Caveat("c", "invalidates", ""),
         Caveat("d", "limits", ""),
     ]
-    models = caveat_models([make_report("one", caveats=tuple(caveats))])
+    models = models_by_caveat([make_report("one", caveats=tuple(caveats))])
     assert [caveat.name for caveat in models] == ["c", "b", "d", "a"]
     assert set(models.values()) == {"one"}
 
@@ -161,7 +161,7 @@ def test_a_group_without_anything_is_left_out():
 
 
 def content_of(*reports):
-    return json.loads(write_examples(reports))
+    return json.loads(examples_to_json(reports))
 
 
 def test_answers_stand_in_the_order_of_their_shifts():
@@ -211,6 +211,6 @@ def test_background_and_window_are_in_levels_and_pixels():
 
 def test_nothing_in_it_ends_the_script():
     evil = "</script><!--&"
-    text = write_examples([make_report(evil, data={"name": "x", "class_names": [evil]})])
+    text = examples_to_json([make_report(evil, data={"name": "x", "class_names": [evil]})])
     assert not set("<>&") & set(text)
     assert json.loads(text)["models"][0]["classes"] == [evil]

@@ -230,7 +230,7 @@ MIN_PHOTOGRAPH_SIDE = 128  # pixels
 _NUM_HEADERS = 20  # pictures
 
 
-def default_mode(options: ImageOptions) -> tuple[str, str]:
+def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
     """Choose how to shift the images of a data set by default, and give the reason in words.
 
     Large photographs are shifted in mode "crop", because it resembles a moving camera. Other images

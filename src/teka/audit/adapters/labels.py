@@ -54,7 +54,7 @@ def match_labels(
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))
     matches = _find_same_names(names, known)
     if any(matches) or (names and known and numbers is None and not is_wordnet):
-        return labels.new_tensor(_require_unique_matches(matches, names, known, model))[labels], []
+        return labels.new_tensor(_match_names_one_to_one(matches, names, known, model))[labels], []
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, model)
     if num_known not in (None, num_classes):
@@ -129,7 +129,7 @@ def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[in
     return matches
 
 
-def _require_unique_matches(
+def _match_names_one_to_one(
     matches: Sequence[Sequence[int]], names: Sequence[str], known: Sequence[str], model: LoadedModel
 ) -> list[int]:
     """Return the index of the model's class for each class of the data.

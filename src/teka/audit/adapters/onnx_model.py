@@ -206,7 +206,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
         expected = "a single batch of images, with four axes of floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
-    transform, is_declared = _read_preprocessing(inputs[0], file, load_options)
+    transform, is_declared = _make_preprocessing(inputs[0], file, load_options)
     config = file.parent / "config.json"
     names = read_class_names(read_json(config).get("id2label")) if config.is_file() else None
     graph = _read_graph(file)
@@ -218,7 +218,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     if len(outputs) > 1 and load_options.output_name is None:
         others = ", ".join(repr(name) for name in outputs if name != function.output)
         notes.append(f"its output {function.output!r} is measured, not {others}")
-    num_classes = _num_classes(outputs[function.output])
+    num_classes = _num_classes_of_output(outputs[function.output])
     return LoadedModel(
         name=file.stem,
         kind="onnx",
@@ -232,7 +232,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     )
 
 
-def _read_preprocessing(
+def _make_preprocessing(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
     """Return the preprocessing for an ONNX file, and True if its normalization is known."""
@@ -262,7 +262,7 @@ def _fixed_sizes(shape: Sequence[object]) -> list[int | None]:
     return [size if isinstance(size, int) and size > 0 else None for size in shape]
 
 
-def _num_classes(output: Any) -> int | None:
+def _num_classes_of_output(output: Any) -> int | None:
     """Return the number of classes of an output (B, K) or (B, K, 1, 1), or None if unknown."""
     sizes = [size for size in output.shape[1:] if size != 1]
     is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) <= 1

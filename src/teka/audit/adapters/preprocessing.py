@@ -151,7 +151,7 @@ class Preprocessing:
         Args:
             images: Levels in uint8 or intensities in [0, 1].
         """
-        placed = with_channels(images, self.in_channels)
+        placed = convert_channels(images, self.in_channels)
         library = ROUNDING_RULES[self.library]
         is_levels = placed.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
@@ -194,7 +194,7 @@ class Preprocessing:
         return ", ".join(parts)
 
 
-def with_channels(
+def convert_channels(
     images: Images, in_channels: int | None
 ) -> Shaped[Tensor, "n channels height width"]:
     """Convert gray images to any number of channels, or color images to gray."""

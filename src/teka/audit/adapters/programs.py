@@ -117,7 +117,7 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     return wrap_module(module, name, "torchscript", transform, load_options, is_declared=False)
 
 
-def _batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
+def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
     """Return the largest batch size that an exported program accepts, or None for any size."""
     if isinstance(size, int):
         return size
@@ -140,7 +140,7 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
         raise wrong_value(f"the inputs of {path}", given, "one of images, with four axes")
     _, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
     size = None if height is None or width is None else (height, width)
-    module = ExportedProgram(program_module, _batch_size(shapes[0][0], program))
+    module = ExportedProgram(program_module, _max_batch_size(shapes[0][0], program))
     transform = Preprocessing(channels, size)
     name = Path(path).stem
     return wrap_module(module, name, "torch.export", transform, load_options, is_declared=False)

@@ -39,7 +39,9 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     module = load_options.load_weights(module.eval())
     config = timm.data.resolve_model_data_config(module)
     own = _accept_arrays(timm.data.create_transform(**config))
-    transform = verify_against_library(own, read_data_config(config), label, "its transform")
+    transform = verify_against_library(
+        own, preprocessing_from_data_config(config), label, "its transform"
+    )
     # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
     output = "auto" if module.num_classes else "features"
     known = {"output": output, "num_classes": module.num_classes or None}
@@ -64,7 +66,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
             # Without this, pretrained weights of the backbone would be downloaded.
             arguments = {**arguments, "weights_backbone": None}
         module = models.get_model(name, weights=weights if is_pretrained else None, **arguments)
-        settings = read_preset(preset)
+        settings = preprocessing_from_preset(preset)
     module = load_options.load_weights(module.eval())
     transform = verify_against_library(_accept_arrays(preset), settings, label, "its preset")
     class_names = tuple(weights.meta["categories"])
@@ -92,7 +94,7 @@ def _accept_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray],
     return transform_array
 
 
-def read_data_config(config: dict[str, Any]) -> Preprocessing:
+def preprocessing_from_data_config(config: dict[str, Any]) -> Preprocessing:
     """Convert the data config of a timm model to an equivalent `Preprocessing`.
 
     Raises:
@@ -116,7 +118,7 @@ def read_data_config(config: dict[str, Any]) -> Preprocessing:
     )
 
 
-def read_preset(preset: Any) -> Preprocessing:
+def preprocessing_from_preset(preset: Any) -> Preprocessing:
     """Convert a torchvision preset, such as `weights.transforms()`, to a `Preprocessing`.
 
     Presets of segmentation models do not crop, and those of detectors leave images unchanged.

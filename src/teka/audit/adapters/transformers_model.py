@@ -44,7 +44,7 @@ PROBLEMS = {"multi_label_classification": "multilabel", "regression": "features"
 POOLER = "pooler."
 
 
-def read_processor(
+def preprocessing_from_processor(
     processor: Any, in_channels: int, source: str, *, as_loaded: bool = False
 ) -> Preprocessing:
     """Convert an image processor of transformers to an equivalent `Preprocessing`.
@@ -86,7 +86,7 @@ def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int
     if settings.get("do_pad"):
         raise wrong_value("do_pad", True, "False; padding to a common size is not supported")
     if settings.get("do_resize"):
-        resize = _read_size(settings["size"])
+        resize = _resize_from_settings(settings["size"])
         if isinstance(resize, int) and name.startswith("Levit"):
             resize = int(256 / 224 * resize)
         if isinstance(resize, int) and name.startswith("ConvNext"):
@@ -97,12 +97,12 @@ def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int
             else:
                 resize = (side, side)
     if settings.get("do_center_crop"):
-        size = _read_size(settings["crop_size"])
+        size = _resize_from_settings(settings["crop_size"])
         crop = (size, size) if isinstance(size, int) else size
     return resize, crop
 
 
-def _read_size(size: Mapping[str, int | None]) -> Resize:
+def _resize_from_settings(size: Mapping[str, int | None]) -> Resize:
     known = {name: value for name, value in size.items() if value is not None}
     if known.keys() == {"height", "width"}:
         return (known["height"], known["width"])
@@ -127,11 +127,11 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
     with silence_libraries():
-        config, output, model_class = _find_task(library, source)
+        config, output, model_class = _find_model_class(library, source)
         if load_options.weights is None:
             module = _load_pretrained(model_class, source, output)
         else:
-            module = _initialize(model_class, config, source, load_options)
+            module = _make_random_model(model_class, config, source, load_options)
             module = load_options.load_weights(module)
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
@@ -188,11 +188,11 @@ def _as_image_encoder(module: Any) -> nn.Module:
     return module
 
 
-def _find_task(library: Any, source: str) -> tuple[Any, str, Any]:
+def _find_model_class(library: Any, source: str) -> tuple[Any, str, Any]:
     """Return a model's config, the kind of its output, and the class for loading the model."""
     with load_safely(source, "a vision model of transformers by its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        check_no_kernel(config)
+        reject_kernel_from_hub(config)
     architecture = (config.architectures or ["ForImageClassification"])[0]
     ending = next((ending for ending in TASKS if architecture.endswith(ending)), None)
     if ending is None:
@@ -204,7 +204,7 @@ def _find_task(library: Any, source: str) -> tuple[Any, str, Any]:
     return config, output, getattr(library, auto_class or architecture)
 
 
-def check_no_kernel(config: Any) -> None:
+def reject_kernel_from_hub(config: Any) -> None:
     """Check that a config does not request an attention kernel, which is code from the hub."""
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     for part in (config, *parts):
@@ -227,7 +227,9 @@ def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
     return module
 
 
-def _initialize(model_class: Any, config: Any, source: str, load_options: LoadOptions) -> Any:
+def _make_random_model(
+    model_class: Any, config: Any, source: str, load_options: LoadOptions
+) -> Any:
     """Return a model with the architecture of a config and random weights."""
     if load_options.num_classes is not None:
         config.num_labels = load_options.num_classes
@@ -244,4 +246,4 @@ def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> P
     with silence_libraries(), load_safely(source, "a model with an image processor"):
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.
-    return read_processor(processor, in_channels, source, as_loaded=output == "boxes")
+    return preprocessing_from_processor(processor, in_channels, source, as_loaded=output == "boxes")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from teka.audit.layers.layouts import PADDING, pads_edge, pair, position_axes
+from teka.audit.layers.layouts import PADDING, find_position_axes, pads_edge, pair
 from teka.audit.layers.trace import ModelTrace
 
 # Height and width of the input and output map of a layer, for each of its calls.
@@ -152,6 +152,8 @@ def _find_position_embeddings(
     for holder in absolute:
         held = [name for name in tensors if name == holder or name.startswith(f"{holder}.")]
         reason = "none of its axes is a position" if held else "its code computes them"
-        placed = [name for name in held if position_axes(tuple(tensors[name].shape), trace.grids)]
+        placed = [
+            name for name in held if find_position_axes(tuple(tensors[name].shape), trace.grids)
+        ]
         reasons |= dict.fromkeys(placed, "") or {holder: reason}
     return reasons

@@ -28,7 +28,7 @@ def error_limit(threshold: float, noise: float) -> float:
     return max(threshold, NOISE_FACTOR * noise)
 
 
-def is_multiple(shift: CheckedShift, stride: Sequence[Fraction]) -> bool:
+def is_multiple_of_stride(shift: CheckedShift, stride: Sequence[Fraction]) -> bool:
     """Return True if a shift in pixels is a multiple of the stride along every axis."""
     return not any(Fraction(step) % side for step, side in zip(shift, stride, strict=True))
 
@@ -55,7 +55,7 @@ class LayerErrors:
 
     def __init__(self, sums: Sums, shifts: CheckedShifts, stride: Sequence[Fraction]) -> None:
         all_cells, interior, border = _relative_errors(sums)
-        on_grid = torch.tensor([is_multiple(shift, stride) for shift in shifts])
+        on_grid = torch.tensor([is_multiple_of_stride(shift, stride) for shift in shifts])
         self.has_interior = not interior.isnan().all()
         # The interior decides, or all cells if there is no interior.
         self.per_shift = interior if self.has_interior else all_cells
@@ -92,7 +92,7 @@ def _relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     return all_cells, interior, border
 
 
-def choose_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
+def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
     """Return for each image the sums of the move by whole cells that gives the smallest error."""
     if len(sums) == 1:
         return sums[0]

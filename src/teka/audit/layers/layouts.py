@@ -157,9 +157,9 @@ class LayoutRecognizer:
     def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
         _, first, second, third = shape
         is_after_tokens = self._latest.name == "tokens"
-        if second == third == 1 and (takes_maps(module) or not is_after_tokens):
+        if second == third == 1 and (takes_feature_maps(module) or not is_after_tokens):
             return self._vector()
-        if takes_maps(module):
+        if takes_feature_maps(module):
             grid = (second, third)
             return Layout("map", grid, self._stride_of_map(module, grid, source))
         if is_after_tokens and first == self._latest.num_tokens:  # tokens of several heads
@@ -230,7 +230,7 @@ class LayoutRecognizer:
         return self._latest.stride if is_padded else self._cell_size(grid)
 
 
-def takes_maps(module: nn.Module) -> bool:
+def takes_feature_maps(module: nn.Module) -> bool:
     """Return True if inputs of a module are maps (B, C, h, w), as for classes named …2d."""
     return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
         module, "2d"
@@ -244,7 +244,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
     None for other modules.
     """
     stride = getattr(module, "stride", None)
-    if not takes_maps(module) or stride is None or not hasattr(module, "kernel_size"):
+    if not takes_feature_maps(module) or stride is None or not hasattr(module, "kernel_size"):
         return None
     steps, inverse = pair(stride), isinstance(module, nn.ConvTranspose2d)
     if not all(isinstance(step, int) and step > 0 for step in steps):
@@ -255,7 +255,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
 def pads_edge(module: nn.Module) -> bool:
     """Return True if a convolution or pooling layer pads its input, except for circular padding."""
     padding = getattr(module, "padding", 0)
-    if not takes_maps(module) or getattr(module, "padding_mode", "zeros") == "circular":
+    if not takes_feature_maps(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
     return padding == "same" or (padding != "valid" and any(pair(padding)))
 
@@ -286,7 +286,7 @@ def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[
             continue
         shape = tuple(tensor.shape)
         is_for_batches = len(shape) in (3, 4) and shape[0] == 1 and tensor.is_floating_point()
-        is_placed = is_for_batches and position_axes(shape, grids) is not None
+        is_placed = is_for_batches and find_position_axes(shape, grids) is not None
         if is_placed or ABSOLUTE_NAME.search(own_name):
             holders.append(name)
     for name, part in module.named_modules():
@@ -297,7 +297,7 @@ def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[
     return tuple(holders)
 
 
-def position_axes(shape: Shape, grids: Iterable[TokenGrid]) -> tuple[Shape, int] | None:
+def find_position_axes(shape: Shape, grids: Iterable[TokenGrid]) -> tuple[Shape, int] | None:
     """Find the axes of a position embedding that run over positions of a grid.
 
     Return these axes and the number of leading prefix tokens, or None if no grid fits the shape.

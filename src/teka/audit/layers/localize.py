@@ -281,7 +281,7 @@ def locate_layers(
         absolute = tuple(
             name for name in absolute if {_parent(name), _parent(_parent(name))} & called
         )
-    breaks = _first_breaks(trace, threshold, absolute)
+    breaks = _find_first_breaks(trace, threshold, absolute)
     always_listed = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
         findings=_list_findings(trace, always_listed),
@@ -313,7 +313,7 @@ def _is_flattened_head(event: TraceEvent) -> bool:
     return has_weights and names == ("flattened", "vector")
 
 
-def _first_breaks(
+def _find_first_breaks(
     trace: ModelTrace, threshold: float, absolute: Sequence[str]
 ) -> dict[str, LayerBreak]:
     """Return the first layer that breaks equivariance, for each kind of break.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.audit.layers.layer_errors import NUM_SUMS, LayerErrors, Sums, choose_best_move
+from teka.audit.layers.layer_errors import NUM_SUMS, LayerErrors, Sums, select_sums_of_best_move
 from teka.audit.layers.layouts import Layout
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_calls
 from teka.audit.model_call import Model
@@ -34,7 +34,9 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
 
 
 @functools.cache
-def stays_inside(side: int, move: int, border: tuple[int, int] = (0, 0)) -> Bool[Tensor, " side"]:
+def find_cells_inside(
+    side: int, move: int, border: tuple[int, int] = (0, 0)
+) -> Bool[Tensor, " side"]:
     """Return True for each cell whose content is outside the border before and after a move.
 
     Args:
@@ -63,8 +65,8 @@ def cells_to_compare(
         columns that the edge of the image cannot affect.
     """
     sides, borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
-    inside = map(stays_inside, sides, (0, 0) if wraps else move)
-    return (*inside, *map(stays_inside, sides, move, borders))
+    inside = map(find_cells_inside, sides, (0, 0) if wraps else move)
+    return (*inside, *map(find_cells_inside, sides, move, borders))
 
 
 def compare_shifts(
@@ -170,4 +172,4 @@ def _sum_squared_errors(
     num_border = num_inside - num_interior
     columns = interior_error, num_interior, border_error, num_border, size
     sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, moves)))
-    return torch.stack([choose_best_move(sums).sum(dim=0) for sums in sums_by_shift])
+    return torch.stack([select_sums_of_best_move(sums).sum(dim=0) for sums in sums_by_shift])

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from teka.audit.page.metric_formatting import write_difference, write_difference_interval
+from teka.audit.page.metric_formatting import format_difference, format_difference_interval
 from teka.audit.statistics.comparison import Pair
-from teka.reporting.formatting import listed, write_p_value
+from teka.reporting.formatting import format_p_value, join_words
 
 
 def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
@@ -24,12 +24,12 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
         else:
             verb = "loses" if change.value < 0 else "gains"
             sentence = f"It {verb} accuracy on unshifted images"
-        points = write_difference("accuracy", change.value)
-        ends = f"{write_difference_interval('accuracy', change)}, {write_p_value(change.p_value)}"
+        points = format_difference("accuracy", change.value)
+        ends = f"{format_difference_interval('accuracy', change)}, {format_p_value(change.p_value)}"
         sentence = f"{sentence}: {points} points ({ends})"
         modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
     if not modes_of:
         return "The effect on the accuracy is not known, because the images have no labels."
     if len(modes_of) == 1:
         return f"{next(iter(modes_of))}."
-    return " ".join(f"{text} in mode {listed(modes)}." for text, modes in modes_of.items())
+    return " ".join(f"{text} in mode {join_words(modes)}." for text, modes in modes_of.items())

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from teka.audit.layers.localize import LayerFinding, LayerFindings
-from teka.audit.page.metric_formatting import is_share, write_with_unit
+from teka.audit.page.metric_formatting import format_metric_with_unit, is_share
 from teka.audit.shifts import CheckedShift
 from teka.audit.statistics.comparison import Comparison
 from teka.audit.statistics.intervals import Curve, has_interval
 from teka.audit.statistics.metrics import Metrics
 from teka.errors import printable
 from teka.reporting import plots
-from teka.reporting.formatting import listed, write_step
+from teka.reporting.formatting import format_step, join_words
 
 # Bands of more lines would hide each other.
 MOST_BANDS = 3
@@ -34,7 +34,7 @@ LAYER_ERRORS = {
 }
 
 
-def curve_figure(
+def draw_curves(
     names: Sequence[str],
     results: Mapping[int, Metrics | Comparison],
     curve: str,
@@ -103,7 +103,7 @@ class CurveLine:
     curve: Curve
     factor: int
 
-    def scaled(self, field: str = "values") -> np.ndarray:
+    def chart_values(self, field: str = "values") -> np.ndarray:
         """Return values or ends of intervals at the steps, in the unit of the chart.
 
         Args:
@@ -120,10 +120,10 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
     descriptions = []
     for line in lines:
         color = plots.line_color(line.model)
-        values = line.scaled()
+        values = line.chart_values()
         if len(lines) <= MOST_BANDS and has_interval(line.curve.method):
-            band = line.scaled("band_lower"), line.scaled("band_upper")
-            interval = line.scaled("lower"), line.scaled("upper")
+            band = line.chart_values("band_lower"), line.chart_values("band_upper")
+            interval = line.chart_values("lower"), line.chart_values("upper")
             axes.fill_between(line.steps, *band, color=color, alpha=0.12, linewidth=0)
             axes.fill_between(line.steps, *interval, color=color, alpha=0.18, linewidth=0)
         size = max(2.0, min(5.0, 60 / len(line.steps)))
@@ -132,14 +132,14 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
         descriptions.append(f"{line.name} from {values.min():.3g} to {values.max():.3g}")
     every_step = sorted({step for line in lines for step in line.steps})
     ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
-    axes.set_xticks(ticks, [write_step(step) for step in ticks])
+    axes.set_xticks(ticks, [format_step(step) for step in ticks])
     if len(lines) > 1:
         plots.add_legend(axes)
     return "; ".join(descriptions)
 
 
 def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> None:
-    values = np.concatenate([line.scaled() for line in lines])
+    values = np.concatenate([line.chart_values() for line in lines])
     if is_percent:
         lowest = axes.dataLim.ymin
         axes.set_ylim(0 if lowest < 50 else min(90, 5 * math.floor(lowest / 5 - 0.5)), 101)
@@ -201,13 +201,13 @@ def heat_map_chart(
     axes.grid(visible=False)
     for steps, set_ticks in ((columns, axes.set_xticks), (rows, axes.set_yticks)):
         chosen = plots.choose_ticks(steps)
-        set_ticks([at + 0.5 for at in chosen], [write_step(steps[at]) for at in chosen])
+        set_ticks([at + 0.5 for at in chosen], [format_step(steps[at]) for at in chosen])
     for pair, width in (((0, 0), 1.0), (heat_map.worst_shift, 2.5)):
         if pair is not None and pair in heat_map.values:
             corner = columns.index(pair[1]), rows.index(pair[0])
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=width))
     bar = figure.colorbar(mesh, ax=axes, location="bottom", shrink=0.6, aspect=25)
-    bar.set_ticks([0, 1], labels=[write_with_unit(heat_map.metric, end) for end in limits])
+    bar.set_ticks([0, 1], labels=[format_metric_with_unit(heat_map.metric, end) for end in limits])
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors="#1c2430", labelsize=11, length=0)
     plots.label_axes(axes, AXES[1], AXES[0])
@@ -251,7 +251,7 @@ def layer_chart(layers: LayerFindings) -> str:
     axes.locator_params(axis="x", integer=True)
     plots.label_axes(axes, "layers in the order of execution", "relative error")
     plots.add_legend(axes, num_columns=5)
-    names = listed(sorted(broken)) or "no layer"
+    names = join_words(sorted(broken)) or "no layer"
     description = (
         f"Relative errors of {len(findings)} layers. Equivariance breaks first in {names}."
     )

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from teka.audit.page.charts import curve_figure
+from teka.audit.page.charts import draw_curves
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
+    format_difference,
+    format_difference_interval,
     is_share,
     metric_title,
-    write_difference,
-    write_difference_interval,
 )
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import (
@@ -22,7 +22,7 @@ from teka.audit.statistics.comparison import (
 )
 from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import NUMBERS
-from teka.reporting.formatting import listed, write_p_value
+from teka.reporting.formatting import format_p_value, join_words
 
 MOST_NAMED = 2  # number of models whose names are in the headline
 # The first of these metrics that the models define decides which model is the best.
@@ -36,7 +36,7 @@ def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[P
     ]
 
 
-def explain_excluded(reports: Sequence[AuditReport]) -> list[str]:
+def explain_excluded_models(reports: Sequence[AuditReport]) -> list[str]:
     """Return a sentence for each model that is not compared because its results are invalid."""
     return [
         f"{report.name} is not compared, because its results are invalid: "
@@ -60,7 +60,7 @@ def describe_best_model(
     names = [report.name for report in reports]
     mode = pairs[0].comparison.movement.mode
     competing = [index for index, report in enumerate(reports) if not report.invalid]
-    notes = explain_excluded(reports)
+    notes = explain_excluded_models(reports)
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
         return f"Mode {mode}: no comparison, because {left} valid results.", notes
@@ -74,19 +74,19 @@ def describe_best_model(
     if best.tied:
         headline = _describe_tie(best, names)
     else:
-        beaten = listed(others) if len(others) <= MOST_NAMED else f"all {len(others)} others"
+        beaten = join_words(others) if len(others) <= MOST_NAMED else f"all {len(others)} others"
         headline = f"{names[best.model]} is significantly better than {beaten}"
     lacking = [names[index] for index in competing if index not in (best.model, *best.advantages)]
     if lacking:
         reason = "because their outputs do not define this metric"
-        notes.append(f"Not compared, {reason}: {listed(lacking)}.")
+        notes.append(f"Not compared, {reason}: {join_words(lacking)}.")
     evidence = [_describe_advantages(ranking, names) for ranking in rankings]
     return f"Mode {mode}: {headline} in {metric_title(best.metric)}.", [*evidence, *notes]
 
 
 def _describe_tie(best: BestModel, names: Sequence[str]) -> str:
     tied = [names[index] for index in (best.model, *best.tied)]
-    return f"no significant difference between {listed(tied)}"
+    return f"no significant difference between {join_words(tied)}"
 
 
 def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
@@ -95,12 +95,12 @@ def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
     parts = []
     if best.tied:
         most = "at most " if len(best.tied) > 1 else ""
-        size = _write_advantage(best.metric, best.advantages[best.tied[-1]])
+        size = _format_advantage(best.metric, best.advantages[best.tied[-1]])
         parts.append(f"{_describe_tie(best, names)}: {most}{size}")
     if best.beaten:
         nearest, *more = best.beaten
         way = "higher" if is_share(best.metric) else "lower"
-        size = _write_advantage(best.metric, best.advantages[nearest])
+        size = _format_advantage(best.metric, best.advantages[nearest])
         parts.append(f"{way} for {names[best.model]} than for {names[nearest]} by {size}")
         if more:
             others = "the other model" if len(more) == 1 else f"each of {len(more)} other models"
@@ -108,14 +108,14 @@ def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
     return f"{title[:1].upper()}{title[1:]}: {'; '.join(parts)}."
 
 
-def _write_advantage(metric: str, advantage: Difference) -> str:
-    value = write_difference(metric, advantage.value)
+def _format_advantage(metric: str, advantage: Difference) -> str:
+    value = format_difference(metric, advantage.value)
     unit = " points" if is_share(metric) else ""
     interval = "no interval"
     if has_interval(advantage.method):
-        interval = write_difference_interval(metric, advantage)
+        interval = format_difference_interval(metric, advantage)
     # An advantage is positive, so it needs no sign.
-    return f"{value}{unit} ({interval}, {write_p_value(advantage.p_value)})".replace("+", "")
+    return f"{value}{unit} ({interval}, {format_p_value(advantage.p_value)})".replace("+", "")
 
 
 def describe_differing_shifts(comparison: Comparison) -> str:
@@ -131,7 +131,7 @@ def describe_differing_shifts(comparison: Comparison) -> str:
     return f"{count} of {len(comparison.shifts)}"
 
 
-def reference_model(pairs: Sequence[Pair]) -> int:
+def find_reference_model(pairs: Sequence[Pair]) -> int:
     """Return the index of the first model, from which the page subtracts the other models."""
     return min((pair.first for pair in pairs), default=0)
 
@@ -152,10 +152,10 @@ def comparison_sections(
     for mode, mode_pairs in pairs_by_mode(pairs).items():
         headline, evidence = describe_best_model(mode_pairs, reports)
         valid = valid_pairs(mode_pairs, reports)
-        reference = reference_model(valid)
+        reference = find_reference_model(valid)
         others = {pair.second: pair.comparison for pair in valid if pair.first == reference}
         label = f"accuracy of {names[reference]} minus that of the other model (points)"
-        figure = curve_figure(names, others, "accuracy", label, difference=True)
+        figure = draw_curves(names, others, "accuracy", label, difference=True)
         section = {
             "mode": mode,
             "headline": headline,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from teka.audit.layers.fixes import FIXES
 from teka.audit.layers.localize import LayerFindings, is_submodule
 from teka.audit.verdict import BREAK_PLACES
-from teka.reporting.formatting import write_size
+from teka.reporting.formatting import format_number
 
 MOST_JUMPS = 3
 
@@ -23,12 +23,12 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     for kind, layer in layers.breaks.items():
         place = f", between {layer.between[0]} and {layer.between[1]}" if layer.between else ""
         cause = f", {layer.cause}" if layer.cause else ""
-        words = f"{layer.module}{place}{cause}, error {write_size(layer.error)}"
+        words = f"{layer.module}{place}{cause}, error {format_number(layer.error)}"
         fixes = [fix for fix in layers.advised if FIXES[fix].kind == kind]
         role = f"is the first layer to break equivariance {BREAK_PLACES[kind]}"
-        rows.append((role, layer.name, f"{words}{_command(fixes)}"))
+        rows.append((role, layer.name, f"{words}{_fix_command(fixes)}"))
     for layer in layers.undecided[:1]:
-        error, noise = write_size(layer.error or 0.0), write_size(layer.noise)
+        error, noise = format_number(layer.error or 0.0), format_number(layer.noise)
         words = f"{layer.kind}, error {error}, but copies of the same images differ by {noise}"
         rows.append(("may be the first layer to break equivariance", layer.name, words))
     if not layers.breaks:
@@ -36,17 +36,17 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     for index, layer in enumerate(layers.biggest_jumps(MOST_JUMPS)):
         role = "also adds error" if index else "adds the most error"
         fixes = [fix for fix in layers.advised if layer.name in layers.fixable(fix)]
-        words = f"{layer.kind}, adds {write_size(layer.added or 0.0)}{_command(fixes)}"
+        words = f"{layer.kind}, adds {format_number(layer.added or 0.0)}{_fix_command(fixes)}"
         rows.append((role, layer.name, words))
     for name in layers.absolute_embeddings:
         embeddings = layers.fixable("positions")
         is_fixable = any(each == name or is_submodule(each, name) for each in embeddings)
-        command = _command(["positions"] if is_fixable else [])
+        command = _fix_command(["positions"] if is_fixable else [])
         words = f"according to its name and shape{command}"
         rows.append(("contains absolute positions", name, words))
     return rows
 
 
-def _command(fixes: Sequence[str]) -> str:
+def _fix_command(fixes: Sequence[str]) -> str:
     """Return the command that fixes a layer, or an empty text."""
     return f"; to fix it: teka fix --fix {','.join(fixes)}" if fixes else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from teka.audit.statistics.comparison import Comparison
 from teka.audit.statistics.intervals import Estimate, has_interval
 from teka.audit.statistics.metrics import CURVES, NUMBERS
-from teka.reporting.formatting import write_p_value, write_share, write_size
+from teka.reporting.formatting import format_number, format_p_value, format_share
 
 MISSING = "–"
 # Titles of the metrics whose labels are too short to be understood outside a table.
@@ -28,47 +28,47 @@ def is_share(name: str) -> bool:
     return metric is not None and metric.is_share
 
 
-def write_number(name: str, value: float) -> str:
+def format_metric(name: str, value: float) -> str:
     """Write the value of a metric: a share in percent, other values with three digits."""
-    return write_share(value) if is_share(name) else write_size(value)
+    return format_share(value) if is_share(name) else format_number(value)
 
 
-def write_with_unit(name: str, value: float) -> str:
+def format_metric_with_unit(name: str, value: float) -> str:
     """Write the value of a metric, with "%" if it is a share."""
-    return f"{write_number(name, value)}{' %' if is_share(name) else ''}"
+    return f"{format_metric(name, value)}{' %' if is_share(name) else ''}"
 
 
-def write_interval(name: str, estimate: Estimate) -> str:
+def format_interval(name: str, estimate: Estimate) -> str:
     """Write the interval of a metric, or "–" if there is none."""
-    ends = (write_number(name, end) for end in (estimate.lower, estimate.upper))
+    ends = (format_metric(name, end) for end in (estimate.lower, estimate.upper))
     return "–".join(ends) if has_interval(estimate.method) else MISSING
 
 
-def write_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
+def format_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
     """Return the value of a metric and its interval as text."""
-    return write_number(name, estimate.value), write_interval(name, estimate)
+    return format_metric(name, estimate.value), format_interval(name, estimate)
 
 
-def write_difference(name: str, value: float) -> str:
+def format_difference(name: str, value: float) -> str:
     """Write a difference between two values of a metric with its sign, in points for a share."""
-    written = f"{100 * abs(value):.1f}" if is_share(name) else write_size(abs(value))
+    written = f"{100 * abs(value):.1f}" if is_share(name) else format_number(abs(value))
     sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
     return f"{sign}{written}"
 
 
-def write_difference_interval(name: str, difference: Estimate) -> str:
+def format_difference_interval(name: str, difference: Estimate) -> str:
     """Write the interval of a difference between two models, or "–" if there is none."""
-    ends = (write_difference(name, end) for end in (difference.lower, difference.upper))
+    ends = (format_difference(name, end) for end in (difference.lower, difference.upper))
     return " to ".join(ends) if has_interval(difference.method) else MISSING
 
 
-def write_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
+def format_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
     """Write each compared metric of two models: the difference, its interval and the p-value."""
     return {
         name: (
-            write_difference(name, difference.value),
-            write_difference_interval(name, difference),
-            write_p_value(difference.p_value),
+            format_difference(name, difference.value),
+            format_difference_interval(name, difference),
+            format_p_value(difference.p_value),
         )
         for name, difference in comparison.numbers.items()
     }

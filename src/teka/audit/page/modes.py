@@ -4,12 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teka.audit.movement import MODES, Movement, check_background
-from teka.audit.page.charts import MOST_BANDS, HeatMap, curve_figure, heat_map_chart
-from teka.audit.page.metric_formatting import explain_missing_intervals, is_share, write_with_unit
+from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, heat_map_chart
+from teka.audit.page.metric_formatting import (
+    explain_missing_intervals,
+    format_metric_with_unit,
+    is_share,
+)
 from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
-from teka.reporting.formatting import listed, write_shift
+from teka.reporting.formatting import format_shift, join_words
 
 # Curves that are visible at once. The others are collapsed, unless there is none of these.
 FIRST_CURVES = ("accuracy", "agreement", "overlap", "retrieval")
@@ -30,7 +34,7 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     for mode, by_model in modes.items():
         figures = {}
         for name, metric in CURVES.items():
-            if figure := curve_figure(names, by_model, name, metric.label):
+            if figure := draw_curves(names, by_model, name, metric.label):
                 figures[name] = figure
         first = [name for name in FIRST_CURVES if name in figures] or list(figures)[:1]
         movements = [metrics.movement for metrics in by_model.values()]
@@ -51,19 +55,18 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
         sentence = f"Intervals of more than {MOST_BANDS} models would hide each other."
     else:
         sentence = (
-            f"The dark band is the {confidences(results)} interval at each shift. The pale band "
-            "is wider, so that it contains the curve at all shifts together with the same "
-            "confidence."
+            f"The dark band is the {format_confidence_levels(results)} interval at each shift. "
+            "The pale band is wider, so that it contains the whole curve with the same confidence."
         )
     methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
     names = [method.replace("wilson", "Wilson score") for method in methods if has_interval(method)]
-    note = f"Interval methods: {listed(names) or 'none'}."
+    note = f"Interval methods: {join_words(names) or 'none'}."
     return f"{sentence} {note} {explain_missing_intervals(methods)}".strip()
 
 
-def confidences(metrics: Iterable[Metrics]) -> str:
+def format_confidence_levels(metrics: Iterable[Metrics]) -> str:
     """Write the confidence levels of metrics, such as "95 %"."""
-    return listed([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
+    return join_words([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
 
 
 def describe_mode(movement: Movement) -> str:
@@ -120,7 +123,7 @@ def _describe_map(heat_map: HeatMap) -> str:
     worst = heat_map.worst_shift
     if worst is None:
         value = next(iter(heat_map.values.values()))
-        return f"{write_with_unit(metric, value)} at every shift."
+        return f"{format_metric_with_unit(metric, value)} at every shift."
     extreme = "Lowest" if is_share(metric) else "Highest"
-    value = write_with_unit(metric, heat_map.values[worst])
-    return f"{extreme}: {value} at {write_shift(worst)} (bold frame)."
+    value = format_metric_with_unit(metric, heat_map.values[worst])
+    return f"{extreme}: {value} at {format_shift(worst)} (bold frame)."

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement, check_background
-from teka.audit.page.charts import curve_figure, layer_chart
+from teka.audit.page.charts import draw_curves, layer_chart
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.layers import explain_layers
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
+    format_differences,
+    format_estimate,
     metric_title,
-    write_differences,
-    write_estimate,
 )
-from teka.audit.page.modes import confidences, mode_sections
+from teka.audit.page.modes import format_confidence_levels, mode_sections
 from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport, Example
 from teka.audit.statistics.comparison import Pair
@@ -25,7 +25,7 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.checks import check_instance, check_path, check_sequence
 from teka.errors import printable_lines, require, wrong_value
 from teka.files import check_output_file, write_bytes
-from teka.reporting.formatting import listed, write_size
+from teka.reporting.formatting import format_number, join_words
 from teka.reporting.plots import line_color
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
             if metrics.skipped_shifts:
                 shifts += f" of {len(metrics.shifts) + len(metrics.skipped_shifts):,}"
             cells = {
-                name: write_estimate(name, estimate) for name, estimate in metrics.numbers.items()
+                name: format_estimate(name, estimate) for name, estimate in metrics.numbers.items()
             }
             rows.append(AuditRow(model, mode, f"{metrics.num_images:,}", shifts, cells))
     return rows
@@ -96,23 +96,23 @@ def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) ->
     gaps = explain_missing_intervals(
         estimate.method for estimate in estimates if estimate is not None
     )
-    return f"Below each number is its {confidences(results)} interval. {gaps}".strip()
+    return f"Below each number is its {format_confidence_levels(results)} interval. {gaps}".strip()
 
 
-def used_images(reports: Sequence[AuditReport]) -> list[str]:
+def describe_used_images(reports: Sequence[AuditReport]) -> list[str]:
     """Return descriptions of the audited images, such as "500 of 10,000 test images of mnist"."""
     return list(
         dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
     )
 
 
-def caveat_models(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
+def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
     """Return each caveat once, the most severe first, with the names of its models."""
     caveats = [caveat for report in reports for caveat in report.caveats]
     models = {}
     for caveat in sorted(caveats, key=lambda caveat: list(SEVERITIES).index(caveat.severity)):
         names = [report.name for report in reports if caveat in report.caveats]
-        models[caveat] = "all models" if len(names) == len(reports) > 1 else listed(names)
+        models[caveat] = "all models" if len(names) == len(reports) > 1 else join_words(names)
     return models
 
 
@@ -129,23 +129,23 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         figures = []
         for group in first.metrics:
             metrics = {index: result.metrics[group] for index, result in results.items()}
-            if figure := curve_figure(names, metrics, "accuracy", f"{group}: accuracy (%)"):
+            if figure := draw_curves(names, metrics, "accuracy", f"{group}: accuracy (%)"):
                 figures.append(figure)
         sections.append({"protocol": first, "results": results, "curves": figures})
     return sections
 
 
-def write_setting(value: object) -> str:
+def format_setting(value: object) -> str:
     """Write the value of a setting as text. A long list is written as its length and ends."""
     if isinstance(value, Mapping):
-        words = [f"{name}: {write_setting(inner)}" for name, inner in value.items()]
+        words = [f"{name}: {format_setting(inner)}" for name, inner in value.items()]
         return ", ".join(words) or "none"
     if isinstance(value, list | tuple):
         if len(value) > LONGEST:
-            first, last = write_setting([min(value)]), write_setting([max(value)])
+            first, last = format_setting([min(value)]), format_setting([max(value)])
             return f"{len(value):,}, from {first} to {last}"
         words = [
-            f"({write_setting(item)})" if isinstance(item, list | tuple) else write_setting(item)
+            f"({format_setting(item)})" if isinstance(item, list | tuple) else format_setting(item)
             for item in value
         ]
         return ", ".join(words) or "none"
@@ -156,7 +156,7 @@ def write_setting(value: object) -> str:
     return str(value)
 
 
-def write_examples(reports: Sequence[AuditReport]) -> str:
+def examples_to_json(reports: Sequence[AuditReport]) -> str:
     """Convert the example images to JSON for the script of the page.
 
     Images and lists of shifts that repeat are stored once, and examples refer to their index.
@@ -170,7 +170,7 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
             content = {
                 **vars(example),
                 "model": model,
-                "movement": _describe_movement(movements[example.mode], example),
+                "movement": _movement_for_script(movements[example.mode], example),
                 "image": pixels.setdefault(example.image, len(pixels)),
                 "shifts": shifts.setdefault(example.shifts, len(shifts)),
             }
@@ -193,7 +193,7 @@ def write_examples(reports: Sequence[AuditReport]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _describe_movement(movement: Movement, example: Example) -> dict[str, Any]:
+def _movement_for_script(movement: Movement, example: Example) -> dict[str, Any]:
     """Return how the page's script shifts an image: mode, background and size of the result."""
     background = check_background(movement.background)
     if len(background) == 1:
@@ -250,10 +250,10 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
     columns = audit_columns(reports)
     content = {
         "version": reports[0].provenance.get("teka", ""),
-        "images": listed(used_images(reports)) or "images",
+        "images": join_words(describe_used_images(reports)) or "images",
         "reports": reports,
         "colors": [line_color(index) for index in range(len(reports))],
-        "caveats": caveat_models(reports),
+        "caveats": models_by_caveat(reports),
         "severities": SEVERITIES,
         "metrics": NUMBERS,
         "columns": columns,
@@ -262,19 +262,19 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "interval_note": explain_intervals(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
         "modes": mode_sections(reports),
-        "examples": write_examples(reports) if any(report.examples for report in reports) else "",
+        "examples": examples_to_json(reports) if any(report.examples for report in reports) else "",
         "protocols": protocol_sections(reports),
     }
     functions = (
         describe_differing_shifts,
         explain_layers,
         layer_chart,
-        listed,
+        join_words,
         metric_title,
-        write_differences,
-        write_estimate,
-        write_setting,
-        write_size,
+        format_differences,
+        format_estimate,
+        format_setting,
+        format_number,
     )
     content |= {function.__name__: function for function in functions}
     return _page_template().render(content)
@@ -289,16 +289,16 @@ def _page_template() -> "Template":
     environment = Environment(
         loader=PackageLoader("teka.audit.page", ""),
         autoescape=True,
-        finalize=_show_controls,
+        finalize=_escape_control_characters,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["visible"] = _show_controls
+    environment.filters["visible"] = _escape_control_characters
     return environment.get_template("audit.html.j2")
 
 
-def _show_controls(value: object) -> object:
+def _escape_control_characters(value: object) -> object:
     """Replace the control characters of plain text by visible codes."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return printable_lines(value) if is_text else value

@@ -5,13 +5,13 @@ from html import escape
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import describe_best_model
-from teka.audit.page.metric_formatting import MISSING, write_interval
-from teka.audit.page.pages import caveat_models
+from teka.audit.page.metric_formatting import MISSING, format_interval
+from teka.audit.page.pages import models_by_caveat
 from teka.audit.page.text import results_table
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import Pair, pairs_by_mode
 from teka.errors import printable
-from teka.reporting.formatting import write_share
+from teka.reporting.formatting import format_share
 from teka.reporting.tables import markdown_text
 
 BADGE_LABEL = "shift-consistency"
@@ -33,8 +33,8 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
     table, notes = results_table(reports)
     if table.rows:
-        parts += [table.markdown(), markdown_text(notes)]
-    caveats = caveat_models(reports).items()
+        parts += [table.to_markdown(), markdown_text(notes)]
+    caveats = models_by_caveat(reports).items()
     lines = (
         f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
         f"{markdown_text(caveat.message)}"
@@ -55,9 +55,9 @@ def badge_svg(report: AuditReport) -> str:
     if measured and not report.invalid:
         metrics = min(measured, key=lambda metrics: metrics.numbers["consistency"].value)
         lowest = metrics.numbers["consistency"]
-        value = f"{write_share(lowest.value)} %"
+        value = f"{format_share(lowest.value)} %"
         color = next(color for least, color in BADGE_COLORS if lowest.value >= least)
-        interval = write_interval("consistency", lowest)
+        interval = format_interval("consistency", lowest)
         reason = (
             f"{interval}, mode {metrics.movement.mode}, {len(metrics.shifts)} shifts, "
             f"{metrics.num_images:,} images"

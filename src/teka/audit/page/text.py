@@ -8,17 +8,17 @@ from teka.audit.page.compared import (
     describe_best_model,
     describe_differing_shifts,
     explain_missing_difference_intervals,
-    reference_model,
+    find_reference_model,
     valid_pairs,
 )
 from teka.audit.page.layers import explain_layers
-from teka.audit.page.metric_formatting import MISSING, is_share, metric_title, write_differences
+from teka.audit.page.metric_formatting import MISSING, format_differences, is_share, metric_title
 from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
-    caveat_models,
+    describe_used_images,
     explain_intervals,
-    used_images,
+    models_by_caveat,
 )
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import Comparison, Pair, pairs_by_mode
@@ -60,7 +60,7 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def details_text(main_results: AuditReport, report: AuditReport) -> str:
+def additional_findings_text(main_results: AuditReport, report: AuditReport) -> str:
     """Return what the complete report says in addition to the report of the main results."""
     shown = [*_list_findings(main_results), *_list_caveats([main_results])]
     findings = [*_list_findings(report), *_list_caveats([report])]
@@ -80,13 +80,13 @@ def _list_findings(report: AuditReport) -> list[str]:
 def results_text(reports: Sequence[AuditReport]) -> str:
     """Return the table of the main metrics and its notes as text."""
     table, notes = results_table(reports)
-    return "\n".join([table.plain(WIDTH, narrowest=14), *_wrap(notes)])
+    return "\n".join([table.to_text(WIDTH, narrowest=14), *_wrap(notes)])
 
 
 def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
     """Return each caveat once, as wrapped text with the names of the models that have it."""
     texts = []
-    for caveat, names in caveat_models(reports).items():
+    for caveat, names in models_by_caveat(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""
         words = f"{SEVERITIES[caveat.severity]} ({caveat.name}{models}): {caveat.message}"
         texts.append("\n".join(_wrap(words, "  ! ")))
@@ -118,7 +118,7 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
         if len(counts) > 1:
             counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in audited)
         notes.append(f"Shifts: {', '.join(counts)}.")
-    if used := used_images(reports):
+    if used := describe_used_images(reports):
         notes.append(f"Images: {'; '.join(used)}.")
     notes += [note for name, note in COLUMN_NOTES.items() if name in columns]
     return Table("", heads, tuple(rows)), " ".join(notes)
@@ -149,7 +149,7 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
         texts.append("\n".join(lines))
         valid = valid_pairs(mode_pairs, reports)
         for pair in valid:
-            if pair.first == reference_model(valid):
+            if pair.first == find_reference_model(valid):
                 names = reports[pair.first].name, reports[pair.second].name
                 texts.append(_differences(pair.comparison, *names))
         texts.append(explain_missing_difference_intervals(valid))
@@ -158,7 +158,7 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
 
 def _differences(comparison: Comparison, first: str, second: str) -> str:
     rows = []
-    for name, cells in write_differences(comparison).items():
+    for name, cells in format_differences(comparison).items():
         unit = " (points)" if is_share(name) else ""
         rows.append((f"{metric_title(name)}{unit}", *cells))
     title = (
@@ -166,7 +166,7 @@ def _differences(comparison: Comparison, first: str, second: str) -> str:
         f"shifts, the same {comparison.num_images:,} images"
     )
     heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "p-value")
-    lines = [Table(title, heads, tuple(rows)).plain(WIDTH)]
+    lines = [Table(title, heads, tuple(rows)).to_text(WIDTH)]
     if count := describe_differing_shifts(comparison):
         lines.append(f"The accuracies differ significantly at {count} shifts.")
     return "\n".join(lines)
