@@ -55,7 +55,7 @@ def all_shifts(
         result = {name: saved[name] for name in COUNTS}
     for rows in order[result["images"] :].split(BATCH_SIZE):
         start = time.perf_counter()
-        num_changes = count_changes(network, test[rows])
+        num_changes = count_changing_shifts(network, test[rows])
         result["images"] += len(rows)
         result["unchanged_images"] += int((num_changes == 0).sum())
         result["changed_predictions"] += int(num_changes.sum())
@@ -67,7 +67,7 @@ def all_shifts(
 
 
 @torch.inference_mode()
-def count_changes(
+def count_changing_shifts(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Tensor:
     """Count the circular shifts that change the prediction, for each image."""

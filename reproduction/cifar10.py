@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import pad
 
-from reproduction.study.measure import accuracy, predict
+from reproduction.study.measure import accuracy, compute_logits
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import wilson_interval
 from teka.cli.app import CommandLine
@@ -84,13 +84,13 @@ def cifar10(
         options=options,
         class_names=class_names("cifar10"),
         pictures=encode(picture_settings("cifar10", dataset.image_size)),
-        facts=make_facts(result),
+        facts=make_model_facts(result),
     )
     save(model, folder / name, config, dtype="float16")
     print(f"written: {write_json(folder / f'{name}.json', result)}")
 
 
-def make_facts(result: dict[str, Any]) -> dict[str, Any]:
+def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
     """Return the facts to save with a model, in the layout of `teka.training.export`."""
     training = {name: value for name, value in result.items() if name not in ("seed", "test")}
     facts: dict[str, Any] = {"run": {"data": "cifar10", "seed": result["seed"]}}
@@ -148,10 +148,10 @@ def train(
         "epochs": epochs,
         "seconds": None if is_resumed else round(seconds, 1),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "held_out": measure(model, dataset.validation),
+        "held_out": measure_accuracies(model, dataset.validation),
     }
     if seed in EVALUATION_SEEDS:
-        result["test"] = measure(model, dataset.test)
+        result["test"] = measure_accuracies(model, dataset.test)
     return model, result
 
 
@@ -195,21 +195,21 @@ def make_batches(split: Split, steps_per_epoch: int, seed: int) -> MakeBatch:
         order = torch.randperm(len(split), generator=generator)
         rows = order[part * BATCH_SIZE : (part + 1) * BATCH_SIZE]
         images, labels = split[rows]
-        images = flip(images, is_first_half[rows] == (epoch % 2 == 0))
+        images = mirror_images(images, is_first_half[rows] == (epoch % 2 == 0))
         shifts = torch.randint(-CROP_SHIFT, CROP_SHIFT + 1, (len(split), 2), generator=generator)
-        return shift_reflected(images, shifts[rows]), labels
+        return shift_images(images, shifts[rows]), labels
 
     return make_batch
 
 
-def flip(
+def mirror_images(
     images: Float[Tensor, "batch channels height width"], is_flipped: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "batch channels height width"]:
     """Mirror some images left to right."""
     return torch.where(is_flipped[:, None, None, None], images.flip(3), images)
 
 
-def shift_reflected(
+def shift_images(
     images: Float[Tensor, "batch channels height width"], shifts: Int[Tensor, "batch 2"]
 ) -> Float[Tensor, "batch channels height width"]:
     """Shift each image by its number of rows and columns. Edges are reflected."""
@@ -220,11 +220,11 @@ def shift_reflected(
     return windows[torch.arange(len(images)), :, rows, columns]
 
 
-def measure(model: nn.Module, split: Split) -> dict[str, Any]:
+def measure_accuracies(model: nn.Module, split: Split) -> dict[str, Any]:
     """Return accuracies with their 95 % Wilson intervals, with and without mirror images."""
     result: dict[str, Any] = {"images": len(split)}
-    logits = predict(model, split.images)
-    with_mirror_images = logits + predict(model, split.images.flip(3))
+    logits = compute_logits(model, split.images)
+    with_mirror_images = logits + compute_logits(model, split.images.flip(3))
     scores = {"accuracy": logits, "accuracy_with_mirror_image": with_mirror_images}
     for name, class_scores in scores.items():
         num_correct = int((class_scores.argmax(dim=1) == split.labels).sum())

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from reproduction.horn2021.report import read_study_of_scale, select_models, write_reproduction
+from reproduction.horn2021.report import read_study_at_scale, select_models, write_paper_comparison
 from reproduction.sample_efficiency.report import write_report
 from reproduction.sample_efficiency.train import train_cell
 from reproduction.study import Study, read_study, run_study, write_study
@@ -98,10 +98,10 @@ def reproduce(
         grid: Selection of models, and options of the training.
         command: The command line.
     """
-    plan = read_study_of_scale(scale)
+    plan = read_study_at_scale(scale)
     only = select_models(plan, target)
     folder = Path(f"runs/reproduce-{scale}") if out is None else out
-    train_and_report(plan, folder, grid, write_reproduction, only=only, command=command)
+    train_and_report(plan, folder, grid, write_paper_comparison, only=only, command=command)
 
 
 def sample_efficiency(
@@ -120,7 +120,7 @@ def sample_efficiency(
     train_and_report(plan, out, grid, write_report, train_cell=train_cell, command=command)
 
 
-def parse_only(options: Iterable[str]) -> dict[str, list[str]]:
+def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
     """Parse options such as "kernel=relu, softmax" into the levels of each factor."""
     only: dict[str, list[str]] = {}
     for option in options:
@@ -140,7 +140,7 @@ def train_and_report(
 ) -> None:
     """Train the models of a study unless `--summary` is given, and write and print its page."""
     if not grid.summary:
-        selected = {**(only or {}), **parse_only(grid.only)}
+        selected = {**(only or {}), **parse_levels(grid.only)}
         options |= {"data_dir": grid.data_dir, "processes": grid.processes}
         run_study(plan, folder, parallel=grid.parallel, only=selected, **options)
     print(write_page(plan, folder))

@@ -114,7 +114,7 @@ class RoutingAttention(nn.Module):
             nn.Linear(dim, dim, bias=False) for _ in range(4)
         )
         self.centroid: Tensor
-        centroid = _normalize(torch.randn(heads, num_clusters, self.dim_head))
+        centroid = _normalize_vectors(torch.randn(heads, num_clusters, self.dim_head))
         self.register_buffer("centroid", centroid)
 
     def forward(self, tokens: Tokens) -> Tokens:
@@ -123,7 +123,7 @@ class RoutingAttention(nn.Module):
             project_heads(linear, tokens, self.dim_head)
             for linear in (self.query, self.key, self.value)
         )
-        query, key = _normalize(query), _normalize(key)
+        query, key = _normalize_vectors(query), _normalize_vectors(key)
         outputs = clustered_attention(
             query,
             key,
@@ -215,6 +215,6 @@ class RoutingTransformer(ImageClassifier):
         return self.head(self.norm(self.blocks(tokens)).mean(dim=1))
 
 
-def _normalize(vectors: Vectors) -> Vectors:
+def _normalize_vectors(vectors: Vectors) -> Vectors:
     """Normalize vectors to mean 0 and length √d."""
     return layer_norm(vectors, vectors.shape[-1:])

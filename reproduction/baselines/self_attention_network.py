@@ -20,10 +20,10 @@ INITIAL_PRECISION = 0.5  # α of a Gaussian with a standard deviation of one cel
 PRECISION_NOISE = 0.01
 
 
-def make_gaussian_or_table(
+def make_position_attention(
     position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
 ) -> RelativeModule:
-    """Create Gaussians or a table of attention weights by offset, for the heads of a block.
+    """Create the attention by relative position of a block: Gaussians or a learned table.
 
     The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code.
     Centers of Gaussians are drawn from N(0, 2²) along every axis. The standard deviation is one
@@ -134,7 +134,7 @@ class SelfAttentionNetwork(ImageClassifier):
         self.stem = nn.Linear(in_channels * downsampling**2, dim)
         self.blocks = nn.ModuleList()
         for num_heads in self.heads:
-            relative = make_gaussian_or_table(
+            relative = make_position_attention(
                 position, heads=num_heads, sides=self.grid.shape, embedding_dim=dim
             )
             attention = Attention(
@@ -166,7 +166,7 @@ class SelfAttentionNetwork(ImageClassifier):
 
         return [HeadRecorder(self, run, folder)]
 
-    def without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
+    def copy_without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
         """Return a copy of the network without some heads.
 
         Args:

@@ -62,7 +62,7 @@ def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) 
     return [radii[0] * normalize(query, dim=-1), radii[1] * normalize(key, dim=-1), value]
 
 
-def draw_kernels(
+def draw_random_feature_kernels(
     name: str, projection: str, num_features: int, dim: int, draws: int
 ) -> Iterator[ContentKernel]:
     """Yield random-feature kernels of the same kind with different random projections."""
@@ -74,13 +74,13 @@ def draw_kernels(
         yield kernel_class(draw_projection(count, dim, generator=generator, projection=projection))
 
 
-def attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
+def compute_attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
     """Return the attention weights of a kernel, which are the outputs for one-hot values."""
     one_hot = torch.eye(key.shape[-2], dtype=key.dtype)[None, None]
     return attention(query, key, one_hot, kernel=kernel, backend="dense")
 
 
-def measure_errors(
+def measure_kernel_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
     """Measure the errors of all kernels, as means over random projections.
@@ -98,12 +98,12 @@ def measure_errors(
     rows = []
     for kind, size in SIZES:
         query, key, value = draw_queries_keys_values(kind, size, num_tokens, dim)
-        exact = attention_weights(Softmax(), query, key)
+        exact = compute_attention_weights(Softmax(), query, key)
         output = exact @ value
         error_of_mean = (value.mean(dim=-2, keepdim=True) - output).norm() / output.norm()
         for variant in product(RANDOM_KERNELS, PROJECTIONS, num_features):
-            for kernel in draw_kernels(*variant, dim, num_draws):
-                weights = attention_weights(kernel, query, key)
+            for kernel in draw_random_feature_kernels(*variant, dim, num_draws):
+                weights = compute_attention_weights(kernel, query, key)
                 if kind == "output":
                     error = (weights @ value - output).norm() / output.norm()
                 else:
@@ -114,18 +114,18 @@ def measure_errors(
     return pd.DataFrame({"error": errors.mean(), "half": margin_of_error(errors)}).reset_index()
 
 
-def fit_exponent(line: pd.DataFrame) -> float:
+def fit_error_exponent(line: pd.DataFrame) -> float:
     """Fit the exponent p of error ∝ m^p to the larger half of the numbers m of features."""
     upper = line.tail((len(line) + 1) // 2)
     return np.polyfit(np.log(upper.num_features), np.log(upper.error), deg=1)[0]
 
 
-def print_tables(rows: pd.DataFrame) -> None:
+def print_error_tables(rows: pd.DataFrame) -> None:
     """Print the errors, and the exponents with which they fall with the number of features."""
     tables = {
         "error": rows.set_index([*LINE, "num_features"]).error,
         "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
-            fit_exponent
+            fit_error_exponent
         ),
         "error of the mean of the values": rows.groupby(PANEL).error_of_mean.first(),
     }
@@ -142,9 +142,9 @@ def main(*, table: bool = False, out: Path = OUT) -> None:
         out: Result file.
     """
     if not table:
-        rows = measure_errors(**SETTINGS)
+        rows = measure_kernel_errors(**SETTINGS)
         save_results(out, settings=SETTINGS, rows=rows.to_dict("records"))
-    print_tables(pd.DataFrame(read_json(out)["rows"]))
+    print_error_tables(pd.DataFrame(read_json(out)["rows"]))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Classifier(nn.Module):
         return output if isinstance(output, Tensor) else output.logits
 
 
-def make_model(name: str) -> nn.Module:
+def make_transformers_model(name: str) -> nn.Module:
     """Create one of the models of `transformers` with random weights."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
@@ -126,7 +126,9 @@ def main(*, out: Path = Path("runs/audited")) -> None:
 
     for name in CONFIGS:
         torch.manual_seed(0)
-        classifier = Classifier(make_model(name), Normalize.from_images(dataset.train.images))
+        classifier = Classifier(
+            make_transformers_model(name), Normalize.from_images(dataset.train.images)
+        )
         train(name, classifier, 2e-3)
         save_transformers_model(classifier, out / name)
     torch.manual_seed(0)

@@ -39,8 +39,8 @@ SEPARABLE = ("fourier", "clipped", "rotation")
 OTHERS = ("quadratic", "table", "generalized_quadratic")
 
 
-def list_cases() -> list[dict[str, Any]]:
-    """Return the kernels and sizes to time: those that more than one backend can compute."""
+def make_benchmark_cases() -> list[dict[str, Any]]:
+    """Return the kernels and input sizes to time, which at least two backends can compute."""
     large = [*LINES, *SQUARES, *CUBES]
     cases = [
         *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], large, [2], [1]),
@@ -52,8 +52,8 @@ def list_cases() -> list[dict[str, Any]]:
     return [row for row in rows if len(estimate_costs(row)) > 1]
 
 
-def make_plan(case: dict[str, Any]) -> AttentionPlan:
-    """Create the kernels and positions of an attention, from which teka estimates its costs."""
+def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
+    """Create the `AttentionPlan` from which teka estimates the costs of an attention."""
     shape = tuple(case["shape"])
     kernel = make_kernel(case["kernel"], DIM)
     relative = None
@@ -67,7 +67,7 @@ def make_plan(case: dict[str, Any]) -> AttentionPlan:
 def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
     """Estimate the cost of each backend that can compute an attention."""
     num_tokens = math.prod(case["shape"])
-    return make_plan(case).estimate_costs(
+    return make_attention_plan(case).estimate_costs(
         heads=case["heads"],
         num_queries=num_tokens,
         num_keys=num_tokens,
@@ -79,7 +79,7 @@ def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
 
 def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
     """Measure the median time of each backend, for forward and for forward and backward passes."""
-    plan = make_plan(case)
+    plan = make_attention_plan(case)
     shape = case["batch"], case["heads"], math.prod(case["shape"]), DIM
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     options = {"kernel": plan.kernel, "relative": plan.relative, "grid": Grid(case["shape"])}
@@ -101,8 +101,8 @@ def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, f
     }
 
 
-def list_times(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a table with a row for each time of a backend, with its estimated costs.
+def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a table of the measured times, each with the estimated costs of its backend.
 
     Args:
         rows: Content of the result file: kernels and sizes of an attention, with its times.
@@ -127,8 +127,8 @@ def list_times(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def fit_rates(times: pd.DataFrame) -> pd.DataFrame:
-    """Fit the time of a multiply-add, a byte, a call and a head of each backend to its times."""
+def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
+    """Estimate how long a multiply-add, a byte, a call and a head take in each backend."""
     rates = {}
     for backend, group in times.groupby("backend"):
         # Times are those of all heads, costs are those of one head.
@@ -148,12 +148,12 @@ def main(*, seconds: float = 0.3, table: bool = False, out: Path = OUT) -> None:
     """
     if not table:
         rows = []
-        for case in list_cases():
+        for case in make_benchmark_cases():
             rows.append({**case, "seconds": time_backends(case, seconds)})
             print(rows[-1], flush=True)
         save_results(out, dim=DIM, times=rows)
-    times = list_times(read_json(out)["times"])
-    print(fit_rates(times).to_string(float_format="{:.3g}".format))
+    times = make_time_table(read_json(out)["times"])
+    print(fit_cost_constants(times).to_string(float_format="{:.3g}".format))
     fastest = times.groupby(["case", "direction"]).nanoseconds.transform("min")
     ratios = (times.nanoseconds / fastest)[times.is_chosen]
     print(f"backend='auto' takes at most {ratios.max():.2f} times the fastest backend")

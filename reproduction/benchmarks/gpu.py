@@ -81,7 +81,7 @@ def run_ten_calls(
                 torch.autograd.grad(output, inputs, output.detach())
 
 
-def make_variants(
+def make_implementations(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
     """Return the implementations of an attention to compare, by name.
@@ -107,7 +107,7 @@ def make_variants(
     return variants
 
 
-def time_variants(
+def time_implementations(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
     """Time the implementations of an attention in turns, and return a row for each."""
@@ -143,8 +143,8 @@ def main(
         for dtype, length, is_causal, is_rotary in cases:
             torch.compiler.reset()  # so that each length is compiled separately
             inputs = draw_inputs(max(1, tokens // length), length, dtype)
-            variants = make_variants(inputs, is_rotary, is_causal)
-            rows += time_variants(variants, inputs[0], seconds)
+            variants = make_implementations(inputs, is_rotary, is_causal)
+            rows += time_implementations(variants, inputs[0], seconds)
             print(rows[-len(variants) :], flush=True)
             save_results(out, tokens=tokens, heads=HEADS, dim=DIM, rows=rows)
     print(pd.json_normalize(rows).to_string())

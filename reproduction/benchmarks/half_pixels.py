@@ -18,7 +18,7 @@ MODEL = {"dim": 64, "depth": 2, "heads": 4, "stem": "polyphase", "periodic": Tru
 SHIFTS = ((0.5, 0), (0, 0.5), (0.5, 0.5))
 
 
-def relative_change(model: Performer, images: Tensor) -> float:
+def measure_logit_change(model: Performer, images: Tensor) -> float:
     """Return how much half-pixel shifts T change the logits f(x) of a model with random weights.
 
     The change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖, averaged over the shifts.
@@ -43,7 +43,7 @@ def main(*, data_dir: str = "data") -> None:
     for patch_size, blur, seed in product((4, 2), (None, 5, "ideal"), range(3)):
         torch.manual_seed(seed)
         model = Performer(images.shape[-1], 1, 10, patch_size=patch_size, blur=blur, **MODEL)
-        change = relative_change(model, images)
+        change = measure_logit_change(model, images)
         print(f"patches of {patch_size}, blur {blur}, seed {seed}: {change:.3f}", flush=True)
 
 

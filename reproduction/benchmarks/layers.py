@@ -160,7 +160,7 @@ def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
     layer.zero_grad()
 
 
-def print_tables(rows: Sequence[dict[str, Any]]) -> None:
+def print_time_tables(rows: Sequence[dict[str, Any]]) -> None:
     """Print the time of each layer by number of tokens, and its ratio to that of `FourProducts`."""
     for backward, direction in ((False, "forward"), (True, "forward and backward")):
         columns = {row["tokens"]: row["ms"] for row in rows if row["backward"] == backward}
@@ -191,7 +191,7 @@ def main(
     if table:
         for machine, result in saved.items():
             print(f"\n{machine}")
-            print_tables(result["times"])
+            print_time_tables(result["times"])
         return
     modules: dict[str, nn.Module] = {}
     for name in dict.fromkeys((UNIT, *layers)):
@@ -218,7 +218,7 @@ def main(
             medians = interleaved_medians(steps, seconds)
             milliseconds = {name: round(1e3 * median, 4) for name, median in medians.items()}
             rows.append({"tokens": num_tokens, "backward": backward, "ms": milliseconds})
-            print_tables(rows[-1:])
+            print_time_tables(rows[-1:])
             # After each size, because the largest sizes take many minutes.
             write_json(out, saved)
 

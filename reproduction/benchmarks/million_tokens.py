@@ -22,7 +22,7 @@ OUT = Path(__file__).with_suffix(".json")
 LAYERS = ("squared_relu × rotary", "teka, causal")
 
 
-def measure_pass(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
+def measure_layer_pass(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
     """Run a layer once, and return the time and the peak memory of this process."""
     torch.set_num_threads(1)
     layer = make_layer(name)
@@ -49,7 +49,7 @@ def main(*, tokens: int = 1024**2, out: Path = OUT) -> None:
     settings = {"tokens": tokens, "batch": 1, "dim": DIM, "heads": HEADS}
     for arguments in product(LAYERS, [tokens], [False, True]):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows.append(pool.apply(measure_pass, arguments))
+            rows.append(pool.apply(measure_layer_pass, arguments))
         print(rows[-1], flush=True)
         save_results(out, settings=settings, rows=rows)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.blocks import Images
-from reproduction.baselines.self_attention_network import make_gaussian_or_table
+from reproduction.baselines.self_attention_network import make_position_attention
 from teka.functional import attention
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelativeKernel
@@ -110,7 +110,7 @@ def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in summary.items()}
 
 
-def measure_chance(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
+def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
     """Measure how close layers with random parameters are to a convolution, as a baseline.
 
     Args:
@@ -127,7 +127,7 @@ def measure_chance(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             options = {"heads": heads, "sides": grid.shape, "embedding_dim": run.dim}
-            draws = [make_gaussian_or_table(run.position, **options) for _ in range(CHANCE_DRAWS)]
+            draws = [make_position_attention(run.position, **options) for _ in range(CHANCE_DRAWS)]
         numbers = measure_heads(draws, grid)
         chance[heads] = [numbers[name].double().mean().item() for name in LAYER_NUMBERS]
     columns = np.transpose([chance[heads] for heads in num_heads])
@@ -148,7 +148,7 @@ def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]
     sums: dict[Attention, Tensor] = {}
 
     def add_weights(layer: Attention, inputs: tuple[Tensor]) -> None:
-        weights = attention_weights(layer, inputs[0], model.grid)[:, :, query]
+        weights = compute_attention_weights(layer, inputs[0], model.grid)[:, :, query]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
     hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attentions()]
@@ -161,7 +161,7 @@ def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]
     return [(total / len(images)).unflatten(-1, shape).numpy() for total in sums.values()]
 
 
-def attention_weights(
+def compute_attention_weights(
     layer: Attention, tokens: Tokens, grid: Grid
 ) -> Float[Tensor, "batch heads queries queries"]:
     """Return the attention weights of a layer, which are its outputs for one-hot values."""

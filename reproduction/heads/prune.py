@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.study.measure import accuracy, flops_per_image
+from reproduction.study.measure import accuracy, count_flops_per_image
 from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
@@ -68,7 +68,7 @@ def prune(
     if not heads.pruned.any():
         largest = f"The largest condition_number is {heads.condition_number.max():.3g}."
         raise wrong_value("run", str(trained.folder), "one with degenerate heads", largest)
-    pruned = model.without_heads(
+    pruned = model.copy_without_heads(
         [layer.pruned.to_numpy().nonzero()[0].tolist() for _, layer in heads.groupby("layer")]
     )
     run = trained.run.replace(
@@ -76,7 +76,7 @@ def prune(
         epochs=math.ceil(trained.run.epochs / 3),
         learning_rate=trained.run.learning_rate / 10,
     )
-    models = {"before": _measure(model, dataset), "pruned": _measure(pruned, dataset)}
+    models = {"before": _measure_model(model, dataset), "pruned": _measure_model(pruned, dataset)}
     with atomic_directory("out", folder) as new:
         callbacks = [load_weights_before_training(pruned.state_dict())]
         options: dict[str, Any] = {"dataset": dataset, "progress_bar": progress_bar}
@@ -130,7 +130,7 @@ def find_degenerate_heads(
         if attention.query is not None:
             expected = "a network whose heads attend by position alone"
             raise wrong_argument("model", "one with content", expected)
-        eigenvalues = _eigenvalues(attention.relative)
+        eigenvalues = _compute_precision_eigenvalues(attention.relative)
         largest = eigenvalues.amax(dim=1)
         condition = (largest / eigenvalues.amin(dim=1)).nan_to_num(nan=1.0, posinf=math.inf)
         heads = pd.DataFrame({"largest_precision": largest, "condition_number": condition})
@@ -150,7 +150,7 @@ def load_weights_before_training(weights: Mapping[str, Tensor]) -> LambdaCallbac
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
-def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
+def _compute_precision_eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
     """Return the eigenvalues of the precision matrix Σ⁻¹ of every head in float64."""
     with torch.no_grad():
         kernel = None if relative is None else relative()
@@ -163,9 +163,9 @@ def _eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]
     raise wrong_value("the model's relative kernel", name, "'quadratic' or 'generalized_quadratic'")
 
 
-def _measure(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
+def _measure_model(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops": flops_per_image(model, dataset)[0],
+        "flops": count_flops_per_image(model, dataset)[0],
         "accuracy": accuracy(model, dataset.test),
     }

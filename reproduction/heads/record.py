@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from numpy.typing import NDArray
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.measure import measure_chance, measure_heads
+from reproduction.heads.measure import measure_heads, measure_random_layers
 from teka.files import write_bytes
 from teka.training import Run
 
@@ -39,7 +39,7 @@ class HeadRecorder(Callback):
         self.facts = {
             "grid": model.grid.shape,
             "layer": np.repeat(np.arange(len(model.heads)), model.heads),
-            **measure_chance(run, model.heads, model.grid),
+            **measure_random_layers(run, model.heads, model.grid),
         }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -79,7 +79,7 @@ def load_head_record(path: str | Path) -> dict[str, NDArray]:
           training, then the end of every epoch.
         - "epoch", "train_accuracy" and "validation_accuracy" at these times. An accuracy that was
           not measured is NaN.
-        - The results of `measure_chance`, for random initial parameters.
+        - The results of `measure_random_layers`, for random initial parameters.
         - "layer": the layer of each head.
         - "grid": the height and width of the grid of tokens.
 

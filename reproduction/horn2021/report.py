@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.study import Study, read_cells, read_study, write_study
-from reproduction.study.report import format_mean, group_seeds
+from reproduction.study.report import format_mean, group_by_model
 from teka.checks import check_name
 from teka.files import write_bytes
 from teka.reporting.plots import to_png
@@ -17,7 +17,7 @@ PAPER_IMAGE_SIZE = 32
 SCALES = ("small", "full", "full-cpu", "one-stem")
 
 
-def read_study_of_scale(scale: str) -> Study:
+def read_study_at_scale(scale: str) -> Study:
     """Read the study that repeats the experiments of the paper at a given scale.
 
     Args:
@@ -33,7 +33,7 @@ def select_models(study: Study, target: str) -> dict[str, list[str]]:
     """Select the models of a study that Table 1 or Figure 1 shows.
 
     Args:
-        study: A study of `read_study_of_scale`.
+        study: A study of `read_study_at_scale`.
         target: "table1" for all models, or "figure1" for the Performers on MNIST and Fashion-MNIST.
 
     Returns:
@@ -60,20 +60,20 @@ def read_paper_figure() -> pd.DataFrame:
     return pd.read_csv(FOLDER / "horn2021_figure1.csv")
 
 
-def paper_name(model: str) -> str:
-    """Return the name in the paper of the model that corresponds to one of our models.
+def find_name_in_paper(model: str) -> str:
+    """Return the name that the paper uses for one of our models.
 
-    >>> paper_name("Performer (strategy 2 exact with k = 2)")
+    >>> find_name_in_paper("Performer (strategy 2 exact with k = 2)")
     'Performer (strategy 2)'
     """
     return re.sub(r" exact| with k = \d+", "", model)
 
 
-def write_reproduction(study: Study, folder: str | Path) -> str:
+def write_paper_comparison(study: Study, folder: str | Path) -> str:
     """Write `table1.md` and `figure1.png`, which compare our results with the paper.
 
     Args:
-        study: A study of `read_study_of_scale`.
+        study: A study of `read_study_at_scale`.
         folder: Folder of its results.
 
     Returns:
@@ -83,14 +83,14 @@ def write_reproduction(study: Study, folder: str | Path) -> str:
     has_class_1 = cells.classes.map(lambda classes: "1" in (classes or {}))
     if has_class_1.any():
         write_bytes(Path(folder) / "figure1.png", to_png(draw_figure1(cells[has_class_1])))
-    tables = {"Test accuracy (%), paper (one run) and ours": accuracy_table(cells)}
+    tables = {"Test accuracy (%), paper (one run) and ours": make_accuracy_table(cells)}
     return write_study(study, folder, name="table1", tables=tables)
 
 
-def accuracy_table(cells: pd.DataFrame) -> pd.DataFrame:
+def make_accuracy_table(cells: pd.DataFrame) -> pd.DataFrame:
     """Compare our test accuracies with those of the paper, and give the paper's parameters."""
-    ours = group_seeds(cells).accuracy.agg(format_mean).unstack("data", sort=False)
-    paper = read_paper_table().reindex(ours.index.map(paper_name)).set_index(ours.index)
+    ours = group_by_model(cells).accuracy.agg(format_mean).unstack("data", sort=False)
+    paper = read_paper_table().reindex(ours.index.map(find_name_in_paper)).set_index(ours.index)
     table = pd.DataFrame(index=ours.index)
     for data in ours:
         table[f"{data}: paper"] = paper[data]
@@ -111,7 +111,7 @@ def draw_figure1(cells: pd.DataFrame) -> Figure:
     figure = Figure((6 * len(data_sets), 4), layout="constrained")
     axes = dict(zip(data_sets, figure.subplots(1, len(data_sets), squeeze=False)[0], strict=True))
     paper = read_paper_figure().set_index(["data", "model"])
-    for index, ((data, model), group) in enumerate(group_seeds(cells)):
+    for index, ((data, model), group) in enumerate(group_by_model(cells)):
         curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
         accuracy = 100 * pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]])
         accuracy = accuracy.sort_index(axis=1)
@@ -119,8 +119,8 @@ def draw_figure1(cells: pd.DataFrame) -> Figure:
         axes[data].plot(accuracy.mean(), color=color, label=model)
         limits = accuracy.min(), accuracy.max()
         axes[data].fill_between(accuracy.columns, *limits, color=color, alpha=0.2)
-        if (data, paper_name(model)) in paper.index:
-            curve = paper.loc[[(data, paper_name(model))]]
+        if (data, find_name_in_paper(model)) in paper.index:
+            curve = paper.loc[[(data, find_name_in_paper(model))]]
             scale = (group.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE
             axes[data].plot(scale * curve.shift_px, curve.accuracy_percent, ":", color=color)
         axes[data].set(title=data, xlabel="shift along x (pixels)", ylabel="accuracy (%)")

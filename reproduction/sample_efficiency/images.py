@@ -34,7 +34,7 @@ def draw_balanced_subset(
     return torch.cat([order[labels[order] == label][:per_class] for label in range(len(counts))])
 
 
-def random_movement(margin: int) -> RandomShift:
+def make_random_movement(margin: int) -> RandomShift:
     """Return a transform that moves images to random positions on the canvas without loss.
 
     Args:
@@ -59,4 +59,4 @@ def move_test_images(
     images: Float[Tensor, "images channels 32 32"], margin: int
 ) -> Float[Tensor, "images channels 32 32"]:
     """Move every test image to a random position, which is the same for all models."""
-    return random_movement(margin)(images, Generator().manual_seed(TEST_SEED))
+    return make_random_movement(margin)(images, Generator().manual_seed(TEST_SEED))

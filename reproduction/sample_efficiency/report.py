@@ -25,8 +25,8 @@ with 1,000 images and the same seed. The counts are interpolated on a logarithmi
 gives the geometric mean over seeds, with the lowest and the highest seed in parentheses."""
 
 
-def images_needed(accuracy: pd.Series, target: float) -> float:
-    """Return how many training images a model needs to reach an accuracy.
+def interpolate_images_needed(accuracy: pd.Series, target: float) -> float:
+    """Return the number of training images with which a model reaches an accuracy.
 
     Args:
         accuracy: Accuracy by number of images, ascending.
@@ -41,15 +41,15 @@ def images_needed(accuracy: pd.Series, target: float) -> float:
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
-    """Compare how many training images models need for the accuracy of the default with 1,000.
+def compare_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
+    """Return how many images each model needs to match the default model with 1,000 images.
 
     Args:
         cells: Table with one row for each model.
         quantity: Name of the column with the accuracy.
 
     Returns:
-        The numbers of images of each model, as text of `_format_counts`.
+        The numbers of images of each model, as text of `_format_geometric_mean`.
     """
     levels = ["data", "seed", "training", "model"]
     table = cells.set_index([*levels, "num_images"])[quantity]
@@ -59,14 +59,14 @@ def count_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
         reference = (*name[:2], *REFERENCE)
         if reference in curves.index and REFERENCE_IMAGES in curves:
             target = curves.loc[reference, REFERENCE_IMAGES]
-            needed[name] = images_needed(curve.dropna(), target)
+            needed[name] = interpolate_images_needed(curve.dropna(), target)
     index = pd.MultiIndex.from_tuples(needed, names=levels)
     counts = pd.Series(needed.values(), index, dtype=float).dropna()
-    return counts.groupby(level=LEVELS, sort=False).agg(_format_counts)
+    return counts.groupby(level=LEVELS, sort=False).agg(_format_geometric_mean)
 
 
-def _format_counts(counts: pd.Series) -> str:
-    """Format the geometric mean of some numbers, with the smallest and the largest number."""
+def _format_geometric_mean(counts: pd.Series) -> str:
+    """Format numbers as their geometric mean, followed by the smallest and the largest one."""
     values = np.exp(np.log(counts).mean()), counts.min(), counts.max()
     texts = [format_number(value) if np.isfinite(value) else "not reached" for value in values]
     return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
@@ -80,8 +80,8 @@ def write_report(study: Study, folder: Path) -> str:
         groups = cells.groupby([*LEVELS, "num_images"], sort=False)[quantity]
         tables[heading] = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
     needed = {
-        "as published": count_images_needed(cells, "accuracy"),
-        "at random positions": count_images_needed(cells, "moved_accuracy"),
+        "as published": compare_images_needed(cells, "accuracy"),
+        "at random positions": compare_images_needed(cells, "moved_accuracy"),
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)

@@ -12,11 +12,11 @@ from reproduction.sample_efficiency.images import (
     CANVAS,
     draw_balanced_subset,
     load_on_canvas,
+    make_random_movement,
     move_test_images,
-    random_movement,
 )
 from reproduction.study.cells import TRAINING
-from reproduction.study.measure import predict
+from reproduction.study.measure import compute_logits
 from reproduction.study.study import Cell
 from reproduction.training import train_steps
 from teka.data import Split
@@ -50,14 +50,14 @@ def train_cell(
     train = dataset.train.take(draw_balanced_subset(dataset.train.labels, num_images, run.seed))
     torch.manual_seed(run.seed)
     model = run.make_model(**dataset.sizes)
-    orders = order_batches(num_images, NUM_STEPS, run.batch_size, run.seed)
+    orders = draw_batch_indices(num_images, NUM_STEPS, run.batch_size, run.seed)
     is_moving = cell.labels["training"] == "random shifts"
 
     def make_batch(step: int) -> tuple[Tensor, Tensor]:
         images, labels = train[orders[step]]
         if is_moving:
             generator = Generator().manual_seed(run.seed * 1_000_003 + step)
-            images = random_movement(margin)(images, generator)
+            images = make_random_movement(margin)(images, generator)
         return images, labels
 
     checkpoint = make_directory("out", folder / TRAINING / cell.name) / "state.pt"
@@ -91,7 +91,7 @@ def train_cell(
     }
 
 
-def order_batches(
+def draw_batch_indices(
     num_images: int, num_steps: int, batch_size: int, seed: int
 ) -> tuple[Tensor, ...]:
     """Draw the images of every training step: all images in random order, again and again."""
@@ -109,8 +109,8 @@ def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, 
         test: Test images in the middle of the canvas.
         margin: Blank pixels around the images, or 0 to move them circularly.
     """
-    predicted = predict(model, test.images).argmax(dim=1)
-    moved = predict(model, move_test_images(test.images, margin)).argmax(dim=1)
+    predicted = compute_logits(model, test.images).argmax(dim=1)
+    moved = compute_logits(model, move_test_images(test.images, margin)).argmax(dim=1)
     shares = {
         "accuracy": predicted == test.labels,
         "moved_accuracy": moved == test.labels,

@@ -115,17 +115,17 @@ def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses
     return responses, numbers | curves
 
 
-def take_images(responses: Responses, indices: Tensor) -> Responses:
-    """Return the responses to some of the images."""
+def select_responses(responses: Responses, indices: Tensor) -> Responses:
+    """Return the model's responses to the images at these indices."""
     tables = {name: table[:, indices] for name, table in responses.tables().items()}
     assert responses.labels is not None
     return replace(responses, labels=responses.labels[indices], **tables)
 
 
-def check_intervals(
+def simulate_audit(
     model: SimulatedModel, num_images: int, seed: int
 ) -> Iterator[tuple[str, str, bool]]:
-    """Simulate an audit, and check for each of its intervals whether it contains the true value.
+    """Simulate an audit, and test whether each of its intervals contains the true value.
 
     Yields:
         The kind of the interval, its metric, and True if it contains the true value.
@@ -134,32 +134,36 @@ def check_intervals(
     better, better_truth = simulate_population(model._replace(margin=model.margin + 0.2), 1)
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(NUM_POPULATION, (num_images,), generator=generator)
-    seen = take_images(responses, images)
+    seen = select_responses(responses, images)
     metrics = summarize(seen, seed=seed)
     for metric, number in metrics.numbers.items():
         if has_interval(number.method):
-            yield "number", metric, contains(number.lower, number.upper, truth[metric])
+            yield "number", metric, interval_contains(number.lower, number.upper, truth[metric])
     for metric, curve in metrics.curves.items():
         true = truth[f"curve {metric}"]
         if has_interval(curve.method):
             ends = curve.lower[ONE_SHIFT], curve.upper[ONE_SHIFT]
-            yield "at one shift", metric, contains(*ends, true[ONE_SHIFT])
-            yield "band over shifts", metric, contains(curve.band_lower, curve.band_upper, true)
-    comparison = compare_responses(seen, take_images(better, images), num_flips=99, seed=seed)
+            yield "at one shift", metric, interval_contains(*ends, true[ONE_SHIFT])
+            yield (
+                "band over shifts",
+                metric,
+                interval_contains(curve.band_lower, curve.band_upper, true),
+            )
+    comparison = compare_responses(seen, select_responses(better, images), num_flips=99, seed=seed)
     for metric, difference in comparison.numbers.items():
         if has_interval(difference.method):
             true = truth[metric] - better_truth[metric]
-            yield "two models", metric, contains(difference.lower, difference.upper, true)
+            yield "two models", metric, interval_contains(difference.lower, difference.upper, true)
 
 
-def contains(lower: Any, upper: Any, true: Any) -> bool:
+def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
     """Return True if an interval contains the true value, or if a band contains all true values."""
     lower, upper = np.asarray(lower) - ROUNDING, np.asarray(upper) + ROUNDING
     return bool(((lower <= true) & (true <= upper)).all())
 
 
-def upper_end(is_covered: pd.Series) -> float:
-    """Return the upper end of the 95 % interval of the share of True values."""
+def coverage_upper_bound(is_covered: pd.Series) -> float:
+    """Return the upper limit of the 95 % interval for the coverage of an interval."""
     return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
 
 
@@ -167,13 +171,13 @@ def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFra
     """Simulate audits, and return how often each interval contains the true value."""
     torch.set_num_threads(1)
     model = POPULATIONS[name]
-    rows = [row for seed in range(simulations) for row in check_intervals(model, num_images, seed)]
+    rows = [row for seed in range(simulations) for row in simulate_audit(model, num_images, seed)]
     table = pd.DataFrame(rows, columns=["kind", "metric", "covered"])
     covered = table.groupby(["kind", "metric"], sort=False).covered
     columns = {
         "intervals": covered.count(),
         "coverage": covered.mean().round(3),
-        "upper": covered.agg(upper_end),
+        "upper": covered.agg(coverage_upper_bound),
     }
     counts = pd.DataFrame(columns).round(3).reset_index()
     return counts.assign(population=name, images=num_images)

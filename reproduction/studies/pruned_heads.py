@@ -24,7 +24,7 @@ RUNS = Path("runs/pruned_heads")
 THRESHOLDS = (1e5, 1e3, 100.0, 10.0, 3.0)
 
 
-def prune_seed(seed: int) -> dict[str, Any]:
+def train_and_prune(seed: int) -> dict[str, Any]:
     """Train the network of a seed, remove its degenerate heads, and train it again."""
     folder, pruned = RUNS / f"seed-{seed}", RUNS / f"seed-{seed}-pruned"
     run = STUDY.make_cell({"model": "SA quadratic generalized"}, seed).run
@@ -40,5 +40,5 @@ def prune_seed(seed: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    cells = [prune_seed(seed) for seed in STUDY.seeds]
+    cells = [train_and_prune(seed) for seed in STUDY.seeds]
     write_json(Path(__file__).with_suffix(".json"), {"cells": cells})

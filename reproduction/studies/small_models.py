@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from reproduction.study import Study, read_cells, run_study
-from reproduction.study.measure import accuracy, predict
+from reproduction.study.measure import accuracy, compute_logits
 from reproduction.study.run_cell import load_dataset
 from reproduction.study.study import Cell
 from reproduction.training import train_steps
@@ -73,7 +73,9 @@ def train_small_model(
         "seed": run.seed,
         "run": run.to_dict(),
         "seconds": seconds,
-        "validation_loss": cross_entropy(predict(model, held_out.images), held_out.labels).item(),
+        "validation_loss": cross_entropy(
+            compute_logits(model, held_out.images), held_out.labels
+        ).item(),
         "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
         **provenance(command),
     }

@@ -16,7 +16,7 @@ import pandas as pd
 from reproduction.studies import bounded_rotary, interval_coverage, linear_positions
 from reproduction.study import read_study
 from reproduction.study.cells import read_cells
-from reproduction.study.report import add_differences, format_table, to_markdown
+from reproduction.study.report import add_differences, format_markdown_table, summarize_seeds
 from teka.files import read_json, write_bytes
 
 STUDIES = Path(__file__).parent
@@ -54,38 +54,38 @@ def read_results(name: str) -> Any:
     return add_differences(cells, study.reference)
 
 
-def table_by_data(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+def make_table_by_data_set(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
     """Summarize models over seeds, with a column for each quantity on each data set.
 
     Args:
         cells: Table of `read_results`.
         headings: Names of the columns to summarize, and their headings.
     """
-    table = format_table(cells, headings).drop(columns="seeds").unstack("data", sort=False)
+    table = summarize_seeds(cells, headings).drop(columns="seeds").unstack("data", sort=False)
     table.columns = [f"{DATA.get(data, data)}: {heading}" for heading, data in table]
     return table
 
 
-def study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
+def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
     """Compare the models of a study, with a column for each quantity on each data set."""
-    return table_by_data(read_results(name), headings)
+    return make_table_by_data_set(read_results(name), headings)
 
 
-def kernel_table() -> pd.DataFrame:
+def make_kernel_table() -> pd.DataFrame:
     """Compare content kernels with softmax at equal steps and equal time, with rotary positions."""
     cells = read_results("kernels").xs("rotary", level="position")
-    table = table_by_data(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
+    table = make_table_by_data_set(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
 def compare_denominators(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
     """Compare models with different denominators of rotary attention, trained with some seeds."""
     cells = read_results("bounded_rotary")
-    table = table_by_data(cells[cells.index.isin(seeds, level="seed")], headings)
+    table = make_table_by_data_set(cells[cells.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))
 
 
-def denominator_table() -> pd.DataFrame:
+def make_denominator_table() -> pd.DataFrame:
     """Compare the accuracies of the denominators, and the size of their outputs and gradients."""
     cells = read_results("bounded_rotary")
     cells = cells.assign(largest_gradient=cells.gradient_norm.str.get("largest"))
@@ -95,16 +95,18 @@ def denominator_table() -> pd.DataFrame:
     return table.join(largest.rename(columns=columns))
 
 
-def linear_table() -> pd.DataFrame:
+def make_linear_attention_table() -> pd.DataFrame:
     """Compare linear attentions of other papers with teka's: accuracy, shift error and time."""
     cells = read_results("linear_positions")
     errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
-    table = table_by_data(cells, ACCURACY | DIFFERENCE).assign(**{"change of the logits": errors})
+    table = make_table_by_data_set(cells, ACCURACY | DIFFERENCE).assign(
+        **{"change of the logits": errors}
+    )
     return table.join(times.rename(columns="ms, {} tokens".format))
 
 
-def coverage_table() -> pd.DataFrame:
+def make_coverage_table() -> pd.DataFrame:
     """Return how often intervals contain the true value, bold if significantly below 95 %."""
     rows = pd.read_csv(interval_coverage.RESULTS)
     rows = rows[rows.images == COVERAGE_IMAGES]
@@ -119,21 +121,21 @@ def coverage_table() -> pd.DataFrame:
 
 TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
     "reproduction/studies/README.md": {
-        "denominators": denominator_table,
+        "denominators": make_denominator_table,
         "denominators, evaluation": partial(
             compare_denominators, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
         ),
-        "kernels": kernel_table,
-        "positions": partial(study_table, "positions", DIFFERENCE),
-        "full size": partial(study_table, "large", ACCURACY | DIFFERENCE),
-        "start of softmax": partial(study_table, "softmax_start", ACCURACY | DIFFERENCE),
-        "start of rotation": partial(study_table, "rotation_start", ACCURACY | DIFFERENCE),
+        "kernels": make_kernel_table,
+        "positions": partial(make_study_table, "positions", DIFFERENCE),
+        "full size": partial(make_study_table, "large", ACCURACY | DIFFERENCE),
+        "start of softmax": partial(make_study_table, "softmax_start", ACCURACY | DIFFERENCE),
+        "start of rotation": partial(make_study_table, "rotation_start", ACCURACY | DIFFERENCE),
         "start of rotation, other kernels": partial(
-            study_table, "rotation_start_kernels", ACCURACY | DIFFERENCE
+            make_study_table, "rotation_start_kernels", ACCURACY | DIFFERENCE
         ),
-        "linear attention": linear_table,
+        "linear attention": make_linear_attention_table,
     },
-    "reproduction/studies/interval_coverage.md": {"coverage": coverage_table},
+    "reproduction/studies/interval_coverage.md": {"coverage": make_coverage_table},
 }
 
 
@@ -153,7 +155,7 @@ def update_tables(name: str, page: str) -> str:
             raise ValueError(f"{name} must have the line {mark!r} once, got {page.count(mark)}.")
         before, after = page.split(mark)
         text = re.sub(r"\A\n+(\|.*\n)*\n*", "", after)
-        page = f"{before}{mark}\n\n{to_markdown(make_table())}\n\n{text}"
+        page = f"{before}{mark}\n\n{format_markdown_table(make_table())}\n\n{text}"
     return page
 
 

@@ -34,9 +34,9 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
     Returns:
         The measurements by name, as they are saved in the results of a study.
     """
-    forward_flops, training_flops = flops_per_image(model, dataset)
+    forward_flops, training_flops = count_flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    test = _sample(dataset.test, measure.images)
+    test = _draw_images(dataset.test, measure.images)
     backends = getattr(model, "chosen_backends", lambda batch_size: ["torch"])(BATCH_SIZE)
     return {
         "backend": ", ".join(backends),
@@ -53,7 +53,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
     }
 
 
-def predict(
+def compute_logits(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Float[Tensor, "images classes"]:
     """Compute the logits of images in batches on the device of the model."""
@@ -67,10 +67,10 @@ def predict(
 
 def accuracy(model: nn.Module, split: Split) -> float:
     """Return the share of the images of a split that a model classifies correctly."""
-    return _mean(predict(model, split.images).argmax(dim=1) == split.labels)
+    return _mean(compute_logits(model, split.images).argmax(dim=1) == split.labels)
 
 
-def flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
+def count_flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
     """Count the FLOPs for one image, in a forward pass and in a forward and backward pass."""
     image, label = dataset.test.images[:1], dataset.test.labels[:1]
     with flop_counter() as forward, torch.no_grad():
@@ -85,12 +85,12 @@ def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) 
     result = {"mode": measure.mode, "shifts": measure.shifts, "shifted_images": len(shifted)}
     if not len(shifted):
         return {**result, "shifts": (), "accuracy_by_shift": ()}
-    responses = _respond(model, shifted, measure.shifts, Movement(measure.mode))
+    responses = _compute_responses(model, shifted, measure.shifts, Movement(measure.mode))
     is_correct = responses.correct
     images = shifted.images[:NUM_EQUIVARIANCE_IMAGES].to(next(model.parameters()).device)
     error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
-    exact = predict(copy.deepcopy(model).double(), images.double())
-    rounding = (predict(model, images).double() - exact).norm() / exact.norm()
+    exact = compute_logits(copy.deepcopy(model).double(), images.double())
+    rounding = (compute_logits(model, images).double() - exact).norm() / exact.norm()
     by_shift = is_correct.double().mean(dim=1)
     return {
         **result,
@@ -114,13 +114,13 @@ def measure_stability(
     model: nn.Module, test: Split, mode: str, settings: StabilitySettings
 ) -> dict[str, Any]:
     """Measure how many predictions for shifted images equal those for the unshifted images."""
-    split = _sample(test, settings.images)
+    split = _draw_images(test, settings.images)
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
     movement = Movement(mode, crop_size=settings.crop_size)
     if isinstance(model, Performer):
         model.resize(settings.crop_size or (height, width))
-    responses = _respond(model, split, [(0, 0), *shifts], movement)
+    responses = _compute_responses(model, split, [(0, 0), *shifts], movement)
     if isinstance(model, Performer):
         model.resize((height, width))
     is_unchanged = responses.agreement[responses.moved]
@@ -136,13 +136,13 @@ def _can_crop(model: nn.Module, crop_size: int) -> bool:
     return isinstance(model, Performer) and model.takes((crop_size, crop_size))
 
 
-def _respond(model: nn.Module, split: Split, shifts: Any, movement: Movement) -> Any:
+def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Movement) -> Any:
     options = {"labels": split.labels, "output": "logits", "batch_size": BATCH_SIZE}
     device = next(model.parameters()).device
     return measure_responses(model, split.images, shifts, movement, device=device, **options)
 
 
-def _sample(split: Split, count: int | None) -> Split:
+def _draw_images(split: Split, count: int | None) -> Split:
     """Draw images at random with a fixed seed, because published images may be sorted by class."""
     if count is None or count >= len(split):
         return split

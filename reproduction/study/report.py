@@ -99,11 +99,15 @@ def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.Dat
     for index, cell in rows.items():
         levels = dict(zip(cells.index.names, index, strict=True)) | dict(reference)
         other = rows.get(tuple(levels.values()), cell)
-        differences.append((None, None) if other is cell else _compare(cell, other))
+        differences.append(
+            (None, None) if other is cell else _subtract_reference_accuracy(cell, other)
+        )
     return cells.join(pd.DataFrame(differences, cells.index, DIFFERENCES, dtype=float))
 
 
-def _compare(cell: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[float, float]:
+def _subtract_reference_accuracy(
+    cell: Mapping[str, Any], reference: Mapping[str, Any]
+) -> tuple[float, float]:
     at_steps = cell["accuracy"] - reference["accuracy"]
     if not (cell["learning_curve"] and reference["learning_curve"]):
         return at_steps, np.nan
@@ -120,13 +124,13 @@ def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
     return float(np.interp(position, curve[along], curve.accuracy, left=np.nan))
 
 
-def group_seeds(cells: pd.DataFrame) -> Any:
-    """Group the models that differ only in their seed."""
+def group_by_model(cells: pd.DataFrame) -> Any:
+    """Group a table of trained models so that a group differs only in the seed."""
     return cells.groupby(level=[name for name in cells.index.names if name != "seed"], sort=False)
 
 
-def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Summarize the models that differ only in their seed, as a table of text.
+def summarize_seeds(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+    """Format a table of trained models, with one row of means for all seeds of a model.
 
     The table gives the mean of accuracies with its margin of error, the largest equivariance error
     and the mean of other numbers. Columns without any value are left out.
@@ -135,7 +139,7 @@ def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFra
         cells: Table of `read_cells`, with one row for each model.
         headings: Names of the columns of `cells` to summarize, and their headings in the result.
     """
-    groups = group_seeds(cells)
+    groups = group_by_model(cells)
     table = pd.DataFrame({"seeds": groups.accuracy.count()})
     for name, heading in headings.items():
         if "accuracy" in name or name in DIFFERENCES:
@@ -147,7 +151,7 @@ def format_table(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFra
     return table.loc[:, ~(table.isna() | (table == "–")).all()]
 
 
-def stability_table(cells: pd.DataFrame) -> pd.DataFrame:
+def make_stability_table(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the percentage of predictions that shifts do not change, for each kind of shift.
 
     A second column gives the percentage of images without any changed prediction. Both values are
@@ -183,11 +187,11 @@ def write_study(
     cells = add_differences(read_cells(study, folder), study.reference)
     tables = dict(tables or {})
     if not tables and len(study.factors.keys() - {"data"}) > 1:
-        accuracy = group_seeds(cells).accuracy.agg(format_mean)
+        accuracy = group_by_model(cells).accuracy.agg(format_mean)
         tables["Accuracy (%)"] = accuracy.unstack(-1, sort=False)
-    tables["Comparison"] = format_table(cells, HEADINGS)
+    tables["Comparison"] = summarize_seeds(cells, HEADINGS)
     if cells.stability.any():
-        tables["Unchanged predictions"] = stability_table(cells)
+        tables["Unchanged predictions"] = make_stability_table(cells)
     return write_page(Path(folder) / f"{name}.md", study, cells, tables, NOTES)
 
 
@@ -205,16 +209,16 @@ def write_page(
     """
     parts = [f"# {study.name}", study.description.strip()]
     for heading, table in tables.items():
-        parts += [f"## {heading}", to_markdown(table)]
+        parts += [f"## {heading}", format_markdown_table(table)]
     parts += ["## How to read the tables", notes]
-    parts += ["## Training", to_markdown(list_conditions(study, cells))]
+    parts += ["## Training", format_markdown_table(describe_training(study, cells))]
     text = "\n\n".join(parts)
     write_bytes(path, f"{text}\n".encode())
     return f"{text}\n\nwritten: {path}"
 
 
-def list_conditions(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the number of trained models, and the hardware, versions and dates of the training."""
+def describe_training(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of the hardware, the versions and the dates of the training."""
     conditions = {
         "trained models": f"{cells.accuracy.count()} of {len(study.cells())}",
         "diverged models": cells.failed.count(),
@@ -225,7 +229,7 @@ def list_conditions(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.Series(conditions, name="value").rename_axis("condition").to_frame()
 
 
-def to_markdown(table: pd.DataFrame) -> str:
+def format_markdown_table(table: pd.DataFrame) -> str:
     """Format a table as Markdown, with its index as the first columns."""
     table = table.reset_index()
     lines = [table.columns, ["---"] * table.shape[1], *table.astype(object).fillna("–").to_numpy()]

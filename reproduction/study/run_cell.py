@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from reproduction.heads.record import HEADS_FILE
 from reproduction.study.cells import TRAINING
-from reproduction.study.measure import measure_model, predict
+from reproduction.study.measure import compute_logits, measure_model
 from reproduction.study.study import Cell, MeasureSettings
 from teka.codec import encode
 from teka.data import Dataset, Split
@@ -57,7 +57,7 @@ class LearningCurve(Callback):
         self.state["process_seconds"] += time.process_time() - self.started
         if self._is_due(trainer):
             pl_module.eval()
-            logits = predict(pl_module, self.split.images)
+            logits = compute_logits(pl_module, self.split.images)
             pl_module.train()
             is_correct = logits.argmax(dim=1) == self.split.labels
             point = {

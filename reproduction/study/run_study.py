@@ -80,10 +80,10 @@ def run_study(
     saved = load_cells(folder / CELLS)
     for cell in cells:
         check_saved_run(saved, cell, folder)
-    calls = [joblib.delayed(_train)(train, cell) for cell in cells if cell.name not in saved]
+    calls = [joblib.delayed(_train_alone)(train, cell) for cell in cells if cell.name not in saved]
     num_finished = len(cells) - len(calls)
     console = Console(stderr=True)
-    with _use_engine(parallel, processes):
+    with _parallel_backend_context(parallel, processes):
         results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
         try:
             for name, content in track(results, "cells", len(cells), num_finished, console=console):
@@ -99,7 +99,7 @@ def run_study(
     return folder
 
 
-def _train(train: Callable[[Cell], dict[str, Any]], cell: Cell) -> tuple[str, dict[str, Any]]:
+def _train_alone(train: Callable[[Cell], dict[str, Any]], cell: Cell) -> tuple[str, dict[str, Any]]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
         with _hide_launcher():
@@ -139,13 +139,13 @@ def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Pat
 
 
 @contextlib.contextmanager
-def _use_engine(parallel: str, processes: int) -> Iterator[None]:
-    """Let joblib use processes of this machine or a Dask cluster, within this context."""
+def _parallel_backend_context(parallel: str, processes: int) -> Iterator[None]:
+    """Return a context in which joblib uses local processes or a Dask cluster."""
     name, _, address = parallel.partition(":")
     check_name("parallel", name, ("loky", "dask"))
     if name == "loky":
         with joblib.parallel_config(
-            name, n_jobs=processes, initializer=_end_with_parent, initargs=(os.getpid(),)
+            name, n_jobs=processes, initializer=_exit_when_parent_ends, initargs=(os.getpid(),)
         ):
             yield
         return
@@ -159,7 +159,7 @@ def _use_engine(parallel: str, processes: int) -> Iterator[None]:
         yield
 
 
-def _end_with_parent(parent: int) -> None:
+def _exit_when_parent_ends(parent: int) -> None:
     """End this process when its parent process ends, which also handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

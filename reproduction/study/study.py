@@ -163,8 +163,10 @@ class Study:
         ):
             labels = dict(zip(self.factors, levels, strict=True))
             all_levels = {**labels, "seed": str(seed)}
-            is_left_out = any(_matches(all_levels, left_out) for left_out in self.leave_out)
-            if _matches(all_levels, only) and not is_left_out:
+            is_left_out = any(
+                _has_chosen_levels(all_levels, left_out) for left_out in self.leave_out
+            )
+            if _has_chosen_levels(all_levels, only) and not is_left_out:
                 cells.append(self.make_cell(labels, seed))
         if not cells:
             expected = "factors with levels that are not all left out"
@@ -200,5 +202,5 @@ def read_study(path: str | Path) -> Study:
     return decode(Study, read_yaml("study", path), "study")
 
 
-def _matches(labels: Mapping[str, str], chosen: Levels) -> bool:
+def _has_chosen_levels(labels: Mapping[str, str], chosen: Levels) -> bool:
     return all(labels[factor] in levels for factor, levels in chosen.items())

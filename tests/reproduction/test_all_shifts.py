@@ -5,7 +5,7 @@ from torch import nn
 
 from reproduction import all_shifts
 from reproduction.__main__ import run as main
-from reproduction.all_shifts import count_changes
+from reproduction.all_shifts import count_changing_shifts
 from teka.files import read_json
 
 
@@ -20,7 +20,7 @@ def test_changes_are_counted_at_every_shift():
     images = torch.zeros(3, 1, 4, 5)
     images[1] = 1
     images[2, 0, 1, 1] = 1
-    assert count_changes(Corner(), images).tolist() == [0, 0, 1]
+    assert count_changing_shifts(Corner(), images).tolist() == [0, 0, 1]
 
 
 def test_an_interrupted_measurement_continues(tmp_path, monkeypatch):
@@ -35,7 +35,7 @@ def test_an_interrupted_measurement_continues(tmp_path, monkeypatch):
         batches.append(len(images))
         return torch.tensor([0, 3])
 
-    monkeypatch.setattr(all_shifts, "count_changes", count)
+    monkeypatch.setattr(all_shifts, "count_changing_shifts", count)
     assert main([*command, "--images", "4"]) == 0
     assert batches == [2]
     result: Any = read_json(out)

@@ -8,11 +8,11 @@ from reproduction import cifar10
 from reproduction.__main__ import run as main
 from reproduction.cifar10 import (
     EVALUATION_SEEDS,
-    flip,
     make_batches,
     make_optimizers,
+    mirror_images,
     rate_factor,
-    shift_reflected,
+    shift_images,
     train,
 )
 from teka.data import Dataset, Split
@@ -84,7 +84,7 @@ def test_without_attention_there_is_one_optimizer():
 
 
 def test_the_test_accuracy_is_saved_as_the_evaluation():
-    facts = cifar10.make_facts({"seed": 10, "epochs": 1, "test": {"accuracy": 0.5}})
+    facts = cifar10.make_model_facts({"seed": 10, "epochs": 1, "test": {"accuracy": 0.5}})
     assert facts["evaluation"] == {"dataset": "cifar10", "accuracy": 0.5}
     assert facts["training"] == {"epochs": 1}
 
@@ -111,7 +111,7 @@ def test_every_image_is_mirrored_in_every_second_epoch(monkeypatch):
 
 def test_shifted_images_have_reflected_edges():
     images = torch.rand(2, 1, 5, 6)
-    shifted = shift_reflected(images, torch.tensor([[2, -1], [0, 1]]))
+    shifted = shift_images(images, torch.tensor([[2, -1], [0, 1]]))
     padded = pad(images, (2, 2, 2, 2), mode="reflect")
     assert torch.equal(shifted[0], padded[0, :, 0:5, 3:9])
     assert torch.equal(shifted[1], padded[1, :, 2:7, 1:7])
@@ -119,7 +119,7 @@ def test_shifted_images_have_reflected_edges():
 
 def test_flip_mirrors_the_chosen_images():
     images = torch.rand(2, 1, 3, 4)
-    flipped = flip(images, torch.tensor([True, False]))
+    flipped = mirror_images(images, torch.tensor([True, False]))
     assert torch.equal(flipped[0], images[0].flip(2))
     assert torch.equal(flipped[1], images[1])
 

@@ -3,7 +3,7 @@ import contextlib
 import torch
 from torch import nn
 
-from reproduction.study.measure import predict
+from reproduction.study.measure import compute_logits
 from reproduction.training import train_custom_model, train_steps
 from teka.data import load
 from teka.training import Run
@@ -77,5 +77,5 @@ def test_a_model_is_trained_by_the_recipe_of_a_run():
         Run.from_fields(epochs=5, batch_size=20, learning_rate=0.01, gradient_clip=1.0),
     )
     assert not model.training
-    predictions = predict(model, dataset.test.images).argmax(dim=1)
+    predictions = compute_logits(model, dataset.test.images).argmax(dim=1)
     assert (predictions == dataset.test.labels).double().mean() > 0.8

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.baselines.self_attention_network import POSITIONS, make_gaussian_or_table
+from reproduction.baselines.self_attention_network import POSITIONS, make_position_attention
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.nn import Attention, LearnedRelativeKernel
@@ -146,7 +146,7 @@ def test_blocks_may_have_different_numbers_of_heads():
 @pytest.mark.parametrize("content", [None, "softmax"])
 def test_without_heads_it_is_the_network_with_their_maps_at_zero(position, content):
     model = build(heads=(3, 5), position=position, content=content).eval()
-    pruned = model.without_heads([[1], [4, 0, 2]])
+    pruned = model.copy_without_heads([[1], [4, 0, 2]])
     assert pruned.heads == (2, 2)
     fresh = build(heads=(2, 2), position=position, content=content).eval()
     fresh.load_state_dict(pruned.state_dict())
@@ -176,13 +176,13 @@ def test_numbers_of_heads_that_do_not_fit_are_an_error(heads):
 
 def test_heads_to_remove_are_said_for_every_block():
     with pytest.raises(ValueError, match="for each of 2 blocks"):
-        build().without_heads([[0]])
+        build().copy_without_heads([[0]])
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_heads_begin_apart_from_one_another(position: str):
     torch.manual_seed(0)
-    kernel = make_gaussian_or_table(position, heads=3, sides=(4, 6), embedding_dim=8)()
+    kernel = make_position_attention(position, heads=3, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, StationaryRelativeKernel)
     log = kernel.log_weight_at(torch.tensor([[0.0, 0.0], [1.0, -2.0], [3.0, 5.0]]))
     assert log.shape == (3, 3)
@@ -191,8 +191,8 @@ def test_heads_begin_apart_from_one_another(position: str):
 
 def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one():
     torch.manual_seed(0)
-    quadratic = make_gaussian_or_table("quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
-    general = make_gaussian_or_table(
+    quadratic = make_position_attention("quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
+    general = make_position_attention(
         "generalized_quadratic", heads=2000, sides=(4, 6), embedding_dim=8
     )()
     assert isinstance(quadratic, relative.QuadraticBias)
@@ -205,7 +205,7 @@ def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one
 
 
 def test_a_table_has_an_entry_for_every_offset_on_the_grid():
-    kernel = make_gaussian_or_table("table", heads=2, sides=(4, 6), embedding_dim=8)()
+    kernel = make_position_attention("table", heads=2, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, relative.BiasTable)
     assert kernel.max_offset == 5
 
@@ -214,4 +214,4 @@ def test_an_unknown_position_is_an_error_that_offers_the_nearest():
     with pytest.raises(
         ValueError, match=r"position must be .*got 'quadratc'.*Did you mean 'quadratic'"
     ):
-        make_gaussian_or_table("quadratc", heads=2, sides=(4, 6), embedding_dim=8)
+        make_position_attention("quadratc", heads=2, sides=(4, 6), embedding_dim=8)

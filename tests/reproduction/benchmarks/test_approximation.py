@@ -6,12 +6,12 @@ import torch
 
 from reproduction.benchmarks import approximation
 from reproduction.benchmarks.approximation import (
-    attention_weights,
-    draw_kernels,
+    compute_attention_weights,
     draw_queries_keys_values,
-    fit_exponent,
+    draw_random_feature_kernels,
+    fit_error_exponent,
     main,
-    measure_errors,
+    measure_kernel_errors,
 )
 from teka.functional import Softmax, TrigonometricFeatures, attention
 
@@ -20,7 +20,7 @@ DIM, NUM_TOKENS, DRAWS = 5, 17, 6
 
 @pytest.fixture(scope="module")
 def errors() -> pd.DataFrame:
-    return measure_errors(DIM, NUM_TOKENS, [16, 64, 256], DRAWS)
+    return measure_kernel_errors(DIM, NUM_TOKENS, [16, 64, 256], DRAWS)
 
 
 def select(errors: pd.DataFrame, **levels: object) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def test_errors_are_those_of_attention(errors):
     query, key, value = draw_queries_keys_values("output", 0.25, NUM_TOKENS, DIM)
     exact = attention(query, key, value, kernel="softmax")
     expected = []
-    for kernel in draw_kernels("positive", "orthogonal", 64, DIM, DRAWS):
+    for kernel in draw_random_feature_kernels("positive", "orthogonal", 64, DIM, DRAWS):
         output = attention(query, key, value, kernel=kernel, backend="linear")
         expected.append(((output - exact).norm() / exact.norm()).item())
     levels = {"kernel": "positive", "projection": "orthogonal", "num_features": 64}
@@ -42,10 +42,10 @@ def test_errors_are_those_of_attention(errors):
     assert row.error_of_mean == pytest.approx(((mean - exact).norm() / exact.norm()).item())
 
     query, key, _ = draw_queries_keys_values("ball", 0.5, NUM_TOKENS, DIM)
-    exact = attention_weights(Softmax(), query, key)
+    exact = compute_attention_weights(Softmax(), query, key)
     expected = []
-    for kernel in draw_kernels("hyperbolic", "independent", 16, DIM, DRAWS):
-        difference = attention_weights(kernel, query, key) - exact
+    for kernel in draw_random_feature_kernels("hyperbolic", "independent", 16, DIM, DRAWS):
+        difference = compute_attention_weights(kernel, query, key) - exact
         expected.append(difference.abs().sum(dim=-1).max().item() / 2)
     levels = {"kernel": "hyperbolic", "projection": "independent", "num_features": 16}
     row = select(errors, kind="ball", size=0.5, **levels).iloc[0]
@@ -56,7 +56,7 @@ def test_errors_are_those_of_attention(errors):
 @pytest.mark.parametrize("projection", ["orthogonal", "independent"])
 def test_errors_fall_with_the_square_root_of_the_number_of_features(errors, kind, size, projection):
     line = select(errors, kind=kind, size=size, kernel="positive", projection=projection)
-    assert fit_exponent(line) == pytest.approx(-0.5, abs=0.2)
+    assert fit_error_exponent(line) == pytest.approx(-0.5, abs=0.2)
 
 
 def test_the_tokens_of_a_ball_lie_within_it_and_one_on_its_surface():
@@ -65,12 +65,12 @@ def test_the_tokens_of_a_ball_lie_within_it_and_one_on_its_surface():
         lengths = tokens.norm(dim=-1) * DIM**-0.25
         assert lengths.max() == pytest.approx(0.7)
         assert lengths.min() < 0.2
-    weights = attention_weights(Softmax(), query, key)
+    weights = compute_attention_weights(Softmax(), query, key)
     assert torch.allclose(weights.sum(dim=-1), torch.ones(1, 1, NUM_TOKENS, dtype=torch.float64))
 
 
 def test_kernels_with_two_features_per_draw_have_half_as_many_draws():
-    for kernel in draw_kernels("trigonometric", "independent", 64, DIM, 2):
+    for kernel in draw_random_feature_kernels("trigonometric", "independent", 64, DIM, 2):
         assert isinstance(kernel, TrigonometricFeatures)
         assert kernel.projection.shape == (32, DIM)
 

@@ -54,7 +54,7 @@ def test_the_committed_times_of_layers_can_be_read(capsys):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_the_peak_memory_of_a_process_is_measured(backward):
-    row: dict[str, Any] = million_tokens.measure_pass("squared_relu", 16, backward=backward)
+    row: dict[str, Any] = million_tokens.measure_layer_pass("squared_relu", 16, backward=backward)
     assert row["peak_bytes"] > 1e8
     assert row["direction"] == ("forward_backward" if backward else "forward")
 
@@ -70,7 +70,7 @@ def test_every_backend_of_an_attention_is_timed():
     times = backends.time_backends(case, seconds=0.0)
     assert set(times) == {"forward", "forward_backward"}
     assert set(times["forward"]) == {"dense", "linear", "fft"}
-    frame = backends.list_times([{**case, "seconds": times}])
+    frame = backends.make_time_table([{**case, "seconds": times}])
     assert frame.is_chosen.sum() == 2
 
 
@@ -80,7 +80,7 @@ def test_the_fit_finds_the_rates_of_exact_times():
         nanoseconds = 2e5 + heads * (3e4 + 0.05 * multiply_adds + 0.1 * num_bytes)
         costs = {"heads": heads, "multiply_adds": multiply_adds, "bytes": num_bytes}
         rows.append({"backend": "linear", "nanoseconds": nanoseconds, **costs})
-    rates = backends.fit_rates(pd.DataFrame(rows)).loc["linear"]
+    rates = backends.fit_cost_constants(pd.DataFrame(rows)).loc["linear"]
     assert rates.tolist() == pytest.approx([0.05, 0.1, 2e5, 3e4], rel=1e-6)
 
 
@@ -93,9 +93,9 @@ def test_attention_is_timed_with_and_without_rotary_and_beside_softmax(monkeypat
     monkeypatch.setattr(gpu, "NUM_CALLS", 1)
     inputs = gpu.draw_inputs(1, 16, torch.float32)
     for is_rotary, is_causal in itertools.product([False, True], repeat=2):
-        variants = gpu.make_variants(inputs, is_rotary, is_causal)
+        variants = gpu.make_implementations(inputs, is_rotary, is_causal)
         variants = {name: passes for name, passes in variants.items() if "compiled" not in name}
-        rows = gpu.time_variants(variants, inputs[0], seconds=0.0)
+        rows = gpu.time_implementations(variants, inputs[0], seconds=0.0)
         assert len(rows) == 2 + (not is_rotary)
         assert all(row["forward_backward"]["seconds"] > 0 for row in rows)
 

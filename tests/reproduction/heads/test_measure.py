@@ -10,10 +10,10 @@ from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS
 from reproduction.heads.measure import (
     attention_maps,
-    attention_weights,
+    compute_attention_weights,
     find_middle_token,
-    measure_chance,
     measure_heads,
+    measure_random_layers,
 )
 from teka import Grid
 from teka.functional import RelativeKernel, relative
@@ -153,7 +153,7 @@ def test_random_centers_take_as_many_offsets_as_their_distribution_says():
     heads, cell = 7, NormalDist(0, 2)
     along = [cell.cdf(place + 0.5) - cell.cdf(place - 0.5) for place in (-1, 0, 1)]
     expected = sum(1 - (1 - down * right) ** heads for down in along for right in along)
-    chance = measure_chance(run_with("quadratic"), [heads], Grid((23, 23)))
+    chance = measure_random_layers(run_with("quadratic"), [heads], Grid((23, 23)))
     # The standard deviation of one draw is about 1.1, and of the mean of 200 therefore 0.08.
     assert chance["chance_window_3"] == pytest.approx(expected, abs=0.3)
 
@@ -162,10 +162,10 @@ def test_random_centers_take_as_many_offsets_as_their_distribution_says():
 def test_chance_is_reproducible_and_keeps_the_random_state(position):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = measure_chance(run_with(position), [3, 2], Grid((5, 7)))
+    first = measure_random_layers(run_with(position), [3, 2], Grid((5, 7)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    again = measure_chance(run_with(position), [3, 2], Grid((5, 7)))
+    again = measure_random_layers(run_with(position), [3, 2], Grid((5, 7)))
     assert all(np.array_equal(again[name], values) for name, values in first.items())
     assert first["chance_window_3"].shape == (2,)
 
@@ -217,7 +217,7 @@ def test_weights_and_values_give_the_layers_output(images):
     model = network(content="softmax", position="table")
     layer, tokens = model.attentions()[0], torch.randn(2, 35, 6)
     with torch.no_grad():
-        weights = attention_weights(layer, tokens, model.grid)
+        weights = compute_attention_weights(layer, tokens, model.grid)
         mixed = torch.einsum("bhij,bjd->bihd", weights, tokens)
         torch.testing.assert_close(layer.output(mixed.flatten(2)), layer(tokens, model.grid))
 

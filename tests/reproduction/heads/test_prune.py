@@ -64,7 +64,7 @@ def test_degenerate_heads_are_removed_except_one_per_layer(pruned):
 
 def test_training_starts_from_the_remaining_weights(pruned, with_degenerate_heads):
     folder, _ = pruned
-    expected = with_degenerate_heads.model.without_heads([[1], [0, 1]])
+    expected = with_degenerate_heads.model.copy_without_heads([[1], [0, 1]])
     for name, parameter in restore(folder).model.named_parameters():
         torch.testing.assert_close(parameter, expected.get_parameter(name), atol=1e-6, rtol=1e-6)
 
@@ -72,7 +72,7 @@ def test_training_starts_from_the_remaining_weights(pruned, with_degenerate_head
 def test_accuracies_before_training(pruned, with_degenerate_heads):
     _, (_, models) = pruned
     model, test = with_degenerate_heads.model, with_degenerate_heads.dataset.test
-    for name, network in (("before", model), ("pruned", model.without_heads([[1], [0, 1]]))):
+    for name, network in (("before", model), ("pruned", model.copy_without_heads([[1], [0, 1]]))):
         with torch.inference_mode():
             correct = (network(test.images).argmax(dim=1) == test.labels).double().mean()
         assert models.accuracy[name] == pytest.approx(correct.item(), abs=1e-9)
@@ -136,7 +136,7 @@ def test_a_folder_with_files_is_an_error(with_degenerate_heads, tmp_path):
 
 
 def test_nothing_is_written_if_the_training_fails(with_degenerate_heads, tmp_path):
-    broken = with_degenerate_heads.model.without_heads([[], []])
+    broken = with_degenerate_heads.model.copy_without_heads([[], []])
     with torch.no_grad():
         broken.head.weight.fill_(float("nan"))
     run = dataclasses.replace(with_degenerate_heads, model=broken)

@@ -5,13 +5,13 @@ import pytest
 
 from reproduction.horn2021.report import (
     SCALES,
-    accuracy_table,
     draw_figure1,
-    paper_name,
+    find_name_in_paper,
+    make_accuracy_table,
     read_paper_figure,
     read_paper_table,
-    read_study_of_scale,
-    write_reproduction,
+    read_study_at_scale,
+    write_paper_comparison,
 )
 from reproduction.study import read_cells
 from tests.reproduction.conftest import failed_cell, saved_cell
@@ -58,7 +58,7 @@ def test_the_tables_of_the_paper():
 
 
 def test_paper_name_removes_exact_forms_and_distances():
-    assert paper_name("Performer (strategy 2 exact with k = 4)") == "Performer (strategy 2)"
+    assert find_name_in_paper("Performer (strategy 2 exact with k = 4)") == "Performer (strategy 2)"
 
 
 def test_the_accuracy_table_has_the_accuracies_of_the_paper_next_to_ours(save_study):
@@ -69,7 +69,7 @@ def test_the_accuracy_table_has_the_accuracies_of_the_paper_next_to_ours(save_st
         ("mnist", "Performer (strategy 1 exact)", 0): shifted_cell(0.9),
         ("mnist", "Performer (mine)", 0): failed_cell(),
     }
-    table = accuracy_table(read_cells(*save_study(cells, names=NAMES)))
+    table = make_accuracy_table(read_cells(*save_study(cells, names=NAMES)))
     assert table.loc["AlexNet"].tolist() == [99.07, "91.0 ± 12.7", 67.99, "50.0", "2.5M"]
     assert table.loc["Performer (strategy 1 exact)", "mnist: paper"] == 98.8
     mine = table.loc["Performer (mine)"]
@@ -94,7 +94,7 @@ def test_write_reproduction_writes_tables_and_a_figure(save_study):
     cells = {("mnist", model, 0): shifted_cell(0.9, stability=STABILITY) for model in MODELS}
     cells["cifar10", "AlexNet", 0] = photograph_cell(0.5)
     study, folder = save_study(cells, names=NAMES, description="A small scale.")
-    text = write_reproduction(study, folder)
+    text = write_paper_comparison(study, folder)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         "cells.jsonl.gz",
         "table1.md",
@@ -107,7 +107,7 @@ def test_write_reproduction_writes_tables_and_a_figure(save_study):
 
 def test_without_shifted_images_there_is_no_figure(save_study):
     study, folder = save_study({("cifar10", "AlexNet", 0): photograph_cell(0.5)}, names=NAMES)
-    assert "| worst shift" not in write_reproduction(study, folder)
+    assert "| worst shift" not in write_paper_comparison(study, folder)
     assert not (folder / "figure1.png").exists()
 
 
@@ -115,6 +115,8 @@ def test_without_shifted_images_there_is_no_figure(save_study):
 def test_the_committed_tables_equal_the_committed_cells(scale):
     folder = Path(__file__).parents[3] / "reproduction" / "horn2021" / scale
     page = (folder / "table1.md").read_text(encoding="utf-8")
-    for model, row in accuracy_table(read_cells(read_study_of_scale(scale), folder)).iterrows():
+    for model, row in make_accuracy_table(
+        read_cells(read_study_at_scale(scale), folder)
+    ).iterrows():
         for text in row.filter(like="ours"):
             assert text in page, model

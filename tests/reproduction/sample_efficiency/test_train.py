@@ -3,8 +3,8 @@ import torch
 
 from reproduction.__main__ import run as main
 from reproduction.sample_efficiency import train as training
-from reproduction.sample_efficiency.report import images_needed, write_report
-from reproduction.sample_efficiency.train import order_batches, train_cell
+from reproduction.sample_efficiency.report import interpolate_images_needed, write_report
+from reproduction.sample_efficiency.train import draw_batch_indices, train_cell
 from reproduction.study import Study, read_study, run_study
 from reproduction.study.cells import CELLS, load_cells
 
@@ -72,17 +72,17 @@ def test_finished_cells_are_kept(folder):
 
 
 def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeypatch):
-    original = training.order_batches
+    original = training.draw_batch_indices
 
     def order_until_killed(*arguments):
         return *original(*arguments)[:5], torch.tensor([1_000_000])
 
-    monkeypatch.setattr(training, "order_batches", order_until_killed)
+    monkeypatch.setattr(training, "draw_batch_indices", order_until_killed)
     levels = {"training": ["random shifts"], "model": ["absolute"]}
     with pytest.raises(IndexError):
         train(tmp_path, **levels)
     assert not load_cells(tmp_path / CELLS)
-    monkeypatch.setattr(training, "order_batches", original)
+    monkeypatch.setattr(training, "draw_batch_indices", original)
     train(tmp_path, **levels)
     ((name, cell),) = load_cells(tmp_path / CELLS).items()
     whole = load_cells(folder / CELLS)[name]
@@ -93,7 +93,7 @@ def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeyp
 
 @pytest.mark.parametrize("num_images", [10, 64, 1000])
 def test_every_size_has_the_same_number_of_steps(num_images):
-    batches = order_batches(num_images, num_steps=7, batch_size=16, seed=10)
+    batches = draw_batch_indices(num_images, num_steps=7, batch_size=16, seed=10)
     assert [len(batch) for batch in batches] == [16] * 7
     counts = torch.cat(batches).bincount(minlength=num_images)
     assert counts.max() - counts.min() <= 1
@@ -108,9 +108,9 @@ def test_the_study_has_the_cells_of_the_protocol():
 def test_images_needed_interpolates_on_a_logarithmic_scale():
     pandas = pytest.importorskip("pandas")
     accuracy = pandas.Series([0.5, 0.6, 0.7], index=[100, 1000, 10000])
-    assert images_needed(accuracy, 0.65) == pytest.approx(10**3.5)
-    assert images_needed(accuracy, 0.7) == pytest.approx(10000)
-    assert images_needed(accuracy, 0.71) == float("inf")
+    assert interpolate_images_needed(accuracy, 0.65) == pytest.approx(10**3.5)
+    assert interpolate_images_needed(accuracy, 0.7) == pytest.approx(10000)
+    assert interpolate_images_needed(accuracy, 0.71) == float("inf")
 
 
 def test_the_report_has_tables(folder):

@@ -2,7 +2,7 @@ import pytest
 
 from reproduction.study import read_study
 from reproduction.study.cells import load_cells
-from reproduction.study.measure import flops_per_image
+from reproduction.study.measure import count_flops_per_image
 from reproduction.study.run_cell import run_cell
 from teka.codec import encode
 from teka.models import read_config
@@ -61,7 +61,7 @@ def test_flops_count_matrix_products(tiny_study):
     run = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
     dataset = load_data(run)
     model = run.make_model(image_size=dataset.image_size, in_channels=1, num_classes=10).eval()
-    forward, training = flops_per_image(model, dataset)
+    forward, training = count_flops_per_image(model, dataset)
     # The stem alone, by hand: two 3 × 3 convolutions of 64 cells, 1 to 4 and 4 to 8 channels.
     stem = 2 * 64 * 9 * (1 * 4 + 4 * 8)
     assert stem < forward < training < 4 * forward
