@@ -1,4 +1,4 @@
-"""Audit of a model in several stages. If one stage fails, the other stages still run."""
+"""The `audit` function and its stages. If a stage fails, the other stages still run."""
 
 import dataclasses
 import math
@@ -60,15 +60,15 @@ class AuditContext:
     Args:
         model: The model.
         images: Images (N, C, H, W).
-        labels: Their labels, or None.
+        labels: Labels of the images, or None.
         settings: Settings of the audit.
-        progress: Called with the name of a stage, the finished entries, all entries and the seconds
-            left.
-        checkpoint: Folder that keeps the state of interrupted measurements, or None.
-        noise: Differences between outputs of the same images.
-        responses: Responses of the model in each measured mode.
-        metrics: Metrics of each measured mode.
-        layers: Which layers break equivariance.
+        progress: Function that is called with the name of the stage, the number of finished
+            entries, the total number of entries, and the estimated number of seconds left.
+        checkpoint: Folder for the state of interrupted measurements, or None.
+        noise: Differences between repeated outputs for the same images.
+        responses: The model's responses in each mode that was measured.
+        metrics: Metrics in each mode that was measured.
+        layers: Layers that break equivariance.
         protocols: Results of published protocols.
         examples: Images whose predictions change most.
         caveats: Reasons why the results could mislead.
@@ -101,13 +101,13 @@ class AuditContext:
     ) -> BaseException | None:
         """Run a stage of the audit. If it fails, record the error in the report and continue.
 
-        If the time budget is spent, the stage is skipped and recorded as not done. The first mode
-        is measured in any case, so that a report has results.
+        Once the time budget is spent, stages are skipped, and the report lists them as not done.
+        The first mode is always measured, so that every report has results.
 
         Args:
             name: Name of the stage in the report.
-            stage: The stage.
-            ignore_budget: Run the stage even if the time budget is spent.
+            stage: Function that runs the stage.
+            ignore_budget: Whether to run the stage even if the time budget is spent.
 
         Returns:
             The error that the stage raised, or None.
@@ -128,11 +128,11 @@ class AuditContext:
         return None
 
     def movement(self, mode: str) -> Movement:
-        """Return the `Movement` of the audited images in a mode."""
+        """Return the `Movement` that shifts the audited images in the given mode."""
         return self.settings.movement(mode, self.sizes)
 
     def unshifted_images(self) -> Tensor:
-        """Return up to 32 unshifted images, prepared as the model's input in the first mode."""
+        """Return the first 32 images as the model sees them in the first mode, without a shift."""
         movement = self.movement(self.settings.modes[0])
         return movement.move(movement.place(self.few_images), (0, 0))
 
@@ -141,10 +141,10 @@ def run_main_stages(context: AuditContext) -> None:
     """Measure the model's outputs in every mode of shifting, and check whether they are valid.
 
     Raises:
-        ValueError: No mode could be measured. The message is that of the first mode.
+        ValueError: No mode could be measured. The message is the error message of the first mode.
     """
     settings = context.settings
-    # The noise of two equal calls determines if the results are valid.
+    # Results are invalid if two calls on the same images give different outputs.
     context.attempt(NOISE, partial(_measure_noise, context, precision=False))
     errors = [
         context.attempt(f"mode {mode}", partial(_measure_mode, context, mode))
@@ -158,12 +158,14 @@ def run_main_stages(context: AuditContext) -> None:
 
 
 def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
-    """Run the requested optional stages: layers, a published protocol, and rounding errors.
+    """Run the optional stages that the settings request.
+
+    These stages examine the layers, run a published protocol, and measure rounding errors.
 
     Args:
         context: The audit, after `run_main_stages`.
-        is_interruptible: Whether a `KeyboardInterrupt` is recorded as a failure of the remaining
-            stages instead of being raised.
+        is_interruptible: Whether a `KeyboardInterrupt` ends these stages and is recorded in the
+            report. Otherwise the exception is raised.
     """
     settings = context.settings
     stages = {}
@@ -196,9 +198,9 @@ def _measure_noise(context: AuditContext, *, precision: bool) -> None:
 
 
 def _measure_mode(context: AuditContext, mode: str) -> None:
-    """Measure every image at every shift."""
+    """Evaluate the model on every image at every shift, and compute the metrics of this mode."""
     settings = context.settings
-    # The remaining modes get an equal share of the remaining time.
+    # Divide the remaining time equally among the remaining modes.
     num_remaining = len(settings.modes) - settings.modes.index(mode)
     error = None
     try:
@@ -219,7 +221,7 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
             else context.checkpoint / f"{mode}.safetensors",
         )
     except ModelError as raised:
-        # Keep the responses from before the error.
+        # Keep the responses that were measured before the error.
         responses = raised.responses
         error = raised
         if responses is None or not responses.complete[responses.zero]:
@@ -232,7 +234,7 @@ def _measure_mode(context: AuditContext, mode: str) -> None:
 
 def _examine_layers(context: AuditContext) -> None:
     model: Any = unwrap_compiled(context.model)
-    # To save time, use only shifts along one axis, which reveal the same layers.
+    # To save time, use only shifts along a single axis. They reveal the same layers.
     along_axes = [shift for shift in context.shifts if shift.count(0) == 1]
     mode = context.settings.modes[0]
     context.layers = locate_layers(
@@ -242,14 +244,17 @@ def _examine_layers(context: AuditContext) -> None:
         context.movement(mode),
         layers=context.settings.layers,
     )
-    # If the output is exact, the layers compensate for each other, as after `teka fix`.
+    # If the output is exact, later layers undo the errors of earlier layers, as after `teka fix`.
     if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
         context.layers = replace(context.layers, breaks={})
     context.caveats += caveats.warn_about_missed_aliasing(context.shifts, _largest_stride(context))
 
 
 def _largest_stride(context: AuditContext) -> tuple[int, ...]:
-    """Return the largest stride of any layer along each axis, at most the largest shift."""
+    """Return the largest stride of any layer along each axis.
+
+    Strides larger than the largest shift are ignored.
+    """
     assert context.layers is not None
     strides = [
         layer.stride for layer in context.layers.findings if layer.grid and min(layer.grid) > 1
@@ -262,7 +267,7 @@ def _largest_stride(context: AuditContext) -> tuple[int, ...]:
 
 
 def _run_protocol(context: AuditContext) -> None:
-    # The kind of the output may be ambiguous for the few images of a protocol.
+    # A protocol may use so few images that the kind of the output would be ambiguous.
     settings = replace(context.settings, output=context.responses[0].output)
     assert settings.protocol is not None
     run = PROTOCOLS[settings.protocol]
@@ -278,7 +283,7 @@ def _choose_examples(context: AuditContext) -> None:
 
 
 def _check_validity(context: AuditContext) -> None:
-    """Warn about conditions that make the results invalid or misleading."""
+    """Add caveats about conditions that make the results invalid or misleading."""
     settings = context.settings
     responses = context.responses[0]
     noise = 0.0 if context.noise is None else context.noise.repeat
@@ -288,7 +293,7 @@ def _check_validity(context: AuditContext) -> None:
     module = module_of(context.model)
     if module is not None:
         warnings += caveats.warn_about_random_features(module)
-    # A caveat that holds in several modes is listed once.
+    # List a caveat only once, even if it applies to several modes.
     by_name: dict[str, Caveat] = {}
     for each in context.responses:
         for caveat in (
@@ -331,10 +336,10 @@ def audit(
 ) -> AuditReport:
     """Measure how the outputs of a model change when its images are shifted.
 
-    The report contains accuracy and consistency at each shift, the layers that break equivariance,
-    and reasons why the results could be misleading. A module is measured in evaluation mode, and
-    its mode is restored afterwards. If a stage of the audit fails, the report records its error,
-    and the other stages still run.
+    The report contains the accuracy and the consistency at each shift, the layers that break
+    equivariance, and reasons why the results could be misleading. A module is audited in evaluation
+    mode, and its previous mode is restored afterwards. If a stage of the audit fails, the report
+    contains the error, and the other stages still run.
 
     >>> import torch, teka
     >>> model = torch.nn.Sequential(
@@ -346,34 +351,34 @@ def audit(
     1.0
 
     Args:
-        model: Takes images (B, C, H, W) and returns an output that `measure_responses` describes:
-            logits, probabilities, classes, features, maps or boxes, or an object with one of these
-            in a field. In mode "canvas" it must take images of the size of the canvas, in mode
-            "crop" of the size of the window. Layers are examined only in a `torch.nn.Module`.
-        images: Images (N, C, H, W) in floating point, as the model takes them. If the mode fills
-            with a background, use images before normalization, and put the normalization into the
-            model.
-        labels: Classes (N,) as integers from 0, or (N, K) of 0 and 1 for a multi-label classifier,
-            or None.
-        settings: Shifts, modes and everything else that is measured. By default `AuditSettings()`.
-        shifts: Replaces the shifts of `settings`.
+        model: Function or module that takes images (B, C, H, W). It returns logits, probabilities,
+            classes, features, maps or boxes, or an object with a field that contains one of these;
+            see `measure_responses`. In mode "canvas" the model must accept images of the size of
+            the canvas, and in mode "crop" images of the size of the window. Layers are examined
+            only if the model is a `torch.nn.Module`.
+        images: Floating-point images (N, C, H, W) in the format that the model expects. For modes
+            that fill pixels with a background, pass images before normalization, and make the
+            normalization part of the model.
+        labels: Classes (N,) as integers from 0, multi-label targets (N, K) of 0 and 1, or None.
+        settings: Shifts, modes and all other settings. By default `AuditSettings()`.
+        shifts: Shifts that replace those in `settings`.
         name: Name of the model. By default the name of its class.
         class_names: Name of each class.
         model_facts: Other facts about the model for the report.
         data_facts: Other facts about the images for the report, such as the name of the data set.
-        caveats: Caveats that the caller knows.
-        checkpoint: Folder that keeps the state of interrupted measurements, or None. A measurement
-            whose state is in it is resumed.
-        progress: Called with the name of a stage, the finished entries, all entries and the seconds
-            left.
-        on_result: Called with the report of the main results, before the stages that explain them:
-            layers, published protocols and numerical precision. From then on, a
-            `KeyboardInterrupt` ends these stages, and the report of everything else is returned.
-        command: Command that the report records.
+        caveats: Caveats that the report lists in addition to those that the audit finds.
+        checkpoint: Folder for the state of interrupted measurements, or None. A measurement is
+            resumed if the folder contains its state.
+        progress: Function that is called with the name of the stage, the number of finished
+            entries, the total number of entries, and the estimated number of seconds left.
+        on_result: Function that is called with a report of the main results, before the optional
+            stages: layers, published protocols and numerical precision. A `KeyboardInterrupt`
+            during these stages only ends them, and the report of all other results is returned.
+        command: Command that is recorded in the report.
 
     Raises:
-        ValueError: Images or labels of a wrong shape or type, no images, or no mode that could be
-            measured. The message is then that of the first mode.
+        ValueError: The images or labels have a wrong shape or type, there are no images, or no mode
+            could be measured. In the last case, the message is the error message of the first mode.
     """
     check_callable("model", model)
     if settings is not None:

@@ -22,29 +22,30 @@ SEVERITIES = {
     "limits": "Limited validity",
     "note": "Worth knowing",
 }
-"""Heading above the caveats of each severity, from the most to the least serious severity."""
+"""Heading of the caveats of each severity, in order of decreasing severity."""
 FILLING_MODES = ("zero", "canvas")
-# Relative differences that are rounding errors: between equal calls, and between different batch
-# sizes, which change the order of summation.
+# Relative differences up to these values count as rounding errors: between two identical calls, and
+# between calls with different batch sizes, which change the order of summation.
 REPEAT_ROUNDING = 1e-6
 BATCH_ROUNDING = 1e-3
 Sizes = Sequence[int]
 Size = int | tuple[int, int] | None  # the shorter side, or height and width
-WIDE_INTERVAL = 0.05  # half width of an interval that hides the effect of most shifts
-BORDER_SHARE = 0.5  # minimum share of equal border pixels that are taken for background
-# Share of equal predictions from which the effect of shifts is hidden.
+WIDE_INTERVAL = 0.05  # half width above which an interval hides the effect of most shifts
+BORDER_SHARE = 0.5  # minimum share of border pixels that must be equal to count as background
+# Above this share of equal predictions, shifts have hardly any visible effect.
 COLLAPSED_SHARE = 0.9
-FEW_IMAGES = 10  # from this number on, predictions of one class are suspicious even without labels
+# With at least this many images, equal predictions are suspicious even without labels.
+FEW_IMAGES = 10
 
 
 @dataclass(frozen=True)
 class Caveat:
-    """Warning that the results of an audit may be invalid or misleading, and why.
+    """Warning that the results of an audit may be invalid or misleading.
 
     Args:
-        name: Fixed name of the condition, such as "training mode".
+        name: Short name of the problem, such as "training mode".
         severity: "invalidates", "limits" or "note", see `SEVERITIES`.
-        message: What was observed, with numbers, and what the user can do.
+        message: Description of the problem, with the measured numbers and advice for the user.
     """
 
     name: str
@@ -68,7 +69,7 @@ def warn_about_training_mode(module: nn.Module) -> Iterator[Caveat]:
 
 
 def warn_about_nondeterminism(repeat: float) -> Iterator[Caveat]:
-    """Warn if the model is not deterministic: two calls on the same images give different outputs.
+    """Warn if two calls of the model on the same images give different outputs.
 
     Args:
         repeat: Relative difference between the outputs of the two calls.
@@ -97,7 +98,7 @@ def warn_about_few_images(num_images: int, confidence: float) -> Iterator[Caveat
 def warn_about_random_features(module: nn.Module) -> Iterator[Caveat]:
     """Warn about layers that are equivariant only on average over random draws of features.
 
-    Layers declare this by `equivariance = {"shift": "in expectation"}`.
+    Such layers have the attribute `equivariance = {"shift": "in expectation"}`.
     """
     named = []
     for name, part in module.named_modules():
@@ -118,14 +119,14 @@ def warn_about_batch_dependence(
 ) -> Iterator[Caveat]:
     """Warn if the output for an image depends on the other images of its batch.
 
-    The output for the first image in a call of its own is compared with its output in a batch of
-    up to eight images.
+    The check evaluates the first image alone and in a batch of up to eight images, and compares the
+    two outputs.
 
     Args:
         function: The model, in evaluation mode.
         images: A few unshifted images.
-        noise: Relative difference between the outputs of two calls on the same images. Ten times
-            this difference is tolerated.
+        noise: Relative difference between the outputs of two calls on the same images. Differences
+            up to ten times this value are ignored.
     """
     if len(images) < 2:
         return
@@ -162,7 +163,7 @@ def warn_about_constant_output(
 ) -> Iterator[Caveat]:
     """Warn if a model that is not a classifier returns the same output for different images.
 
-    A detector that finds no object, and a segmentation with a single class, are reported too.
+    The warning also covers detectors that find no objects, and segmentations with only one class.
     """
     images = images if output == "boxes" else images[:8]
     batches = [batch.clone() for batch in images.split(batch_size)]
@@ -194,8 +195,8 @@ def warn_about_constant_output(
 def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
     """Warn if shifts fill pixels with a value that differs from the background of the images.
 
-    The background is the value of most pixels at the border. A different value creates an edge that
-    moves with the image.
+    The most common value of the border pixels is taken as the background. A different fill value
+    creates an edge that moves with the image.
     """
     if movement.mode not in FILLING_MODES:
         return
@@ -226,9 +227,9 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
 
 
 def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
-    """Warn if nearly all predictions of a classifier, or all labels of the images, are one class.
+    """Warn if a classifier almost always predicts the same class, or if all labels are equal.
 
-    Shifts then hardly change the accuracy, even of a model that is sensitive to shifts.
+    In both cases, the accuracy hardly changes under shifts, even if the model is sensitive to them.
     """
     if responses.predictions is None:
         return
@@ -301,7 +302,7 @@ def warn_about_unused_labels(responses: Responses) -> Iterator[Caveat]:
 
 
 def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
-    """Warn that a model with one value per image is treated as a binary classifier."""
+    """Warn that the audit treats a model with one output value per image as a binary classifier."""
     names = {
         "logits": ("logit", "0", "probabilities"),
         "probabilities": ("probability", "½", "logits"),
@@ -317,7 +318,7 @@ def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
 
 
 def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
-    """Warn if all shifts are multiples of the model's stride, because this hides aliasing.
+    """Warn if all shifts are multiples of the model's stride, because such shifts hide aliasing.
 
     Args:
         shifts: All shifts of the audit.
@@ -334,11 +335,11 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
 
 
 def warn_about_other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
-    """Warn if the audit resized images to another size than the model's own transform does.
+    """Warn if the audit and the model's own transform resize images to different sizes.
 
     Args:
-        usual: Size of images after the model's own transform.
-        placed: Size of images in the audit, which leaves room for shifts.
+        usual: Size to which the model's own transform resizes images.
+        placed: Size to which the audit resizes images, which leaves room for shifts.
     """
     if usual is not None and placed is not None and usual != placed:
         usual_size, audit_size = (
@@ -356,7 +357,7 @@ def warn_about_other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
 def warn_about_resizing(
     image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float
 ) -> Iterator[Caveat]:
-    """Warn if images were resized, because a shift then has another length for the model.
+    """Warn if images were resized, because this changes the length of a shift in pixels.
 
     Args:
         image_size: Size of the images in the data set.

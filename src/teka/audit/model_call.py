@@ -1,4 +1,4 @@
-"""Calls of the model under audit, checks of its outputs, and hashes of weights."""
+"""Functions that call the audited model, check its outputs, and hash its weights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +19,10 @@ Model = Callable[[Tensor], object]
 
 
 class ModelError(ValueError):
-    """Error of a model that raised an exception or returned an unsupported output.
+    """Error that is raised if a model raises an exception or returns an unsupported output.
 
-    The attribute `responses` has the results from before the error, or is None.
+    The attribute `responses` contains the results that were measured before the error. It is None
+    if there are no results.
 
     >>> import torch
     >>> from teka.audit import ModelError, Movement, measure_responses
@@ -38,7 +39,7 @@ class ModelError(ValueError):
 
 @contextmanager
 def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
-    """Return a context in which a module is in evaluation mode.
+    """Put a module into evaluation mode for the duration of a `with` block.
 
     The previous mode of each submodule is restored afterwards.
     """
@@ -53,18 +54,18 @@ def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
 
 
 def set_model_code_context(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Run all code of models in a context manager from now on, such as one that limits the time."""
+    """Set a context manager in which all model code runs, for example one that limits the time."""
     global _model_code_context
     _model_code_context = context
 
 
 def model_code_context() -> AbstractContextManager[None]:
-    """Return the context manager in which code of models runs, see `set_model_code_context`."""
+    """Return the context manager that was set with `set_model_code_context`."""
     return _model_code_context()
 
 
 def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
-    """Call a model in inference mode, and return the part of its output that is measured.
+    """Call a model in inference mode, and return the part of its output that the audit measures.
 
     Args:
         function: The model.
@@ -72,7 +73,7 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
         where: Description of the batch for error messages, such as "at shift (0, 1)".
 
     Returns:
-        The output (B, …), selected by the tables of `teka.audit.model_output`.
+        The tensor (B, …) that `teka.audit.model_output` selects, and the kind of output it is.
 
     Raises:
         ModelError: The model raised an exception or returned an unsupported output.
@@ -102,13 +103,13 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
 
 
 def output_kind_of(function: object) -> str:
-    """Return the kind of output that a function declares as `output_kind`, or "auto"."""
+    """Return the attribute `output_kind` of a model, or "auto" if it has no valid one."""
     kind = getattr(function, "output_kind", "auto")
     return kind if isinstance(kind, str) and kind in OUTPUT_CHOICES else "auto"
 
 
 def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:
-    """Return the output of a function for a batch as a new float64 tensor on the CPU.
+    """Call a function on a batch, and return its output as a new float64 tensor on the CPU.
 
     Args:
         function: The function.
@@ -147,10 +148,11 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
 
 
 def evaluate_model(function: Model, batch: Tensor, where: str) -> Tensor:
-    """Return the measured part of a model's output as a new float64 tensor on the CPU.
+    """Call a model, and return the output that is measured as a new float64 tensor on the CPU.
 
-    The output may be structured, see `teka.audit.model_output`. If the model returns class indices,
-    1 is added, because a relative difference to class 0 would be undefined.
+    If the model returns several outputs, `teka.audit.model_output` selects one of them. If it
+    returns class indices, 1 is added, because the relative difference from class 0 would be
+    undefined.
 
     Args:
         function: The model.
@@ -166,9 +168,9 @@ def evaluate_model(function: Model, batch: Tensor, where: str) -> Tensor:
 
 
 def output_difference(output: Tensor, reference: Tensor) -> float:
-    """Return ‖output − reference‖ / ‖reference‖, also for outputs of 0.
+    """Return the relative difference ‖output − reference‖ / ‖reference‖ of two outputs.
 
-    The result is 0 if the outputs are equal, and 1 if only the reference is 0 everywhere.
+    If the reference is 0 everywhere, the result is 0 for equal outputs and 1 otherwise.
 
     Raises:
         ValueError: The shapes differ.
@@ -182,7 +184,9 @@ def output_difference(output: Tensor, reference: Tensor) -> float:
 
 
 def weights_hash(function: Callable[..., object]) -> str:
-    """Return the SHA-256 of the weights of a function's module, or "unknown" without a module.
+    """Return the SHA-256 of a model's weights.
+
+    If the model is not a module, the result is "unknown".
 
     Raises:
         ValueError: A lazy module has no weights yet.
@@ -201,7 +205,7 @@ def weights_hash(function: Callable[..., object]) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Return the SHA-256 of the dtype, shape and values of a tensor."""
+    """Return a SHA-256 hash of the dtype, shape and values of a tensor."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     if tensor.numel():
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Comparison of several audited models on the same shifted images."""
+"""Comparison of several audited models on the same images and shifts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ from teka.precision import rounding_bound
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Reports of several models, and comparisons of all pairs of these models.
+    """Audit reports of several models, and a comparison of each pair of models.
 
     Args:
         reports: Report of each model. All reports show the same example images.
-        pairs: Comparisons of all pairs of models in every mode.
+        pairs: Comparison of each pair of models in each mode.
     """
 
     reports: list[AuditReport]
@@ -48,11 +48,11 @@ class ModelComparison:
 
 
 def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport]) -> ModelComparison:
-    """Compare every two models on the same images, and choose the same examples for all models.
+    """Compare each pair of models, and show the same example images in all reports.
 
     Args:
-        cases: Models with the same images, see `check_comparable`.
-        reports: Report of each case, with the same modes and shifts.
+        cases: The models and their images, which `check_comparable` accepted.
+        reports: Audit report of each model. All audits used the same modes and shifts.
     """
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
     responses_by_mode = list(zip(*responses, strict=True))
@@ -67,7 +67,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
 
 
 def _output_noise(report: AuditReport) -> float:
-    """Return how much a model's outputs may differ without a shift, by rounding or randomness."""
+    """Return how much a model's outputs can differ because of rounding or randomness alone."""
     levels = [rounding_bound(metrics.epsilon) for metrics in report.metrics]
     floor = report.noise_floor
     if floor is not None:
@@ -76,11 +76,11 @@ def _output_noise(report: AuditReport) -> float:
 
 
 def check_comparable(cases: Sequence[AuditInputs]) -> None:
-    """Check that all models take images of the same size, and order the classes in the same way.
+    """Check that all models use the same image size and the same order of classes.
 
     Raises:
-        ValueError: The image sizes differ, so that a shift by one pixel is not the same, or the
-            orders of the classes differ.
+        ValueError: The image sizes differ, so that a shift by one pixel has a different meaning, or
+            the order of the classes differs.
     """
     sizes = [tuple(case.images.shape[2:]) for case in cases]
     if len(set(sizes)) > 1:
@@ -102,9 +102,9 @@ def _choose_common_examples(
     reports: Sequence[AuditReport],
     responses_by_mode: Sequence[Sequence[Responses]],
 ) -> list[AuditReport]:
-    """Return the reports with the same example images in all reports.
+    """Choose the same example images for all models, and return the reports with these examples.
 
-    The example images are those for which the models disagree at the largest number of shifts.
+    The chosen images are those for which the models disagree at the largest number of shifts.
     """
     examples: list[list[Example]] = [[] for _ in cases]
     for responses in responses_by_mode:

@@ -1,7 +1,7 @@
-"""Which part of a model's output is measured, and what it represents.
+"""Functions that select the tensor to measure from a model's output, and determine its kind.
 
-`FIELDS` lists the fields of structured outputs (dictionaries, dataclasses, tuples) that can be
-measured. `KINDS` lists what a tensor may represent, such as logits or features. Any other output
+`FIELDS` lists the supported fields of structured outputs, such as dictionaries, dataclasses and
+tuples. `KINDS` lists the supported kinds of tensors, such as logits or features. Any other output
 raises an error.
 """
 
@@ -38,11 +38,12 @@ SUM_TOLERANCE = 1e-3  # tolerance for the sum of probabilities in single precisi
 
 
 class SelectedOutput(NamedTuple):
-    """Part of a model's output that is measured.
+    """Tensor that the audit measures, selected from a model's output.
 
     Args:
         values: Tensor (B, …).
-        kind: Name in `KINDS`, or "auto" if shape and values determine the kind.
+        kind: Kind of the tensor, a name in `KINDS`. For "auto", the kind is inferred later from
+            shape and values.
     """
 
     values: Tensor
@@ -51,10 +52,10 @@ class SelectedOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputSource:
-    """Model that returned an output, and its input images.
+    """Model and images from which an output was computed.
 
     Args:
-        images: The images that the model was called with.
+        images: The images that were passed to the model.
         module: The model, if it is a module.
         num_classes: Number of classes, if known.
     """
@@ -64,21 +65,21 @@ class OutputSource:
     num_classes: int | None = None
 
 
-# --- Which field of a structured output is measured
+# --- Selection of the measured field of a structured output
 
 
 def read_maps(value: Any, source: OutputSource) -> Float[Tensor, "batch classes *sizes"]:
-    """Return class logits for every pixel, interpolated bilinearly from a smaller map."""
+    """Upsample a segmentation map bilinearly, so that it has class logits for every pixel."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
 def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
-    """Return one feature vector for each image from the hidden state of a model.
+    """Convert the hidden state of a model to one feature vector for each image.
 
-    From tokens (B, L, C), return the class token if the model has one, else the mean over the
-    tokens. From maps, return the mean over all positions. Maps have shape (B, C, H, W), or
-    (B, H, W, C) if only the last axis has the `hidden_size` of the model's config. If there are
-    several maps, the last one is used.
+    For tokens (B, L, C), the vector is the class token if the model has one, and otherwise the mean
+    over the tokens. For feature maps, it is the mean over all positions. Maps have shape
+    (B, C, H, W), or (B, H, W, C) if only the last axis has the `hidden_size` of the model's config.
+    If there are several maps, the last map is used.
     """
     state = as_tensor(value[-1] if isinstance(value, tuple) else value)
     module = source.module
@@ -96,10 +97,11 @@ def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch 
 
 
 def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) -> Boxes:
-    """Return boxes in pixels with scores, from the outputs of a detector such as DETR.
+    """Convert the outputs of a detector such as DETR to boxes in pixels, with a score per class.
 
-    If there is one logit more than classes, the last logit stands for "no object" and scores are a
-    softmax (DETR, YOLOS). Otherwise each score is the sigmoid of its logit (RT-DETR).
+    If there is one more logit than there are classes, the last logit stands for "no object", and
+    the scores are the softmax of the logits (DETR, YOLOS). Otherwise, each score is the sigmoid of
+    its logit (RT-DETR).
 
     Args:
         logits: Logits (B, M, K) of M boxes.
@@ -116,10 +118,10 @@ def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) ->
 
 
 def read_detections(detections: Sequence[Mapping[str, Tensor]], source: OutputSource) -> Boxes:
-    """Return boxes with scores, from the outputs of a torchvision detector.
+    """Convert the outputs of a torchvision detector to boxes in pixels, with a score per class.
 
     Args:
-        detections: "boxes", "scores" and "labels" of each image.
+        detections: Dictionary of each image with the keys "boxes", "scores" and "labels".
         source: The model and its input.
     """
     labels = [0, *torch.cat([image["labels"] for image in detections]).tolist()]
@@ -134,13 +136,13 @@ def read_detections(detections: Sequence[Mapping[str, Tensor]], source: OutputSo
 
 
 class OutputField(NamedTuple):
-    """Fields of a structured output that can be measured.
+    """Field, or group of fields, of a structured output that the audit can measure.
 
     Args:
         names: Names of the fields.
-        kind: Kind of their content, a name in `KINDS` or "auto".
-        read: Function of the fields and the `OutputSource` that returns the tensor to measure. By
-            default the single field is measured.
+        kind: Kind of the resulting tensor, a name in `KINDS` or "auto".
+        read: Function that takes the values of the fields and the `OutputSource`, and returns the
+            tensor to measure. By default, this is the value of the single field.
     """
 
     names: tuple[str, ...]
@@ -148,7 +150,7 @@ class OutputField(NamedTuple):
     read: Callable[..., Tensor] = lambda value, source: as_tensor(value)
 
 
-# The first row whose fields are all present is used.
+# The first entry whose fields are all present is used.
 FIELDS = (
     OutputField(("logits", "pred_boxes"), "boxes", read_detr_boxes),
     OutputField(("logits",), "auto"),
@@ -165,18 +167,18 @@ EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(FIELD_NAMES)}"
 
 
 def select_output(result: object, source: OutputSource, name: str | None = None) -> SelectedOutput:
-    """Return the part of a model's output that is measured.
+    """Select the tensor to measure from a model's output.
 
     Args:
-        result: Output of the model: a tensor or array, or a dictionary, dataclass, tuple or list
-            of them.
+        result: Output of the model: a tensor or an array, or a dictionary, dataclass, tuple or list
+            of tensors.
         source: The model and its input.
-        name: Name of the field, or its index in a tuple. By default the first row of `FIELDS` whose
-            fields are present.
+        name: Name of the field, or its index in a tuple. By default, the first entry of `FIELDS`
+            whose fields are all present.
 
     Raises:
-        ValueError: The output has no such field, or no field of the table. The message lists the
-            fields of the output.
+        ValueError: The output does not have the named field or any supported field. The message
+            lists the fields that the output has.
     """
     fields = fields_of(result)
     if name is None:
@@ -188,7 +190,7 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
     else:
         values = as_tensor(fields[name])
         kind = "auto"
-    # Add the batch axis that a model removed for a single image, and turn (B,) into (B, 1).
+    # Restore the batch axis if the model removed it for a single image. Turn (B,) into (B, 1).
     if len(source.images) == 1 and (values.ndim == 0 or len(values) != 1):
         values = values[None]
     return SelectedOutput(values[:, None] if values.ndim == 1 else values, kind)
@@ -254,7 +256,10 @@ def _describe_field(value: object) -> str:
 
 
 def fields_of(result: object) -> dict[str, object] | None:
-    """Return the fields of a dictionary, tuple or object by name or index, else None."""
+    """Return the fields of a dictionary, tuple or object, by their names or indices.
+
+    Return None if the output has no fields, such as a tensor.
+    """
     if isinstance(result, Tensor | np.ndarray | np.generic | nn.Module | str | bytes | type):
         return None
     if isinstance(result, Mapping):
@@ -268,11 +273,11 @@ def fields_of(result: object) -> dict[str, object] | None:
     return {name: getattr(result, name) for name in names if hasattr(result, name)} or None
 
 
-# --- What a tensor represents
+# --- Kinds of output tensors
 
 
 def _vector_length(values: Tensor) -> int:
-    """Return the length of the vector that the output has for each image, or 0 for other shapes."""
+    """Return the length n if the output is one vector of n values for each image, otherwise 0."""
     sizes = [size for size in values.shape[1:] if size != 1]
     return 0 if len(sizes) > 1 else math.prod(sizes)
 
@@ -282,12 +287,12 @@ def _is_vector(values: Tensor, image_size: Sizes) -> bool:
 
 
 def _is_map(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if an output has an axis for channels and one for each axis of the images."""
+    """Return True if an output has a channel axis and the same spatial axes as the images."""
     return values.is_floating_point() and values.ndim == 2 + len(image_size)
 
 
 def _is_whole_map(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if an output is a map whose sizes divide those of the images."""
+    """Return True if an output is a map and its sizes divide the sizes of the images."""
     return _is_map(values, image_size) and not any(map(operator.mod, image_size, values.shape[2:]))
 
 
@@ -296,7 +301,7 @@ def _is_in_unit_interval(values: Tensor, image_size: Sizes) -> bool:
 
 
 def _are_probabilities(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if each image has one value in [0, 1], or several that sum to 1."""
+    """Return True if each image has one value in [0, 1], or several values that sum to 1."""
     if not _is_in_unit_interval(values, image_size):
         return False
     sums = to_widest_dtype(values).flatten(1).sum(dim=1)
@@ -305,17 +310,17 @@ def _are_probabilities(values: Tensor, image_size: Sizes) -> bool:
 
 
 def _predict_class(values: Values, threshold: float) -> Predictions:
-    """Return the class with the largest value, or class 1 if a single value exceeds a threshold."""
+    """Predict the class with the largest value. For a single value, compare it with a threshold."""
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > threshold).long()
 
 
 def _predict_label_set(values: Values, threshold: float) -> Predictions:
-    """Return the set of labels whose value exceeds a threshold, encoded as an integer."""
+    """Predict the labels whose values exceed a threshold, and encode them as one integer."""
     return encode_label_sets(values > threshold)
 
 
 def _read_classes(values: Values) -> Predictions:
-    """Return the outputs of a model that predicts class indices, without their axis of size 1."""
+    """Return the class indices (B,) from the output (B, 1) of a model that predicts them."""
     if (values < 0).any():
         smallest = int(values.min())
         raise ValueError(
@@ -325,13 +330,13 @@ def _read_classes(values: Values) -> Predictions:
 
 
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Return log probabilities of the classes. A single logit means class 1 against class 0."""
+    """Convert logits to log probabilities. A single value belongs to class 1 of two."""
     logits = to_widest_dtype(values)
     return (logits if logits.shape[1] > 1 else pad(logits, (1, 0))).log_softmax(dim=1)
 
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Return log probabilities of the classes. A single probability is that of class 1 of two."""
+    """Convert probabilities to log probabilities. A single value belongs to class 1 of two."""
     shares = to_widest_dtype(values)
     shares = shares if shares.shape[1] > 1 else torch.cat([1 - shares, shares], dim=1)
     # Clamp zeros to the smallest normal float32, so that divergences stay finite.
@@ -339,13 +344,14 @@ def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch c
 
 
 def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
-    """Encode the labels of each image as one integer, so that equal sets of labels are equal.
+    """Encode the set of labels of each image as one integer.
 
-    Up to 62 labels, the integer is the sum of 2^k over the labels k of the image. For more labels,
-    fixed random integers replace the powers, and the sum is taken modulo 2^62.
+    With up to 62 labels, the integer is the sum of 2^k over the labels k of the image, so different
+    sets have different integers. With more labels, fixed random integers replace the powers of two,
+    and the sum is taken modulo 2^62.
 
     Args:
-        labels: Rows of 0 and 1, one column for each label.
+        labels: Matrix of 0 and 1 with a row for each image and a column for each label.
     """
     num_labels = labels.shape[1]
     weights = 2 ** torch.arange(min(num_labels, EXACT_LABELS))
@@ -357,16 +363,16 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What an output may represent, such as logits, and how to recognize and interpret it.
+    """Kind of output of a model, such as logits, features or boxes.
 
     Args:
         name: Name of the kind.
         expected: Description of a valid output, for error messages.
-        accepts: Function of an output and the sizes of the images that returns True if the output
-            may be of this kind.
-        predict: Function that returns the predicted classes, for classifiers.
-        log_probabilities: Function that returns the log probabilities of the classes, if the
-            output defines them.
+        accepts: Function that takes an output and the sizes of the images, and returns True if the
+            output may be of this kind.
+        predict: Function that returns the predicted classes. Only for classifiers.
+        log_probabilities: Function that returns the log probabilities of the classes. None if the
+            output does not determine them.
     """
 
     name: str
@@ -444,7 +450,7 @@ INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes
 
 
 def _choose_kind(values: Tensor, image_size: Sizes, has_stride: bool, label_axes: int) -> str:
-    """Guess what an output represents by its shape and values."""
+    """Guess the kind of an output from its shape and values."""
     is_dense = _is_whole_map(values, image_size) and max(values.shape[2:]) > 1
     if is_dense or (has_stride and _is_map(values, image_size)):
         return "dense"
@@ -467,19 +473,19 @@ def infer_kind(
     stride: int | Sequence[int] | None = None,
     label_axes: int = 0,
 ) -> tuple[str, Stride]:
-    """Return what an output represents, such as "logits", and the stride if it is a map.
+    """Infer the kind of an output, such as "logits", and the stride if the output is a map.
 
     Args:
         values: Output (B, …) for a batch of images.
         image_size: Spatial sizes of the images.
-        kind: Requested kind, a name in `KINDS`, or "auto" to choose it by shape and values.
-        stride: Pixels between neighboring cells of a map. Default: the size of the images divided
-            by that of the map.
+        kind: Requested kind, a name in `KINDS`, or "auto" to infer it from shape and values.
+        stride: Distance between neighboring cells of a map, in pixels. Default: the size of the
+            images divided by the size of the map.
         label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
             multi-label targets.
 
     Raises:
-        ValueError: The output is not of the requested kind, or of no kind.
+        ValueError: The output does not fit the requested kind, or it fits no kind.
     """
     expected = "floating-point numbers (batch, …), or the class of each image as a whole number"
     if kind == "auto":
@@ -503,13 +509,15 @@ def infer_kind(
 
 
 def flatten_vectors(values: Tensor, kind: str) -> Tensor:
-    """Flatten an output to (B, n) if it is one vector for each image, such as logits."""
+    """Flatten outputs that are one vector for each image, such as logits, to shape (B, n)."""
     is_vector = kind in CLASSIFIERS or (kind == "features" and _vector_length(values) > 0)
     return values.flatten(1) if is_vector else values
 
 
 def predict(values: Tensor, kind: str) -> Predictions:
-    """Return the class that a classifier predicts for each image, or its encoded set of labels.
+    """Return the class that a classifier predicts for each image.
+
+    For multi-label classifiers, return the predicted set of labels, see `encode_label_sets`.
 
     Raises:
         ValueError: The model is not a classifier.
@@ -523,10 +531,10 @@ def predict(values: Tensor, kind: str) -> Predictions:
 def predict_with_probability(
     values: Tensor, kind: str
 ) -> tuple[Float[Tensor, " batch"], Predictions]:
-    """Return the predicted class of each image and its probability, or 1 if that is unknown.
+    """Return the predicted class of each image, and the probability of this class.
 
     Returns:
-        Probabilities (B,) and classes (B,).
+        Probabilities (B,) and classes (B,). Unknown probabilities are 1.
     """
     row = KIND_BY_NAME[kind]
     classes = predict(values, kind)
@@ -537,5 +545,5 @@ def predict_with_probability(
 
 
 def num_classes_of(num_outputs: int | None) -> int | None:
-    """Return the number of classes of a classifier. A single output means two classes."""
+    """Return the number of classes of a classifier. A single output value means two classes."""
     return 2 if num_outputs == 1 else num_outputs

@@ -1,4 +1,4 @@
-"""Modes of shifting images, such as with circular edges, and functions that shift images."""
+"""Functions that shift images, with different ways to treat the edges."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ BACKGROUND = "a finite number, or one for each channel"
 
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
-    """Check that a tensor contains real images (B, C, *S), with at least `least` images.
+    """Check that a tensor has the shape (B, C, *S) and a real dtype, and contains enough images.
 
     Raises:
         ValueError: The shape or dtype is wrong.
@@ -48,7 +48,7 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
 
 
 def check_background(background: Background) -> list[float | int]:
-    """Check a background, a number or one number for each channel, and return it as a list.
+    """Check the argument `background`, and convert it to a list of floats.
 
     Raises:
         ValueError: The background is empty or not numeric.
@@ -63,7 +63,7 @@ def check_background(background: Background) -> list[float | int]:
 
 
 def background_value(images: Images, background: Background) -> Tensor:
-    """Return the background as a tensor that broadcasts with the images and has their dtype.
+    """Convert a background to a tensor that has the dtype of the images and broadcasts with them.
 
     Raises:
         ValueError: The number of values is wrong, or the dtype cannot represent a value.
@@ -82,7 +82,7 @@ def background_value(images: Images, background: Background) -> Tensor:
 
 
 def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
-    """Return how many rows and columns at each side of each image contain only background."""
+    """Count the rows or columns of background at each side of each image."""
     check_images(images)
     occupied = (images != background_value(images, background)).any(dim=1)
     margins = []
@@ -97,9 +97,10 @@ def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
 
 
 def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 0.0) -> Images:
-    """Paste images into the middle of a larger canvas that is filled with the background.
+    """Paste images into the center of a larger canvas that is filled with the background.
 
-    If the canvas is M pixels larger than the image along an axis, M // 2 pixels are before it.
+    If the canvas is M pixels larger than the images along an axis, M // 2 of these pixels come
+    before the image.
 
     >>> import torch
     >>> from teka.audit import paste_on_canvas
@@ -108,15 +109,15 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
     Args:
         images: Images (B, C, *S).
-        canvas_size: Size of the canvas, one for all axes or one for each spatial axis.
-        background: Value of the background, one for all channels or one for each channel.
+        canvas_size: Size of the canvas: one number for all axes, or one for each spatial axis.
+        background: Value of the background: one number for all channels, or one for each channel.
 
     Returns:
         Images (B, C, *canvas_size).
 
     Raises:
-        ValueError: The images have no spatial axis, or the canvas is smaller than the images or
-            has a wrong number of axes.
+        ValueError: The images have no spatial axis, the canvas is smaller than the images, or
+            `canvas_size` has the wrong number of axes.
     """
     check_images(images)
     sizes = tuple(images.shape[2:])
@@ -127,12 +128,12 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
 
 
 def check_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[int, ...]:
-    """Check an argument `canvas_size` or `crop_size`, and return it as one number for each axis.
+    """Check the argument `canvas_size` or `crop_size`, and convert it to one integer for each axis.
 
     Args:
-        argument: Name of the argument.
+        argument: Name of the argument, "canvas_size" or "crop_size".
         sizes: Spatial sizes of the images.
-        size: Value of the argument: one size for all axes, or one for each axis.
+        size: Value of the argument: one number for all axes, or one for each axis.
 
     Raises:
         ValueError: The size does not fit the images.
@@ -156,11 +157,11 @@ def check_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[
 def crop(
     images: Images, window: Sequence[int], shift: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *window"]:
-    """Crop images to a window, so that the content of the window moves by `shift`.
+    """Crop images to a window that is placed so that its content moves by the shift.
 
-    Without a shift, the window is in the center of the images. A shift moves the window in the
-    opposite direction: along an axis of size S, a window of size c starts at (S − c) // 2 − s for
-    the step s. The result is a view.
+    Without a shift, the window is in the center of the images. To move the content by s pixels, the
+    window moves by −s pixels. Along an axis of size S, a window of size c therefore starts at
+    (S − c) // 2 − s. The result is a view.
     """
     for axis, (part, step) in enumerate(zip(window, shift, strict=True), 2):
         images = images.narrow(axis, (images.shape[axis] - part) // 2 - step, part)
@@ -168,7 +169,7 @@ def crop(
 
 
 def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Images:
-    """Shift images by whole pixels, and fill the pixels that enter with the background."""
+    """Shift images by whole pixels, and fill the pixels that enter with the given value."""
     moved = images.roll(tuple(shift), tuple(range(2, images.ndim)))
     for axis, step in enumerate(shift, 2):
         if step:
@@ -180,8 +181,8 @@ def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Image
 def reflect(images: Images, shift: Sequence[int]) -> Images:
     """Shift images by whole pixels, and fill the pixels that enter with a mirror image.
 
-    Along an axis of size S, pixel i of the result is pixel r(i − s) of the image for the step s.
-    The function r reflects indices at the edges: r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|.
+    Along an axis of size S, a shift by s pixels copies pixel r(i − s) of the image to pixel i. The
+    function r reflects indices at the edges: r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|.
     """
     moved = images.clone()
     for axis, step in enumerate(shift, 2):
@@ -195,16 +196,16 @@ def reflect(images: Images, shift: Sequence[int]) -> Images:
 
 
 def fourier_shift(images: RealImages, shift: Steps) -> RealImages:
-    """Shift images by any distance with the Fourier transform and circular edges.
+    """Shift images by whole or fractional pixels with a Fourier transform and circular edges.
 
-    Along an axis of size S, the Fourier coefficient of frequency k is multiplied by
-    exp(−2πi k s / S) for the step s (shift theorem). If S is even, the coefficient at k = S / 2 is
-    multiplied by cos(π s), the mean of the factors for k = S / 2 and k = −S / 2. Images in half
-    precision are transformed in float32.
+    To shift an axis of size S by s pixels, the Fourier coefficient of frequency k is multiplied by
+    exp(−2πi k s / S) (shift theorem). If S is even, the coefficient of frequency S / 2 is
+    multiplied by cos(π s), which is the mean of the factors for k = S / 2 and k = −S / 2. Images in
+    half precision are transformed in float32.
 
     Args:
         images: Images (B, C, *S).
-        shift: One step for each axis. Whole numbers roll the images exactly.
+        shift: One step for each axis. Whole steps only roll the images, so they are exact.
     """
     moved = images
     for axis, step in enumerate(shift, 2):
@@ -227,10 +228,10 @@ def fourier_shift(images: RealImages, shift: Steps) -> RealImages:
 
 
 def bilinear_shift(images: RealImages, shift: Steps) -> RealImages:
-    """Shift images by any distance with linear interpolation and circular edges.
+    """Shift images by whole or fractional pixels with linear interpolation and circular edges.
 
-    Along each axis, pixel i becomes (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1} for the image x and the step
-    s, with the fraction a = s − ⌊s⌋. Shifts by fractions of a pixel blur the images.
+    Fractional shifts blur the images. Along each axis, a shift of the image x by s pixels replaces
+    pixel i with (1 − a) x_{i−⌊s⌋} + a x_{i−⌊s⌋−1}, where a = s − ⌊s⌋ is the fractional part of s.
     """
     moved = images
     for axis, step in enumerate(shift, 2):
@@ -243,14 +244,14 @@ def bilinear_shift(images: RealImages, shift: Steps) -> RealImages:
 
 @dataclass(frozen=True)
 class Mode:
-    """Mode of shifting images.
+    """Properties of a mode of shifting images.
 
     Args:
-        words: Description of what happens at the edges, in a sentence.
+        words: Sentence that describes what happens at the edges.
         wraps: Whether content that leaves at one side enters at the other side.
-        takes_fractions: Whether shifts by fractions of a pixel are possible.
+        takes_fractions: Whether images can be shifted by a fraction of a pixel.
         keeps_content: Whether only background may leave the image.
-        has_background: Whether the value of the background matters.
+        has_background: Whether the value of the background affects the result.
     """
 
     words: str
@@ -290,7 +291,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Way of shifting images: a mode, and the background and sizes that the mode uses.
+    """Mode of shifting images, together with the background and the sizes that the mode needs.
 
     >>> import torch
     >>> from teka.audit import Movement
@@ -301,12 +302,13 @@ class Movement:
 
     Args:
         mode: Name in `MODES`.
-        background: Value of the images' background, one for all channels or one for each channel.
-        canvas_size: Size of the canvas in mode `canvas`, one for all axes or one for each axis.
-        crop_size: Size of the window in mode `crop`, one for all axes or one for each axis.
+        background: Value of the background: one number for all channels, or one for each channel.
+        canvas_size: Size of the canvas in mode "canvas": one number, or one for each axis.
+        crop_size: Size of the window in mode "crop": one number, or one for each axis.
 
     Raises:
-        ValueError: The mode is unknown, or a size is missing or does not belong to the mode.
+        ValueError: The mode is unknown, the size that it needs is missing, or a size is given that
+            it does not use.
     """
 
     mode: str
@@ -335,11 +337,14 @@ class Movement:
 
     @property
     def wraps(self) -> bool:
-        """True if edges are circular: content that leaves at one side enters at the other side."""
+        """True if content that leaves at one side enters at the other side (circular edges)."""
         return MODES[self.mode].wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
-        """Return the size of the images that the model sees: of the canvas, the window or images.
+        """Return the spatial size of the images that are passed to the model.
+
+        It is the size of the canvas in mode "canvas", the size of the window in mode "crop", and
+        the size of the images in all other modes.
 
         Args:
             image_size: Spatial sizes of the images before they are moved.
@@ -351,10 +356,12 @@ class Movement:
         return tuple(image_size)
 
     def place(self, images: Tensor) -> Images:
-        """Prepare images for `move`: check them, and in mode `canvas` paste them on the canvas.
+        """Prepare images for `move`.
+
+        The images are checked. In mode "canvas", they are also pasted on the canvas.
 
         Raises:
-            ValueError: The images do not fit the canvas or window, or have a wrong dtype.
+            ValueError: The images do not fit the canvas or the window, or they have a wrong dtype.
         """
         check_images(images)
         if MODES[self.mode].takes_fractions and not images.is_floating_point():
@@ -368,18 +375,19 @@ class Movement:
     def check(
         self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
     ) -> CheckedShifts:
-        """Check that the images can be shifted by these shifts in this mode.
+        """Check that this mode allows the shifts, and convert them to tuples for `move`.
 
         Args:
             placed: Images returned by `place`.
-            shifts: The shifts, one step for each axis or one for the last axis.
+            shifts: Shifts with one step for each axis, or a number for a step along the last axis.
             argument: Name of the shifts in error messages.
 
         Returns:
-            Each shift once, in the given order, with one step for every axis. Whole steps are ints.
+            Each shift once, in the given order, as a tuple with one step for each axis. Whole steps
+            are of type int.
 
         Raises:
-            ValueError: The mode does not allow a shift, or content of the images would be lost.
+            ValueError: The mode does not allow a shift, or a shift would lose image content.
         """
         sizes = tuple(placed.shape[2:])
         mode = MODES[self.mode]
@@ -395,11 +403,11 @@ class Movement:
         return steps
 
     def move(self, placed: Images, shift: Steps) -> Moved:
-        """Return a shifted copy of the images, in the size that the model sees.
+        """Return a shifted copy of the images, with the size from `seen_size`.
 
         Args:
             placed: Images returned by `place`.
-            shift: A shift returned by `check`.
+            shift: One of the shifts returned by `check`.
         """
         if self.mode == "fourier":
             return fourier_shift(placed, shift)
@@ -424,9 +432,9 @@ def translate(
     canvas_size: Size | None = None,
     crop_size: Size | None = None,
 ) -> Tensor:
-    """Shift images by s pixels, so that the content at index i moves to index i + s.
+    """Shift images by s pixels along each axis, so that pixel i moves to index i + s.
 
-    docs/audit_movement.md shows the modes with examples and formulas.
+    docs/audit_movement.md explains the modes with examples and formulas.
 
     >>> import torch
     >>> from teka.audit import translate
@@ -435,20 +443,21 @@ def translate(
 
     Args:
         images: Images (B, C, *S) with any number of spatial axes.
-        shift: One step for each axis, or one step for the last axis.
-        mode: What happens at the edge: "circular", "lossless", "zero", "canvas", "reflect",
-            "crop", "fourier" or "bilinear".
-        background: Value of the background, one for all channels or one for each channel.
-        canvas_size: Size of the canvas in mode `canvas`, one for all axes or one for each axis.
-        crop_size: Size of the window in mode `crop`, one for all axes or one for each axis.
+        shift: One step for each axis, or a number for a step along the last axis.
+        mode: Treatment of the edges: "circular", "lossless", "zero", "canvas", "reflect", "crop",
+            "fourier" or "bilinear".
+        background: Value of the background: one number for all channels, or one for each channel.
+        canvas_size: Size of the canvas in mode "canvas": one number, or one for each axis.
+        crop_size: Size of the window in mode "crop": one number, or one for each axis.
 
     Returns:
-        Shifted images, with the size of the canvas in mode `canvas` and of the window in `crop`.
+        The shifted images. They have the size of the canvas in mode "canvas", and the size of the
+        window in mode "crop".
 
     Raises:
-        ValueError: An argument of `Movement` is invalid, the images have no spatial axis, the
-            shift is larger than the canvas or fractional in a mode without interpolation, content
-            would be lost in a lossless mode, or the window would leave the images.
+        ValueError: An argument is invalid; the images have no spatial axis; the shift is larger
+            than the canvas, or fractional in a mode without interpolation; a lossless mode would
+            lose content; or the window would leave the images.
     """
     movement = Movement(mode, background, canvas_size, crop_size)
     placed = movement.place(images)
@@ -458,11 +467,11 @@ def translate(
 def check_lossless(
     sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str = "shifts"
 ) -> None:
-    """Check that shifts move no content over the edges of the images, only background.
+    """Check that the shifts move only background, and no content, over the edges of the images.
 
     Args:
         sizes: Spatial sizes of the images.
-        margins: Width of the background at both sides of each axis, for each image.
+        margins: Width of the background at both ends of each axis of each image.
         shifts: The shifts.
         argument: Name of the shifts in the error message.
 
@@ -491,7 +500,7 @@ def check_window_shifts(
     shifts: Iterable[CheckedShift],
     argument: str = "shifts",
 ) -> None:
-    """Check that shifts keep the window of mode `crop` inside the images.
+    """Check that the shifts keep the window of mode "crop" inside the images.
 
     Args:
         sizes: Spatial sizes of the images.
@@ -500,7 +509,7 @@ def check_window_shifts(
         argument: Name of the shifts in the error message.
 
     Raises:
-        ValueError: A shift would move the window over an edge.
+        ValueError: A shift would move the window beyond an edge.
     """
     for shift in shifts:
         for axis, (side, part, step) in enumerate(zip(sizes, window, shift, strict=True)):

@@ -1,4 +1,4 @@
-"""Evaluation protocols of published papers, reproduced exactly."""
+"""Exact reproductions of the evaluation protocols of published papers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,10 +44,10 @@ class ProtocolResult:
     Args:
         name: Name of the protocol.
         procedure: Description of the protocol.
-        source: The paper, and the code if the paper leaves details open.
-        counts: Numbers of images, passes and other counts.
-        numbers: The numbers that the paper reports.
-        metrics: Metrics over a set of shifts, by the name of the set of images.
+        source: The paper, and also its code if the paper does not specify all details.
+        counts: Number of images, number of passes, and other counts.
+        numbers: The same quantities as in the paper, by their names.
+        metrics: All metrics over the shifts of the protocol, by the name of the set of images.
     """
 
     name: str
@@ -63,9 +63,9 @@ def horn2021(
 ) -> ProtocolResult:
     """Evaluate the protocol of Horn et al. (2021): accuracy at 17 horizontal shifts.
 
-    The protocol uses images of class 1 from which shifts by up to 8 pixels move only background:
-    854 ones of MNIST or 791 trousers of Fashion-MNIST. The result is the mean and the lowest
-    accuracy over the shifts.
+    The protocol uses images of class 1 with enough background that a shift of up to 8 pixels loses
+    no content. These are 854 images of ones in MNIST, or 791 images of trousers in Fashion-MNIST.
+    The protocol reports the mean accuracy and the lowest accuracy over the shifts.
 
     Args:
         function: Classifier.
@@ -129,9 +129,9 @@ def zhang2019(
 ) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
-    Consistency is the probability that the predictions for two random crops of an image, of
-    224 × 224 pixels each, are equal. The crops are the same as in the authors' code with the same
-    seed and batch size. The interval accounts for the choice of images.
+    Consistency is the probability that a classifier predicts the same class for two random crops of
+    an image. Each crop has 224 × 224 pixels. With the same seed and batch size, the crops are the
+    same as in the authors' code. The confidence interval reflects the choice of images.
 
     Args:
         function: Classifier.
@@ -153,7 +153,8 @@ def zhang2019(
         "zhang2019",
         "Two crops of 224 × 224 pixels are taken from each image of 256 × 256 pixels, at random "
         "offsets from 0 to 31 pixels along each axis. All images of a batch have the same two "
-        "offsets. The result is the share of images with equal predictions, over 5 passes.",
+        "offsets. The result is the share of images with equal predictions, averaged over 5 "
+        "passes.",
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
@@ -170,10 +171,12 @@ def chaman2021(
 ) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
-    Consistency is the probability that the predictions for two randomly shifted copies of an image
-    are equal. It is measured for circular shifts and for shifts that fill with zeros. The shifts
-    are the same as in the authors' code with the same seed and batch size. Unlike that code, zeros
-    are filled in after normalization, and averages are over images instead of batches (CIFAR-10).
+    Consistency is the probability that a classifier predicts the same class for two randomly
+    shifted copies of an image. It is measured with circular edges and with zero padding. With the
+    same seed and batch size, the shifts are the same as in the authors' code.
+
+    There are two differences from the authors' code: zeros are filled in after the normalization,
+    and results for CIFAR-10 are averaged over images instead of batches.
 
     Args:
         function: Classifier.
@@ -221,7 +224,7 @@ def chaman2021(
     )
 
 
-# Functions by name, one for each of `teka.audit.settings.PROTOCOL_NAMES`.
+# Function of each protocol in `teka.audit.settings.PROTOCOL_NAMES`.
 PROTOCOLS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
 
 
@@ -235,12 +238,12 @@ def compare_random_positions(
     passes: int,
     settings: AuditSettings,
 ) -> Bool[Tensor, "passes images"]:
-    """Predict images at two random positions, and return where the two predictions are equal.
+    """Classify each image at two random positions, and return a mask of equal predictions.
 
     Args:
         function: Classifier.
         images: Images (N, C, H, W).
-        move: Function that moves a batch to a position.
+        move: Function that takes a batch and a position, and moves the batch to this position.
         low: Smallest position along each axis.
         high: Largest position along each axis plus 1.
         passes: Number of passes over the images.

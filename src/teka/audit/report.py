@@ -1,4 +1,4 @@
-"""Report of an audit, which contains all results and can be saved as a file."""
+"""Audit reports, which contain all results of an audit and can be saved as JSON files."""
 
 import base64
 import io
@@ -29,19 +29,19 @@ from teka.errors import printable, wrong_type, wrong_value
 from teka.files import check_output_file, check_unpacked_size, read_json, write_json
 
 SCHEMA = 4
-# Stages that check the responses, and that repeat a call.
+# Names of the stages that check whether the results are valid.
 VALIDITY = "validity"
 NOISE = "noise floor"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Error of a stage of an audit.
+    """Stage of an audit that failed, and its error.
 
     Args:
         part: Name of the stage.
         message: Error message.
-        traceback: Traceback of the error, or an empty text.
+        traceback: Traceback of the error. Empty if there was no exception.
     """
 
     part: str
@@ -50,19 +50,19 @@ class Failure:
 
     @property
     def is_essential(self) -> bool:
-        """True if no metric may be compared with a threshold because this stage failed."""
+        """True if metrics must not be compared with thresholds because this stage failed."""
         return self.part.startswith("mode ") or self.part in (VALIDITY, NOISE)
 
 
 @dataclass(frozen=True)
 class Example:
-    """Example image with the predictions of a classifier at every shift.
+    """Example image, and the predictions of a classifier for this image at every shift.
 
     Args:
-        mode: Mode of the shifts.
+        mode: Mode in which the image was shifted.
         index: Index of the image.
         label: Class of the image, or None.
-        image: Unshifted image: bytes of shape (height, width, channels) in base64.
+        image: Unshifted image, as base64 of its bytes in the order (height, width, channels).
         height: Height in pixels.
         width: Width in pixels.
         channels: 1 or 3.
@@ -85,13 +85,13 @@ class Example:
 
 @dataclass(frozen=True)
 class PackedResponses:
-    """Responses of a model in one mode, packed for a report.
+    """Responses of a model in one mode, compressed so that a report can contain them.
 
     Args:
         movement: How the images were shifted.
         shifts: The shifts.
         output: Kind of the output.
-        tables: Tables of the responses, as a compressed .npz file in base64.
+        tables: The responses' tables, as base64 of a compressed .npz file.
     """
 
     movement: Movement
@@ -101,7 +101,7 @@ class PackedResponses:
 
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
-        """Pack the responses of a model."""
+        """Compress the responses of a model."""
         tables = responses.tables()
         if responses.labels is not None:
             tables["labels"] = responses.labels
@@ -112,7 +112,7 @@ class PackedResponses:
         return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
-        """Return the packed responses, for example to compare them with those of another model.
+        """Decompress the responses, for example to compare them with those of another model.
 
         Raises:
             ValueError: The text is damaged.
@@ -130,7 +130,7 @@ class PackedResponses:
 
 @dataclass(frozen=True, repr=False)
 class AuditReport:
-    """Results of an audit. `print(report)` shows the verdict and the caveats.
+    """All results of an audit. `print(report)` shows the verdict and the caveats.
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
@@ -146,22 +146,23 @@ class AuditReport:
 
     Args:
         name: Name of the model.
-        model: Class, number of parameters and hash of the weights of the model, and other facts.
-        data: Number, shape, classes and hash of the images, and other facts.
+        model: Facts about the model, such as its class, number of parameters and weights hash.
+        data: Facts about the images, such as their number, shape, classes and hash.
         settings: Settings of the audit.
         metrics: Metrics of each mode.
-        noise_floor: Differences between outputs of the same images, or None.
+        noise_floor: Differences between repeated outputs for the same images, or None.
         layers: Layers that break equivariance, or None.
         protocols: Results of published protocols.
         caveats: Reasons why the results could mislead.
         failures: Stages that failed.
         examples: Images whose predictions change most.
-        verdict: The results in sentences, the most important first.
-        provenance: Command, date, hardware, versions and seconds.
-        responses: Responses for each entry of `metrics`. Reports of older versions have none.
+        verdict: Sentences that summarize the results, the most important sentence first.
+        provenance: Command, date, hardware, versions, and duration in seconds.
+        responses: Responses from which each entry of `metrics` was computed. Reports of older
+            versions have none.
 
     Raises:
-        ValueError: A metric is unknown or invalid, or a file is not the report of an audit.
+        ValueError: A metric is unknown or invalid, or a file is not an audit report.
     """
 
     name: str
@@ -198,7 +199,7 @@ class AuditReport:
         return bool(self.metrics) and all(metrics.is_exact for metrics in self.metrics)
 
     def number(self, metric: str) -> float:
-        """Return the lowest value of a metric over all modes, to compare it with a threshold.
+        """Return the lowest value that a metric has in any mode, for example to apply a threshold.
 
         Args:
             metric: A name of `teka.audit.statistics.metrics.NUMBERS`.
@@ -222,15 +223,15 @@ class AuditReport:
         return min(values)
 
     def to_dict(self) -> dict[str, object]:
-        """Convert the report to JSON data."""
+        """Convert the report to a dictionary that can be saved as JSON."""
         return {"schema": SCHEMA, "invalid": self.invalid, **encode(self)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, object]) -> "AuditReport":
-        """Convert JSON data of `to_dict` to a report.
+        """Create a report from a dictionary that `to_dict` returned.
 
         Raises:
-            ValueError: Another schema or unknown fields.
+            ValueError: The dictionary has a different schema or unknown fields.
         """
         if not isinstance(content, Mapping):
             raise wrong_type("content", content, "a dictionary from to_dict")
@@ -246,10 +247,12 @@ class AuditReport:
             raise ValueError(f"the content is not the report of an audit: {error}") from error
 
     def write(self, path: str | Path) -> Path:
-        """Write the report as JSON, atomically. `teka.audit.write_page` writes an HTML page.
+        """Write the report to a JSON file, atomically.
+
+        For an HTML page, see `teka.audit.write_page`.
 
         Raises:
-            ValueError: A path that cannot be written.
+            ValueError: The path cannot be written.
         """
         path = check_path("path", path)
         check_output_file("path", path)
@@ -257,10 +260,10 @@ class AuditReport:
 
     @classmethod
     def read(cls, path: str | Path) -> "AuditReport":
-        """Read a report that `write` wrote.
+        """Read a report from a file that `write` created.
 
         Raises:
-            ValueError: A file that is missing or is not a report.
+            ValueError: The file is missing or is not a report.
         """
         path = check_path("path", path)
         try:
@@ -284,10 +287,10 @@ def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
 
 
 def encode_image(image: Float[Tensor, "channels height width"]) -> str:
-    """Encode an image as bytes of shape (H, W, C) in base64, for an `Example`.
+    """Encode an image for an `Example`, as base64 of its bytes in the order (H, W, C).
 
-    If there are not 1 or 3 channels, their average is encoded. If values are outside of [0, 1], the
-    image is rescaled to [0, 1].
+    Unless the image has 1 or 3 channels, the mean of its channels is encoded. An image with values
+    outside [0, 1] is rescaled to [0, 1].
     """
     if image.shape[0] not in (1, 3):
         image = image.mean(dim=0, keepdim=True)
@@ -306,9 +309,9 @@ def make_examples(
     indices: Iterable[int],
     settings: AuditSettings,
 ) -> Iterator[Example]:
-    """Yield an `Example` of each chosen image, with the predictions of a classifier at every shift.
+    """Yield an `Example` for each chosen image, with the classifier's prediction at every shift.
 
-    There are no examples for models that are not classifiers and for multi-label classifiers.
+    Only classifiers that predict a single class have examples.
     """
     if responses.output not in CLASSIFIERS or responses.output in MULTILABEL:
         return

@@ -18,7 +18,7 @@ from teka.checks import check_device, check_name, check_names, check_number, che
 from teka.codec import encode
 from teka.errors import wrong_value
 
-# Steps in pixels along the last axis, or along each axis. Subpixel modes take fractions.
+# Step in pixels along the last axis, or one step for each axis. Subpixel modes accept fractions.
 Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
 # Optional stages of an audit.
@@ -30,7 +30,7 @@ MAX_SHIFT = 8
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """Settings of an audit: the shifts, the modes of shifting, and what is measured and reported.
+    """Settings of an audit, such as the shifts, the modes of shifting, and the optional stages.
 
     >>> from teka.audit import AuditSettings, square_shifts
     >>> settings = AuditSettings(shifts=square_shifts(2), modes=("circular", "crop"), parts=())
@@ -38,23 +38,26 @@ class AuditSettings:
     (25, (24, 24))
 
     Args:
-        shifts: Shifts, as integers along dx or pairs (dy, dx). By default all shifts of at most
-            8 pixels along each axis, and of at most a quarter of the side for smaller images.
-        modes: What happens at the edges, modes of `teka.audit.translate`. Each one is measured.
-        protocol: Published protocol that is measured too: "horn2021", "zhang2019" or "chaman2021".
-            By default none.
-        parts: Optional stages: "noise" (difference of single and double precision) and "layers".
+        shifts: Shifts as pairs (dy, dx), or as integers for horizontal shifts. By default, all
+            shifts of at most 8 pixels along each axis. For small images, the limit is a quarter of
+            their shorter side.
+        modes: Modes of `teka.audit.translate`, which determine what happens at the edges. Each mode
+            is measured.
+        protocol: Published protocol to evaluate in addition: "horn2021", "zhang2019" or
+            "chaman2021". By default none.
+        parts: Optional stages: "noise" compares single and double precision, and "layers" finds the
+            layers that break equivariance.
         background: Value of the pixels that enter over an edge: one number, or one for each
             channel.
-        canvas_size: Size of the canvas of mode "canvas". By default large enough for every shift.
-        crop_size: Size of the window of mode "crop". By default small enough for every shift.
+        canvas_size: Size of the canvas in mode "canvas". By default large enough for every shift.
+        crop_size: Size of the window in mode "crop". By default small enough for every shift.
         output: Kind of the output: "auto", "logits", "probabilities", "classes", "multilabel",
             "multilabel_probabilities", "features", "dense", "segmentation" or "boxes", see
             `measure_responses`.
-        stride: Number of image pixels per cell of dense outputs, such as segmentation maps. By
-            default the size of the images divided by the size of the outputs.
-        layers: Names of the modules to examine. By default all.
-        seed: Seed of the bootstrap and of random choices.
+        stride: Number of image pixels per cell of a dense output, such as a segmentation map. By
+            default, the size of the images divided by the size of the output.
+        layers: Names of the modules to examine. By default all modules.
+        seed: Seed of the bootstrap and of all other random choices.
         device: Device for the images. By default they stay on their device.
         batch_size: Number of images in one call of the model.
         budget_seconds: Time limit for the whole audit in seconds. A running call is not
@@ -64,7 +67,8 @@ class AuditSettings:
         num_examples: Number of example images in the report.
 
     Raises:
-        ValueError: An unknown name, no mode, a repeated mode, or a number that is out of range.
+        ValueError: A name is unknown, `modes` is empty or repeats a mode, or a number is out of
+            range.
     """
 
     shifts: StepSet | None = None
@@ -106,17 +110,17 @@ class AuditSettings:
 
     @property
     def intervals(self) -> dict[str, Any]:
-        """Settings of the confidence intervals, as arguments of `summarize`."""
+        """Keyword arguments for `summarize`: confidence level, number of resamples and seed."""
         return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
     def shifts_for(self, sizes: Sequence[int]) -> CheckedShifts:
-        """Return the shifts for images with these spatial sizes, including the zero shift."""
+        """Return the shifts for images of the given spatial size, including the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
         return tuple(complete_steps([0.0, *read_steps("shifts", self.shifts)], len(sizes)))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
-        """Convert the settings to JSON data, with the shifts for images of these sizes."""
+        """Convert the settings to JSON data, with the shifts for the given image size."""
         content = encode(replace(self, shifts=self.shifts_for(sizes)))
         return {**content, "device": None if self.device is None else str(self.device)}
 
@@ -129,7 +133,10 @@ class AuditSettings:
         return tuple([math.ceil(max(map(abs, steps))) for steps in zip(*shifts, strict=True)])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
-        """Return the `Movement` in a mode for images of these sizes, with canvas or window size."""
+        """Return the `Movement` that shifts images of the given size in the given mode.
+
+        By default, the canvas and the window have a size that allows every shift.
+        """
         canvas = self.canvas_size
         crop = self.crop_size
         sides = list(zip(sizes, self.reach(sizes), strict=True))

@@ -1,4 +1,4 @@
-"""Sets of shifts and of permutations, and checks of shifts."""
+"""Functions that create, check and sort shifts, and that draw random permutations."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ SHIFT_SETS = ("square", "axes", "dy", "dx")
 MOST_AXES = 8  # maximum number of spatial axes
 MOST_TOKENS = 10_000_000  # maximum total length of the permutations of a set
 
-# An int of Python or NumPy for the last axis, or one for each axis.
+# Integer of Python or NumPy for the last axis, or one integer for each axis.
 Shift = SupportsIndex | Sequence[SupportsIndex]
 # The same with fractions, for the sub-pixel modes.
 SubpixelShift = SupportsFloat | SupportsIndex | Sequence[SupportsFloat | SupportsIndex]
@@ -29,9 +29,9 @@ SubpixelShifts = Iterable[SubpixelShift]
 
 
 def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
-    """Return shifts by −m … m pixels along one axis at a time, with the zero shift once.
+    """Return all shifts of at most m pixels along a single axis, including the zero shift.
 
-    For images, the vertical shifts come first. There are 2 m n + 1 shifts for n axes.
+    The shifts along the first axis come first. For n axes, there are 2 m n + 1 shifts.
 
     >>> from teka.audit import axis_shifts
     >>> axis_shifts(1)
@@ -48,9 +48,9 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
-    """Return all shifts whose steps along every axis are −m … m pixels, in row-major order.
+    """Return all shifts of at most m pixels along each axis, in row-major order.
 
-    There are (2 m + 1)^n shifts for n axes.
+    For n axes, there are (2 m + 1)^n shifts.
 
     >>> from teka.audit import square_shifts
     >>> square_shifts(1)[:4]
@@ -74,20 +74,20 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
 def shift_set(
     name: str, max_shift: int | float | None, step: int | float = 1
 ) -> CheckedShifts | None:
-    """Return a set of shifts (dy, dx) of images.
+    """Return the shifts (dy, dx) of a named set, with a given range and step.
 
     >>> from teka.audit.shifts import shift_set
     >>> shift_set("dx", 1, 0.5)
     ((0, 0), (0, -1), (0, -0.5), (0, 0.5), (0, 1))
 
     Args:
-        name: "square" for all shifts of a square, "axes" for shifts along both axes, "dy" or "dx"
-            for shifts along one axis.
-        max_shift: Largest shift in pixels, or None for the default of an audit.
-        step: Pixels between two shifts.
+        name: "square" for all combinations of dy and dx, "axes" for vertical and horizontal shifts,
+            "dy" for vertical shifts, or "dx" for horizontal shifts.
+        max_shift: Largest shift in pixels, or None for the default shifts of an audit.
+        step: Distance between neighboring shifts in pixels.
 
     Returns:
-        The shifts, or None for the default of an audit.
+        The shifts, or None for the default shifts of an audit.
 
     Raises:
         ValueError: The set has too many shifts, or `max_shift` is not a multiple of `step`.
@@ -120,7 +120,7 @@ def _steps(max_shift: int, num_axes: int) -> range:
 
 
 def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> WholeShifts:
-    """Draw random permutations, uniformly from all except the identity.
+    """Draw random permutations from the uniform distribution over all except the identity.
 
     >>> from teka.audit import random_permutations
     >>> [sorted(permutation) for permutation in random_permutations(3, 2)]
@@ -147,11 +147,13 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> W
 
 
 def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
-    """Convert shifts to floats: each to a list of steps, or to one number for the last axis.
+    """Check that shifts are finite numbers, and convert them to floats.
+
+    A shift with one number for each axis becomes a list. A single number stays a single number.
 
     Args:
         argument: Name of the shifts in error messages.
-        shifts: List, tensor or array of shifts, each a number or one number per axis.
+        shifts: List, tensor or array of shifts. A shift is a number or has one number per axis.
 
     Raises:
         ValueError: The shifts are not finite numbers, or there are too many.
@@ -170,9 +172,9 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
 
 
 def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
-    """Return each shift once, as a tuple with one step for each axis.
+    """Convert shifts to tuples with one step for each axis, and remove duplicates.
 
-    A shift that is a single number moves along the last axis. Whole steps are ints.
+    A shift that is a single number moves along the last axis. Whole steps become ints.
     """
     rows = [
         shift if isinstance(shift, list) else [0.0] * (num_axes - 1) + [shift] for shift in shifts
@@ -184,15 +186,16 @@ def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list
 def check_shifts(
     sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
 ) -> CheckedShifts:
-    """Check shifts for images of the given size, and return each once with a step for each axis.
+    """Check that shifts fit images of the given size, and convert them to tuples.
 
     Args:
         sizes: Spatial sizes of the images or their canvas.
-        shifts: The shifts, one step for each axis or one for the last axis.
+        shifts: Shifts with one step for each axis, or a number for a step along the last axis.
         argument: Name of the shifts in error messages.
 
     Returns:
-        The shifts in the given order. Whole steps are ints.
+        Each shift once, in the given order, as a tuple with one step for each axis. Whole steps
+        are of type int.
 
     Raises:
         ValueError: There are no shifts, or a shift has a wrong length or is larger than the canvas.
@@ -210,12 +213,12 @@ def check_shifts(
 
 
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
-    """Return the indices of shifts from coarse to fine, with the zero shift first.
+    """Return the order in which shifts are measured: the zero shift, then from coarse to fine.
 
-    A measurement in this order covers the whole range of shifts even if it runs out of time. For
-    example, the shifts −2 … 2 come in the order 0, −2, 2, −1, 1: first zero, then multiples of the
-    largest power of two, and so on. Powers count positions in the sorted steps of an axis, so the
-    order is the same in units of half pixels. Among equally coarse shifts, the longest come first.
+    In this order, a measurement covers the whole range of shifts even if it runs out of time. For
+    example, the shifts −2 … 2 are measured in the order 0, −2, 2, −1, 1. Multiples of a larger
+    power of two come first, and among these, longer shifts come first. The powers refer to the
+    positions in the sorted list of steps, so steps of half a pixel have the same order.
     """
     axes = [sorted({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []

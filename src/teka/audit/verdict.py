@@ -1,4 +1,4 @@
-"""Verdict of an audit: its results in sentences."""
+"""Verdict of an audit, which summarizes its results in sentences."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +16,14 @@ BREAK_PLACES = {
     "edge": "at the edge of the image",
     "aliasing": "at shifts that are not a multiple of its stride",
 }
-# Errors up to this multiple of the difference between two identical calls may be noise.
+# Errors up to this multiple of the difference between two identical calls count as noise.
 NOISE_FACTOR = 10.0
 
 
 def verdict(report: AuditReport) -> tuple[str, ...]:
-    """Describe the results of an audit in sentences, the most important one first.
+    """Summarize the results of an audit in sentences, starting with the most important result.
 
-    If the results are invalid, the sentences contain no numbers.
+    Invalid results are not quoted. Instead, the first sentence says why they are invalid.
     """
     undecided = [metrics for metrics in report.metrics if _is_undecided(metrics, report)]
     if report.invalid:
@@ -46,7 +46,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
-    """Return the first sentence: the effect of shifts in the mode in which it is largest."""
+    """Return the first sentence of the verdict, which describes the largest effect in any mode."""
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
@@ -64,7 +64,7 @@ def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
 
 
 def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
-    """Return losses of overlap and of consistency and the error, as a sort key for modes."""
+    """Return a sort key for modes: the loss of overlap, the loss of consistency, and the error."""
     values = {name: number.value for name, number in metrics.numbers.items()}
     return (
         1 - values.get("overlap", 1.0),
@@ -74,7 +74,7 @@ def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
 
 
 def _describe_effect(metrics: Metrics) -> tuple[str, str]:
-    """Return the effect of moving the image in a mode, and the interval of the number in it."""
+    """Describe the effect of shifts in a mode, and the confidence interval of this effect."""
     numbers = metrics.numbers
     if metrics.is_exact:
         effect = "moves the output along exactly, up to rounding"
@@ -101,7 +101,7 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
 
 
 def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
-    """Return the number of images and the modes, such as "10 images, mode circular"."""
+    """Describe the number of images and the modes, such as "10 images, mode circular"."""
     num_images = min(metrics.num_images for metrics in moved)
     images = f"{num_images} image{'' if num_images == 1 else 's'}"
     if any(caveat.name == "too few images" for caveat in report.caveats):
@@ -123,7 +123,7 @@ def _write_estimate(estimate: Estimate) -> str:
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
-    """Return True if the errors in a mode may come from randomness in the model."""
+    """Return True if randomness in the model could explain all errors in a mode."""
     noise = report.noise_floor
     largest = metrics.numbers.get("maximum_error")
     if noise is None or largest is None or len(metrics.shifts) < 2:
@@ -159,7 +159,7 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
 
 
 def _describe_details(metrics: Metrics) -> list[str]:
-    """Return overlap, retrieval and accuracy in a mode, if measured, as parts of a sentence."""
+    """Describe the overlap, retrieval and accuracy in a mode, each as a clause of a sentence."""
     numbers = metrics.numbers
     if len(metrics.shifts) < 2:
         return []

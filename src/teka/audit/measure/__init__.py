@@ -1,1 +1,1 @@
-"""Measurement of the outputs of a model for shifted images, and of their numerical noise."""
+"""Measurement of a model's outputs for shifted images, and of their numerical noise."""

@@ -37,21 +37,21 @@ from teka.memory import check_memory
 CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
 Device = torch.device | str | None
 ENTRY_BYTES = 8 * 8  # upper bound of the memory for one image at one shift
-Batch = tuple[tuple[int, ...], slice]  # indices of shifts, and the images that get each of them
+Batch = tuple[tuple[int, ...], slice]  # indices of shifts, and images for each of the shifts
 FORMAT = "4"
 BUDGET = "a positive number of seconds, or None"
 # Minimum seconds between two writes, and minimum multiple of the duration of the last write.
 SECONDS_BETWEEN = 5.0
 TIMES_BETWEEN = 20.0
-# Largest relative difference of the outputs for which a model counts as that of the checkpoint.
+# Largest relative difference of the outputs at which two models count as the same model.
 SAME_MODEL = 1e-3
 Progress = Callable[[int, int, float], None]
 
 
 def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> list[Batch]:
-    """Split the pairs of image and shift into batches, with the shifts from coarse to fine.
+    """Split all combinations of images and shifts into batches, with coarse shifts first.
 
-    A batch has all images at several shifts, or some of the images at one shift.
+    A batch contains all images at several shifts, or some of the images at one shift.
     """
     order = shift_order(shifts)
     num_shifts = max(1, batch_size // num_images)
@@ -63,10 +63,10 @@ def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> li
 
 
 class Measurement:
-    """Unfinished `measure_responses`, which collects the results of one batch after another.
+    """State of a call of `measure_responses`, to which each batch adds its results.
 
-    The constructor takes and checks arguments of `measure_responses`. The first call of the model
-    determines what the output represents, and its shape.
+    The constructor checks the arguments of `measure_responses`. The first call of the model
+    determines the kind and the shape of the output.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class Measurement:
 
     @property
     def evaluated(self) -> Tensor:
-        """Mask (S, N) of the shifts and images at which the model was evaluated."""
+        """Mask (S, N) of the shifts and images for which the model was already evaluated."""
         return self._tables["evaluated"]
 
     def evaluate(self, batch: Batch) -> None:
-        """Call the model on a batch, and store how its outputs differ from the expected outputs.
+        """Evaluate the model on a batch, and store the errors of its outputs.
 
-        The expected outputs follow from those of unshifted images, so batches with the zero shift
+        The errors refer to the outputs for the unshifted images, so batches with the zero shift
         must be evaluated first.
         """
         shifts, images = batch
@@ -144,18 +144,19 @@ class Measurement:
             evaluated[shift, images] = True
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the results so far as named tensors, for a checkpoint."""
+        """Return the current results as named tensors, for a checkpoint."""
         return {"references": self._references, **self._tables}
 
     def resume(self, tensors: Mapping[str, Tensor]) -> float:
-        """Continue from saved results, and check that they are results of the same model.
+        """Restore saved results, and measure how much the model differs from the saved model.
 
         Args:
             tensors: Tensors that `saved_tensors` returned.
 
         Returns:
             Relative difference ‖now − then‖ / ‖then‖ between the model's outputs for the first
-            unshifted images and the saved outputs, or infinity if they differ in shape or dtype.
+            unshifted images and the saved outputs. It is infinite if the shape or the dtype of the
+            outputs has changed.
         """
         images = self.batches[0][1]
         output = self._call_model(((self._zero,), images)).cpu()
@@ -170,7 +171,7 @@ class Measurement:
         return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
 
     def responses(self) -> Responses:
-        """Return the results so far."""
+        """Return the current results."""
         return Responses(
             self._movement,
             self.shifts,
@@ -182,7 +183,7 @@ class Measurement:
         )
 
     def _call_model(self, batch: Batch) -> Tensor:
-        """Return the output of the model for a batch of shifted images."""
+        """Shift the images of a batch, and return the model's output for them."""
         shifts, images = batch
         placed = self._movement.place(self._images[images].to(self._device))
         # Concatenate even a single shift, because the model may write into its input.
@@ -204,7 +205,7 @@ class Measurement:
         return output
 
     def _read_first_output(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
-        """Determine what all outputs represent, and their shape, from the first output."""
+        """Determine the kind and the shape of all outputs from the first output."""
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
         self._output, self._stride = infer_kind(output, seen_size, asked, self._stride, label_axes)
@@ -220,7 +221,7 @@ class Measurement:
         self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
     def _compare(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
-        """Return how the outputs for images at one shift differ from the expected outputs."""
+        """Return the tables of errors and predictions of the outputs for images at one shift."""
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
             overlap = outputs.box_overlap(output, reference, self.shifts[shift], self._seen_size)
@@ -247,11 +248,11 @@ class Measurement:
 
 
 class Checkpoint:
-    """Safetensors file with the results of an unfinished measurement.
+    """File with the results of an unfinished measurement, in the safetensors format.
 
     Args:
-        path: The file. Its folder must exist.
-        identity: Texts that identify the measurement, by name, such as the hash of the weights. A
+        path: Path of the file. Its folder must exist.
+        identity: Named strings that identify the measurement, such as the hash of the weights. A
             file with a different identity is rejected.
     """
 
@@ -268,7 +269,7 @@ class Checkpoint:
         self._pause = SECONDS_BETWEEN
 
     def read(self) -> dict[str, Tensor] | None:
-        """Return the stored tensors, or None if there is no file.
+        """Return the saved tensors, or None if the file does not exist.
 
         Raises:
             ValueError: The file is damaged or belongs to a different measurement.
@@ -306,9 +307,9 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """True if it is time to write the file again.
+        """True if enough time has passed since the file was last written.
 
-        At least 5 seconds pass between two writes, and writing takes at most 5 % of the time.
+        Two writes are at least 5 seconds apart, and writing takes at most 5 % of the time.
         """
         return time.perf_counter() - self._written >= self._pause
 
@@ -319,7 +320,7 @@ def _content_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Deadline:
-    """Time limit of a measurement. The time starts when the object is created.
+    """Time limit of a measurement, counted from the creation of this object.
 
     Args:
         budget_seconds: Available time in seconds, or None for no limit.
@@ -332,19 +333,19 @@ class Deadline:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the creation of this object."""
         return time.perf_counter() - self._start
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the time limit, at least 0. Infinite without a limit."""
+        """Seconds until the time limit, at least 0. Infinite if there is no limit."""
         return max(self._budget - self.seconds, 0.0)
 
     def estimate_left(self, num_done: int, num_remaining: int) -> float:
-        """Estimate the seconds until all work is done, at most the seconds until the time limit.
+        """Estimate the number of seconds until the work is done or the time limit is reached.
 
         Args:
-            num_done: Number of entries that were done since the start.
+            num_done: Number of entries that were finished since the start.
             num_remaining: Number of entries that remain.
         """
         return min(self.seconds / num_done * num_remaining, self.seconds_left)
@@ -365,18 +366,21 @@ def measure_responses(
     progress: Progress | None = None,
     checkpoint: str | Path | None = None,
 ) -> Responses:
-    """Evaluate a model on every image at every shift, and compare its outputs with the expected.
+    """Evaluate a model on every image at every shift, and measure how its outputs change.
 
-    Shifts are evaluated from coarse to fine, so that a measurement that runs out of time still
-    covers the whole range of shifts. The mask `evaluated` of the result is False for images and
-    shifts that were not reached. The result is on the CPU.
+    Coarse shifts are evaluated first, so that a measurement that runs out of time still covers the
+    whole range of shifts. The mask `evaluated` of the result is False for images and shifts that
+    were not evaluated. The result is on the CPU.
 
-    The output should be the same at every shift, except for maps and boxes, which should move with
-    the image. For a map with a stride of r pixels per cell, the map of the unshifted image is moved
-    by s / r cells. This is exact only if the shift s is a multiple of r, so other shifts are
-    rejected, except in mode `fourier`, which also interpolates the map, and in mode `bilinear` at
-    stride 1. In modes without circular edges, only cells whose content was inside the image before
-    the shift are compared.
+    An equivariant model returns the same output at every shift. If the output is a map or boxes, it
+    moves with the image. The error of a map is its difference from the map of the unshifted image,
+    which is moved by s / r cells for a shift by s pixels and a stride of r pixels per cell. In
+    modes without circular edges, only cells whose content was inside the image before the shift are
+    compared.
+
+    A map can be moved exactly only if s is a multiple of r, so other shifts are rejected. There are
+    two exceptions: mode "fourier" interpolates the map too, and mode "bilinear" does so at
+    stride 1.
 
     >>> import torch
     >>> from torch import nn
@@ -389,9 +393,9 @@ def measure_responses(
     ('logits', torch.Size([9, 20]))
 
     Args:
-        function: Function or module from images (B, C, *S) to an output of one of the kinds of
-            `teka.audit.model_output.KINDS`: logits (B, K), probabilities, classes (B,), features
-            (B, …), maps (B, C', *S'), or an object with such an output in a field.
+        function: Function or module that takes images (B, C, *S). It returns an output of a kind in
+            `teka.audit.model_output.KINDS`, such as logits (B, K), probabilities, classes (B,),
+            features (B, …) or maps (B, C', *S'), or an object with such an output in a field.
         images: Images (N, C, *S).
         shifts: The shifts, including zero. Duplicates are ignored.
         movement: How the images are shifted.
@@ -399,30 +403,32 @@ def measure_responses(
             or None. Only predictions of classifiers are compared with labels.
         output: Kind of the output, a name of `teka.audit.model_output.KINDS`, or "auto":
 
-            - maps are dense if their sizes divide those of the images and are not all 1
+            - maps are dense outputs if their sizes divide those of the images and are not all 1
             - integers (B,) are classes
-            - an output (B, K) with labels (N, K) has a logit or a probability for each label
+            - with labels (N, K), an output (B, K) contains a logit or a probability for each label
             - other outputs (B, K), or (B,) for two classes, are probabilities if they lie in
-              [0, 1] and sum to 1, else logits
-            - everything else is features
+              [0, 1] and sum to 1, and logits otherwise
+            - all other outputs are features
 
-            Axes of size 1 are ignored: (B, K, 1, 1) is read as (B, K).
+            Axes of size 1 are ignored, so (B, K, 1, 1) is treated as (B, K).
         stride: Pixels per cell of a dense output that does not cover the whole image. Default:
-            the size of the image divided by that of the output.
+            the size of the image divided by the size of the output.
         batch_size: Number of images per call.
         device: Device on which images are shifted and passed to the model. Default: the device of
             the images.
-        budget_seconds: Time after which no further call starts. The first call is always made.
-        progress: Function that is called after each call with the number of entries done (images
-            times shifts), their total, and the estimated seconds left.
-        checkpoint: File for the state, which is written from time to time, at the end, and on
-            interruption. If the file exists, the measurement resumes from it, after an additional
-            call that checks that the model is the same.
+        budget_seconds: Time limit in seconds. No call of the model starts after this time, except
+            for the first call, which is always made.
+        progress: Function that is called after each call of the model, with the number of finished
+            entries (images times shifts), the total number of entries, and the estimated number of
+            seconds left.
+        checkpoint: File in which the state is saved from time to time, at the end, and on
+            interruption. If the file exists, the measurement resumes from it. An additional call
+            then checks that the model is the same.
 
     Raises:
         ModelError: The model raised an error, or returned NaN, infinity or an unsupported output.
-        ValueError: A module is in training mode, an argument does not fit the images, or the
-            output is not of the given kind.
+        ValueError: A module is in training mode, an argument does not fit the images, or the output
+            is not of the requested kind.
         ImportError: `checkpoint` is given but safetensors is not installed.
     """
     check_sizes({"batch_size": batch_size})

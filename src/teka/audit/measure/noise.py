@@ -1,4 +1,4 @@
-"""Numerical noise of a model: differences between outputs of the same images."""
+"""Numerical noise of a model: differences between repeated outputs for the same images."""
 
 import copy
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from teka.errors import EXTERNAL_ERRORS
 class NoiseFloor:
     """Relative differences between outputs of a model f for the same images x.
 
-    A shift has no measurable effect if it changes the output by less than this.
+    A shift has no measurable effect if it changes the output by less than these differences.
 
     Args:
-        repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same images.
-        precision: ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ of the same weights in single and double
-            precision, or None.
-        reason: Why the difference between precisions could not be measured.
+        repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ for two calls on the same images.
+        precision: ‖f₃₂(x) − f₆₄(x)‖ / ‖f₆₄(x)‖ for the same weights in single and double
+            precision, or None if it was not measured.
+        reason: Reason why `precision` was not measured.
     """
 
     repeat: float
@@ -33,14 +33,14 @@ class NoiseFloor:
 def noise_floor(
     function: Model, images: Tensor, *, batch_size: int = 256, precision: bool = True
 ) -> NoiseFloor:
-    """Measure how much the outputs of a model differ although the images are the same.
+    """Measure how much a model's output varies for the same images.
 
-    Two calls on the same images reveal randomness in the model. A comparison of single and double
-    precision measures rounding errors. For this comparison, a copy of the module is cast to
-    float64, or to float32 if the images are float64.
+    A second call on the same images reveals randomness in the model. A comparison of single and
+    double precision measures its rounding errors. For this comparison, a copy of the module is cast
+    to float64, or to float32 if the images are float64.
 
     Args:
-        function: Module in evaluation mode, or function.
+        function: The model: a module in evaluation mode, or a function.
         images: Images (N, C, *S).
         batch_size: Number of images per call.
         precision: Whether to compare single and double precision.

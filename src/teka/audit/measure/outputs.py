@@ -1,4 +1,4 @@
-"""Comparison of outputs for shifted images with the expected outputs, and checks of labels."""
+"""Functions that compare a model's outputs for shifted and unshifted images, and check labels."""
 
 from collections.abc import Sequence
 
@@ -34,26 +34,25 @@ Sizes = Sequence[int]
 
 
 def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, size: Sizes) -> Row:
-    """Compute how well the objects detected in shifted images overlap with the moved objects.
+    """Measure how well the objects detected in shifted images overlap with the expected objects.
 
-    The overlap is the mean intersection over union (IoU) of matched objects, where an object
-    without a match counts as 0:
+    The expected objects are those detected in the original image, moved by the shift. Detected and
+    expected objects of the same class are matched in pairs. The overlap is the mean intersection
+    over union (IoU) of the pairs, where each object without a match counts as 0:
 
       overlap = Σ IoU(a, b) / (|A| + |B| − number of pairs)
 
-    - A is the set of objects detected in the shifted image.
-    - B is the set of objects detected in the original image, moved by the shift.
-    - (a, b) are pairs of objects of the same class, matched so that the sum is as large as possible
-      (Kuhn 1955).
+    - A is the set of detected objects, and B is the set of expected objects.
+    - (a, b) are the matched pairs, chosen so that the sum is as large as possible (Kuhn 1955).
 
-    If A and B are empty, the overlap is 1. An object counts if its score is at least 0.5 and if it
-    lies at least one pixel inside the edges of both images, so that objects that leave the image do
-    not matter. The overlap resembles panoptic quality (Kirillov et al. 2019, arXiv:1801.00868), but
-    pairs have no minimum IoU, and unmatched objects have their full weight.
+    If both sets are empty, the overlap is 1. Only objects with a score of at least 0.5 are used.
+    They must also lie at least one pixel inside the edges of both images, so that objects that
+    leave the image do not matter. The overlap resembles panoptic quality (Kirillov et al. 2019,
+    arXiv:1801.00868), but pairs have no minimum IoU, and unmatched objects have their full weight.
 
     Args:
-        found: Detections in the shifted images, (B, M, 4 + K): x0, y0, x1, y1 in pixels and a
-            score within [0, 1] for each class.
+        found: Detections (B, M, 4 + K) in the shifted images. The last axis contains x0, y0, x1
+            and y1 in pixels, and a score within [0, 1] for each class.
         reference: Detections in the original images, in the same format.
         shift: (dy, dx) in pixels.
         size: Height and width of the model's input.
@@ -78,7 +77,7 @@ def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, s
 def _find_complete_objects(
     detections: Float[Tensor, "boxes numbers"], step: Tensor, size: Sizes
 ) -> tuple[Tensor, Tensor]:
-    """Return boxes and classes of the objects that are inside the image before and after a shift.
+    """Return the boxes and classes of objects that are inside the image before and after a shift.
 
     Objects with a score below `LEAST_SCORE` are left out.
     """
@@ -96,7 +95,7 @@ def _is_inside(boxes: Rectangles, size: Sizes) -> Bool[Tensor, " boxes"]:
 def intersection_over_union(
     boxes: Float[Tensor, "first 4"], others: Float[Tensor, "second 4"]
 ) -> Float[Tensor, "first second"]:
-    """Return the intersection over union of every pair of boxes, 0 for boxes without area."""
+    """Return the intersection over union of each pair of boxes. It is 0 for boxes without area."""
     low = torch.maximum(boxes[:, None, :2], others[:, :2])
     high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
     shared = (high - low).clamp(min=0).prod(dim=-1)
@@ -106,9 +105,9 @@ def intersection_over_union(
 
 
 def check_labels(labels: Tensor, num_images: int) -> Tensor:
-    """Return labels as int64 on the CPU: classes (N,) or multi-label targets (N, K).
+    """Check classes (N,) or multi-label targets (N, K), and convert them to int64 on the CPU.
 
-    Multi-label targets are 0 or 1 and may have any dtype. Targets (N, 1) are read as the classes
+    Multi-label targets are 0 or 1 and may have any dtype. Targets (N, 1) are treated as the classes
     of a binary classifier.
 
     Raises:
@@ -135,10 +134,10 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
 
 
 def convert_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
-    """Convert labels so that they can be compared with the predictions of a classifier.
+    """Convert labels to the format of a classifier's predictions.
 
     Multi-label targets become integers, see `encode_label_sets`. If the model is not a classifier,
-    classes are returned unchanged, and None for multi-label targets.
+    classes remain unchanged, and multi-label targets are dropped.
 
     Raises:
         ValueError: The classifier cannot predict these labels.
@@ -169,7 +168,7 @@ def convert_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
 def check_dense_shifts(
     shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
 ) -> None:
-    """Check that an output map can be compared exactly with the moved map at every shift.
+    """Check that the output map of unshifted images can be moved exactly by every shift.
 
     Args:
         shifts: The shifts of the images.
@@ -179,7 +178,7 @@ def check_dense_shifts(
         movement: How the images are shifted.
 
     Raises:
-        ValueError: Shifts or stride do not fit the map.
+        ValueError: A shift or the stride does not fit the map.
     """
     mode = movement.mode
     sides = list(zip(size, stride, strict=True))
@@ -202,10 +201,10 @@ def check_dense_shifts(
 def align_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
-    """Move the map of unshifted images like the images, so that it matches that of shifted images.
+    """Align the output map of the unshifted images with the output map of the shifted images.
 
-    Without circular edges, both maps are cropped to the cells whose content was inside the image
-    before the shift.
+    With circular edges, the map of the unshifted images is moved like the images. Without circular
+    edges, both maps are cropped to the cells whose content was inside the image before the shift.
 
     Args:
         response: Map f(T_s x) of the shifted images.
@@ -226,9 +225,9 @@ def align_maps(
 
 
 def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
-    """Return for each image the intersection over union of two segmentation maps.
+    """Return the mean intersection over union of two segmentation maps for each image.
 
-    It is the mean over the classes that occur in at least one of the two maps.
+    The mean is over the classes that occur in at least one of the two maps.
     """
     first = found.flatten(1)
     second = expected.flatten(1)
@@ -255,19 +254,19 @@ def feature_distances(
     """Compare the features of each shifted image with the features of all unshifted images.
 
     Args:
-        output: Features of shifted images.
+        output: Features of the shifted images.
         unshifted: Features of all unshifted images.
-        own: Index of the unshifted image of each row of `output`.
+        own: Index of the unshifted image that belongs to each row of `output`.
 
     Returns:
-        The cosine distance to the features of the unshifted image, and its rank among all unshifted
-        images. The nearest image has rank 1.
+        For each shifted image, the cosine distance to its unshifted image, and the rank of its
+        unshifted image among all unshifted images. The nearest image has rank 1.
     """
     features, references = (
         torch.nn.functional.normalize(to_widest_dtype(each)) for each in (output, unshifted)
     )
     cosines = features @ references.T
-    # Ignore differences that may be rounding errors, because copies of an image are equally near.
+    # Ignore differences of the size of rounding errors, so that copies of an image rank equally.
     nearer = (cosines > cosines.gather(1, own[:, None]) + 1e-6).sum(dim=1)
     # Compute 1 − cosine of unit vectors without a difference of nearly equal numbers.
     distance = (features - references[own]).square().sum(dim=1) / 2
@@ -275,9 +274,10 @@ def feature_distances(
 
 
 def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
-    """Return the errors of outputs that should not change under a shift, such as logits.
+    """Compare outputs that should not change under a shift, such as logits.
 
-    For classifiers, the result also contains predictions and changes of probabilities.
+    The result contains squared errors and norms. For classifiers, it also contains the predictions
+    and the changes of probabilities.
     """
     if kind == "classes":
         # Treat classes as one-hot vectors.
@@ -297,7 +297,7 @@ def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
 
 
 def squared_errors(output: Tensor, reference: Tensor) -> Tables:
-    """Return ‖output − reference‖² and ‖reference‖² for each image of a batch (B, C, …)."""
+    """Compute ‖output − reference‖² and ‖reference‖² for each image of a batch (B, C, …)."""
     # Squares in half precision would overflow.
     dtype = torch.promote_types(output.dtype, torch.float32)
     expected = reference.to(dtype)
@@ -315,7 +315,7 @@ def _squared_norm(values: Tensor) -> Row:
 
 
 def not_finite(output: Tensor) -> Tensor:
-    """Return a mask of the images whose output contains NaN or infinity."""
+    """Return a mask of the images for which the output contains NaN or infinity."""
     axes = tuple(range(1, output.ndim))
     # A finite sum implies finite terms and is 40 times faster than checking each term. An infinite
     # sum may be an overflow, so the terms are checked only then.

@@ -42,19 +42,20 @@ TABLES = (
 class Responses:
     """Errors and predictions of a model for every image at every shift.
 
-    Each table has shape (S, N) for S shifts and N images. Entries that were not evaluated are 0, or
-    −1 in `predictions` and `rank`.
+    Most attributes are tables of shape (S, N) for S shifts and N images. Entries that were not
+    evaluated are −1 in `predictions` and `rank`, and 0 in all other tables.
 
-    In the formulas, f is the model, x an image, and T_s x the image shifted by s. T_s f(x) is the
-    expected output: the map of the unshifted image, moved by the shift, or f(x) itself for outputs
-    that should not change, such as logits and features.
+    In the formulas, f is the model, x is an image, and T_s x is the image shifted by s. The
+    expected output is T_s f(x). For maps, it is the map of the unshifted image, moved by the shift.
+    For outputs that should not change, such as logits and features, it is f(x).
 
     Args:
         movement: How the images were shifted.
-        shifts: S shifts, including zero, with one step per spatial axis: (dy, dx) for images.
-        output: Kind of the output, a name of `teka.audit.model_output.KINDS`.
-        evaluated: Which entries were evaluated.
-        error_squared: ‖f(T_s x) − T_s f(x)‖² over the cells of maps that are compared.
+        shifts: S shifts, including the zero shift, with one step for each spatial axis, such as
+            (dy, dx).
+        output: Kind of the output, a name in `teka.audit.model_output.KINDS`.
+        evaluated: Mask of the entries that were evaluated.
+        error_squared: ‖f(T_s x) − T_s f(x)‖². For maps, only over the cells that are compared.
         norm_squared: ‖T_s f(x)‖² over the same cells.
         labels: Classes of the images, or codes of their label sets
             (`teka.audit.model_output.encode_label_sets`).
@@ -64,8 +65,8 @@ class Responses:
         overlap: Mean intersection over union of the output with the shifted classes or boxes, for
             segmentation and detection.
         cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
-        rank: Rank of f(x) among the features of all images by their cosine to f(T_s x), for
-            features. The nearest one has rank 1.
+        rank: Rank of f(x) among the features of all unshifted images, sorted by their cosine
+            similarity to f(T_s x), for features. The nearest image has rank 1.
         num_values: Number of outputs of a classifier per image, if known.
         epsilon: Machine epsilon of the outputs, or of the images if it is larger.
 
@@ -134,22 +135,25 @@ class Responses:
 
     @cached_property
     def correct(self) -> Mask | None:
-        """Mask of correct predictions, or None without labels or predictions."""
+        """Mask of correct predictions. It is None if there are no labels or no predictions."""
         if self.predictions is None or self.labels is None:
             return None
         return self.predictions == self.labels
 
     @cached_property
     def agreement(self) -> Mask | None:
-        """Mask of predictions equal to that of the unshifted image, or None without predictions."""
+        """Mask of predictions that are equal to the prediction for the unshifted image.
+
+        It is None if the model is not a classifier.
+        """
         return None if self.predictions is None else self.predictions == self.predictions[self.zero]
 
     @property
     def errors(self) -> tuple[Table, Table] | None:
         """Squared errors and squared norms of each image at each shift, in float64.
 
-        None if the outputs at a shift should all be 0 but are not, because the relative error is
-        then undefined.
+        They are None if all expected outputs at a shift are 0 but some outputs are not, because the
+        relative error is then undefined.
         """
         error = self.error_squared.to(torch.float64)
         norm = self.norm_squared.to(torch.float64)
@@ -160,7 +164,7 @@ class Responses:
         return error, torch.where(is_empty[:, None], 1.0, norm)
 
     def take_complete(self) -> "Responses":
-        """Return these responses without the shifts at which some images were not evaluated.
+        """Return the responses at the shifts at which all images were evaluated.
 
         Raises:
             ValueError: Some images were not evaluated at the zero shift.
@@ -176,12 +180,12 @@ class Responses:
         return replace(self, shifts=shifts, **tables)
 
     def tables(self) -> dict[str, Tensor]:
-        """Return the tables of shape (S, N) by their names."""
+        """Return all tables of shape (S, N), by their names."""
         return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
 
 def take_common(responses: Sequence[Responses]) -> list[Responses]:
-    """Keep only the shifts at which every model was evaluated on all images."""
+    """Return the responses at the shifts at which every model was evaluated on all images."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [
         replace(each, evaluated=each.evaluated & complete[:, None]).take_complete()

@@ -1,4 +1,4 @@
-"""Metrics of an audit with confidence intervals, computed from the outputs of a model.
+"""Metrics of an audit with confidence intervals, computed from a model's outputs.
 
-docs/audit_statistics.md has the formulas and sources.
+For the formulas and their sources, see docs/audit_statistics.md.
 """

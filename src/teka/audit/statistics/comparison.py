@@ -1,4 +1,4 @@
-"""Paired comparisons of models on the same images, with intervals and p-values."""
+"""Paired comparisons of models on the same images, with confidence intervals and p-values."""
 
 import itertools
 import math
@@ -33,32 +33,32 @@ from teka.precision import rounding_bound
 COMPARED_NUMBERS = tuple(
     name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
 )
-# Metrics that are computed from floating-point outputs. All others count predictions.
+# Metrics of floating-point outputs, which have rounding errors. All others count predictions.
 ROUNDED_CURVES = ("probability_change", "overlap", "error")
 _CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """Difference of one number between two models (first minus second) on the same images.
+    """Difference between the values of one metric for two models, first minus second.
 
     Args:
-        p_value: Two-sided p-value of the hypothesis that there is no difference.
+        p_value: Two-sided p-value of the null hypothesis that the models do not differ.
     """
 
     p_value: float
 
     def negated(self) -> "Difference":
-        """Return the difference of the swapped models, second minus first."""
+        """Return the difference second minus first, with the interval swapped accordingly."""
         return replace(self, value=-self.value, lower=-self.upper, upper=-self.lower)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences of all metrics between two models (first minus second) on the same images.
+    """Differences between two models (first minus second) in all metrics, on the same images.
 
-    A metric is compared if it is defined for both models. A shift is compared if both models were
-    evaluated on all images.
+    It contains the metrics that are defined for both models, and the shifts at which both models
+    were evaluated on all images.
     """
 
     movement: Movement
@@ -79,18 +79,20 @@ def compare_responses(
     num_flips: int = 9999,
     seed: int = 0,
 ) -> Comparison:
-    """Compare the outputs of two models on the same images and shifts, first minus second.
+    """Compute the differences between two models in all metrics, on the same images and shifts.
 
-    Differences have the percentile interval of a paired bootstrap over images, and a p-value of a
-    test that flips the signs of the images' differences at random. For shares, the bootstrap adds
-    two images, one that only the first model and one that only the second model classifies
-    correctly, so that the interval has a width even if no image differs. Source: Bonett and Price,
-    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
-    data", Journal of Educational and Behavioral Statistics 37 (2012), 479–488.
+    All differences are first minus second. Each has a percentile interval from a paired bootstrap
+    over the images, and a p-value from a sign-flip test.
 
-    Two exactly invariant models have different rounding errors. Therefore, a difference that the
-    rounding errors or the noise of the outputs explain has the p-value 1, and intervals are wider
-    by this size.
+    For shares, the bootstrap adds two artificial images: one that only the first model classifies
+    correctly, and one that only the second model does. The interval then has a positive width even
+    if the models agree on all images. Source: Bonett and Price, "Adjusted Wald confidence interval
+    for a difference of binomial proportions based on paired data", Journal of Educational and
+    Behavioral Statistics 37 (2012), 479–488.
+
+    Even exactly invariant models differ in their rounding errors. Therefore, a difference that
+    rounding errors or noise could explain gets the p-value 1, and all intervals are widened by the
+    size of this noise.
 
     >>> import torch
     >>> from torch import nn
@@ -107,10 +109,10 @@ def compare_responses(
     Args:
         first: Outputs of the first model.
         second: Outputs of the second model on the same images and shifts.
-        noise: Relative difference of the models' outputs for equal images, from `noise_floor`.
+        noise: Relative difference between repeated outputs for the same images, see `noise_floor`.
         confidence: Confidence level of the intervals.
         num_resamples: Number of bootstrap resamples of the images.
-        num_flips: Number of random sign flips of the test.
+        num_flips: Number of random sign flips in the test.
         seed: Seed of the resamples and sign flips.
 
     Raises:
@@ -161,11 +163,11 @@ def compare_responses(
 
 
 def _noise_level(curve: str, noise: float) -> float:
-    """Return the largest difference of a metric between two models that noise alone explains.
+    """Return the largest difference between two models in a metric that noise alone can cause.
 
     Args:
         curve: Name of the metric in `CURVES`.
-        noise: Relative difference of outputs for equal images.
+        noise: Relative difference between repeated outputs for the same images.
     """
     if curve == "cosine_distance":
         return noise**2 / 2  # 1 − cosine of two unit vectors that differ by the noise
@@ -175,18 +177,18 @@ def _noise_level(curve: str, noise: float) -> float:
 def sign_flip_test(
     differences: Float[ndarray, " images"], *, num_flips: int = 9999, seed: int = 0
 ) -> float:
-    """Return the two-sided p-value of the hypothesis that two models differ only by chance.
+    """Test whether the differences between two models are due to chance, by random sign flips.
 
-    If so, the sign of the difference of each image is random. The test flips all signs at random,
-    many times. The p-value is (1 + m) / (1 + n) for n flips, of which m give a mean that is at
-    least as far from zero as the observed mean. For outcomes 0 and 1, this estimates the exact
-    p-value of McNemar's test.
+    Under the null hypothesis, each image's difference is equally likely to be positive or negative.
+    The test therefore flips the signs at random n times, and counts the m times in which the mean
+    is at least as far from zero as the observed mean. The two-sided p-value is (1 + m) / (1 + n).
+    For outcomes of 0 and 1, it approximates the p-value of McNemar's exact test.
 
     Sources: Fisher, "The Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values
     should never be zero", Statistical Applications in Genetics and Molecular Biology 9 (2010).
 
     Args:
-        differences: Difference of each image.
+        differences: Difference between the two models for each image.
         num_flips: Number of random sign flips.
         seed: Seed of the random generator.
     """
@@ -205,12 +207,12 @@ def sign_flip_test(
 
 @dataclass(frozen=True)
 class Pair:
-    """Comparison of two models of a list, first minus second.
+    """Two models from a list of models, and the differences between them.
 
     Args:
         first: Index of the first model.
         second: Index of the second model.
-        comparison: Their differences.
+        comparison: Differences between the models, first minus second.
     """
 
     first: int
@@ -220,16 +222,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class BestModel:
-    """Best model for one metric, and by how much it is better than each other model.
+    """Best model in one metric, and its advantage over each of the other models.
 
-    The p-values are adjusted with Holm's method over all pairs of models, so they are valid
-    although the best model was chosen on the same images.
+    The p-values are adjusted for all pairs of models with Holm's method. This keeps them valid
+    although the same images were used to choose the best model.
 
     Args:
         metric: Name of the metric.
         model: Index of the best model.
-        advantages: Advantage over each other model, by the model's index, from the smallest to the
-            largest advantage.
+        advantages: Advantage over each other model, by the index of that model, from the smallest
+            to the largest advantage.
     """
 
     metric: str
@@ -247,18 +249,19 @@ class BestModel:
 
     @property
     def beaten(self) -> list[int]:
-        """Indices of the models that are significantly worse, the closest model first."""
+        """Indices of the models that are significantly worse than the best model, best first."""
         return [model for model in self.advantages if model not in self.tied]
 
 
 def compare_every_two(
     responses: Sequence[Responses], *, noise: Sequence[float] | None = None, **options: Any
 ) -> tuple[Pair, ...]:
-    """Compare every pair of models with `compare_responses`.
+    """Compare each pair of models with `compare_responses`.
 
     Args:
-        responses: Outputs of each model on the same images and shifts.
-        noise: Relative difference of each model's outputs for equal images. By default 0.
+        responses: Responses of each model to the same images and shifts.
+        noise: Relative difference between repeated outputs of each model for the same images. By
+            default 0.
         **options: Options of `compare_responses`, such as `confidence` and `seed`.
     """
     noise = noise or [0.0] * len(responses)
@@ -271,7 +274,7 @@ def compare_every_two(
 
 
 def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Return the comparisons of each mode, by the name of the mode."""
+    """Group comparisons by the mode in which the images were shifted."""
     by_mode: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_mode.setdefault(pair.comparison.movement.mode, []).append(pair)
@@ -279,10 +282,10 @@ def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
 
 
 def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
-    """Find the best model for each metric, in the order of `NUMBERS`.
+    """Find the best model in each metric, in the order of `NUMBERS`.
 
-    A metric is left out unless it was compared for every two of the models that define it. Among
-    equally good models, the first model is the best.
+    A metric is skipped unless all models that define it were compared with each other. If several
+    models are equally good, the first of them is returned.
     """
     best_models = []
     for metric in COMPARED_NUMBERS:
@@ -307,11 +310,11 @@ def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
 
 
 def holm_adjust(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple tests by Holm's method.
+    """Adjust p-values for multiple testing with Holm's method.
 
-    The i-th smallest of m p-values becomes max_{j ≤ i} min(1, (m − j + 1) p_j), where p_j is the
-    j-th smallest p-value. Source: Holm, "A simple sequentially rejective multiple test procedure",
-    Scandinavian Journal of Statistics 6 (1979), 65–70.
+    Let p_j be the j-th smallest of m p-values. The adjusted value of p_i is
+    max_{j ≤ i} min(1, (m − j + 1) p_j). Source: Holm, "A simple sequentially rejective multiple
+    test procedure", Scandinavian Journal of Statistics 6 (1979), 65–70.
     """
     order = np.argsort(p_values)
     scaled = np.array(p_values)[order] * np.arange(len(p_values), 0, -1)
@@ -321,9 +324,9 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def disagreement(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
-    """Return a mask of the shifts and images for which several classifiers disagree.
+    """Return a mask of the shifts and images for which the classifiers disagree.
 
-    With labels, classifiers disagree if some are correct and some are wrong. Without labels, they
+    With labels, they disagree if some of them are correct and some are wrong. Without labels, they
     disagree if they do not all predict the same class.
     """
     common = take_common(responses)

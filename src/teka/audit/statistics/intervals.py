@@ -1,4 +1,4 @@
-"""Confidence intervals: Wilson's for shares of images, and a bootstrap for averages of images."""
+"""Confidence intervals: Wilson intervals for shares of images, and a bootstrap for averages."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from numpy import ndarray
 from teka.checks import check_number, check_sizes, is_number
 from teka.errors import wrong_type, wrong_value
 
-# Limit of resamples and sign flips, because more would exhaust the memory.
+# Maximum number of resamples and of sign flips, because more would exhaust the memory.
 MOST_RESAMPLES = 100_000
-# Minimum number of images for a bootstrap. An average of shares also needs this many images whose
-# share differs from the most common one.
+# Minimum number of images for a bootstrap. For an average of shares, at least this many images must
+# also have a share that differs from the most common share.
 MINIMUM_IMAGES = 10
-# Relative width below which an interval contains only rounding errors.
+# Intervals with a smaller relative width contain only rounding errors.
 ROUNDING = 1e-12
 NO_INTERVAL = f"none, which needs {MINIMUM_IMAGES} images or more"
 NO_SPREAD = "none, all images have this value"
@@ -32,13 +32,13 @@ Ends = tuple[Any, Any]
 
 
 def has_interval(method: str) -> bool:
-    """Return True unless the method of an estimate is "none, …", which means no interval."""
+    """Return True if the method of an estimate yields an interval, so it is not "none, …"."""
     return not method.startswith("none")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Number with the ends of its confidence interval.
+    """Estimated number with its confidence interval.
 
     Args:
         value: Estimated value.
@@ -47,11 +47,12 @@ class Estimate:
         confidence: Confidence level between 0 and 1.
         method: Method of the interval:
 
-            - "wilson" for a share of images; "wilson, an image one trial" for a mean of shares
-              with too few different images for a bootstrap
-            - "bootstrap over images" for averages
-            - "band over shifts" for the lowest share or the highest error over shifts
-            - "none, …" with the reason why there is no interval; both ends then equal the value
+            - "wilson" for a share of images
+            - "wilson, an image one trial" for a mean of shares, if too few images have different
+              shares for a bootstrap
+            - "bootstrap over images" for an average
+            - "band over shifts" for the lowest share or the highest error over all shifts
+            - "none, …" with the reason if there is no interval, so that both ends equal the value
 
     >>> from teka.audit import Estimate
     >>> Estimate(0.91, 0.88, 0.93, 0.95, "wilson").half_width
@@ -66,22 +67,22 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval, or None without an interval."""
+        """Half the width of the interval, or None if there is no interval."""
         return (self.upper - self.lower) / 2 if has_interval(self.method) else None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Metric at every shift, with an interval for each shift and a band for all shifts.
+    """Values of a metric at every shift, with a confidence interval for each and a band for all.
 
     Args:
         values: Value at each shift.
-        lower: Lower end of the interval of each shift.
-        upper: Upper end of the interval of each shift.
-        band_lower: Lower end of the band. At the confidence level, the band contains the true
-            values at all shifts together.
-        band_upper: Upper end of the band.
-        method: Method of the intervals.
+        lower: Lower end of the interval at each shift.
+        upper: Upper end of the interval at each shift.
+        band_lower: Lower end of the band at each shift. With the probability given by the
+            confidence level, the band contains the true values at all shifts.
+        band_upper: Upper end of the band at each shift.
+        method: Method that computed the intervals.
     """
 
     values: tuple[float, ...]
@@ -94,7 +95,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class BootstrapSettings:
-    """Settings of the confidence intervals of an audit.
+    """Settings of bootstrap confidence intervals.
 
     Args:
         confidence: Confidence level between 0 and 1.
@@ -123,24 +124,24 @@ class BootstrapSettings:
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise a ValueError unless a confidence level lies between 0 and 1."""
+    """Check that a confidence level lies between 0 and 1."""
     check_number(
         "confidence", confidence, "a number between 0 and 1", low=0, high=1, exclude=(0, 1)
     )
 
 
 def _normal_quantile(confidence: float) -> float:
-    """Return z so that a standard normal variable lies in ± z with probability `confidence`."""
+    """Return the z for which a standard normal variable lies in ± z with the given probability."""
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def wilson_interval(
     successes: int | ndarray, trials: int | ndarray, confidence: float = 0.95
 ) -> Ends:
-    """Return Wilson's score interval for a probability, from k successes in n trials.
+    """Return the Wilson score interval for a probability, given k successes in n trials.
 
-    The interval lies within [0, 1], and it has a positive width even for k = 0 and k = n. Its ends
-    are the roots π of (k/n − π)² = z² π (1 − π) / n, where z is the normal quantile at
+    The interval lies within [0, 1] and has a positive width even for k = 0 and k = n. Its ends are
+    the roots π of (k/n − π)² = z² π (1 − π) / n, where z is the normal quantile at
     (1 + confidence) / 2. No continuity correction is applied.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
@@ -152,12 +153,13 @@ def wilson_interval(
     (0.596, 0.982)
 
     Args:
-        successes: Number k of successes, or an array of numbers.
-        trials: Number n of trials, or an array.
+        successes: Number k of successes, or an array of such numbers.
+        trials: Number n of trials, or an array of such numbers.
         confidence: Confidence level of the interval.
 
     Returns:
-        Lower and upper end: floats, or arrays if a count is an array.
+        Lower and upper end of the interval, as floats. If an argument is an array, the ends are
+        arrays.
 
     Raises:
         ValueError: `trials` is below 1, `successes` is negative or larger than `trials`, or
@@ -171,8 +173,8 @@ def wilson_interval(
     if not ((count >= 0) & (count <= total)).all():
         raise wrong_value("successes", successes, f"from 0 to trials, {trials!r}")
     half = _normal_quantile(confidence) ** 2 / (2 * total)
-    # Compute the smaller root for successes and for failures, from the product of the roots.
-    # This gives exactly 0 and 1 at the borders and avoids differences of nearly equal numbers.
+    # Compute the smaller root for successes and for failures, from the product of the roots. This
+    # gives exactly 0 and 1 for k = 0 and k = n, and avoids differences of nearly equal numbers.
     lower, mirrored = (
         share**2 / (share + half + np.sqrt(half**2 + 2 * half * share * (1 - share)))
         for share in (count / total, (total - count) / total)
@@ -191,15 +193,15 @@ def _as_floats(argument: str, numbers: object) -> ndarray:
 
 @dataclass(frozen=True)
 class ImageBootstrap:
-    """Bootstrap resamples: N images drawn with replacement from N images, many times.
+    """Bootstrap over images, in which each resample draws N of N images with replacement.
 
-    All averages use the same resamples. A resample takes an image together with its outputs at all
-    shifts, so that the dependence between shifts is kept. Source: Efron, "Bootstrap methods:
-    another look at the jackknife", Annals of Statistics 7 (1979), 1–26.
+    All averages use the same resamples. A resample contains an image together with its outputs at
+    all shifts, so that the dependence between shifts is preserved. Source: Efron, "Bootstrap
+    methods: another look at the jackknife", Annals of Statistics 7 (1979), 1–26.
 
     Args:
         num_images: Number of images N.
-        settings: Confidence, number of resamples and seed.
+        settings: Confidence level, number of resamples and seed.
     """
 
     num_images: int
@@ -216,44 +218,44 @@ class ImageBootstrap:
         return np.stack(counts).astype(np.int16)
 
     def means(self, values: Values) -> Draws:
-        """Return the mean of the values of the images in each resample.
+        """Return the mean over the images in each resample.
 
-        If a resample contains image i n_i times, the mean of the values v_i is Σ_i n_i v_i / N. For
-        all resamples together, this is a matrix product.
+        If a resample contains image i n_i times, the mean of the images' values v_i is
+        Σ_i n_i v_i / N. One matrix product computes the means of all resamples.
         """
         chunks = np.array_split(self._counts, math.ceil(self._counts.size / 2**22))
         return np.concatenate([chunk.astype(float) @ values.T for chunk in chunks]) / len(values.T)
 
     def interval(self, value: Any, draws: Draws) -> Ends:
-        """Return the percentile interval of an average, extended if it does not contain the value.
+        """Return the percentile interval of an average, extended so that it contains the average.
 
         Args:
             value: Average over the images.
-            draws: Average of each resample.
+            draws: Average over the images in each resample.
         """
         tail = (1 - self.settings.confidence) / 2
         lower, upper = np.quantile(draws, [tail, 1 - tail], axis=0)
         return np.minimum(lower, value), np.maximum(upper, value)
 
     def deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
-        """Return the distance of each resample's average from the average, in standard errors.
+        """Return how far the average of each resample is from the average, in standard errors.
 
         Args:
             values: Average at each shift.
-            draws: Average of each resample at each shift. Their standard deviation is the standard
-                error.
+            draws: Average of each resample at each shift. The standard error is the standard
+                deviation of these averages.
         """
         error = draws.std(axis=0)
         varies = error > ROUNDING * np.abs(values)
         return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
 
     def relative_deviations(self, average: "ImageAverage") -> Draws:
-        """Return the distance of each resample's average from the average, for a bootstrap-t.
+        """Return how far the average of each resample is from the average, for a bootstrap-t.
 
-        The distance is |log(θ* / θ)| θ* / σ*, where θ is the average, θ* is the average of the
-        resample, and σ* is its standard error. Unlike `deviations`, it takes into account that the
-        values of the images may have a skewed distribution. Source: Hall, "Theoretical comparison
-        of bootstrap confidence intervals", Annals of Statistics 16 (1988), 927–953.
+        Let θ be the average, θ* the average of a resample, and σ* the standard error of θ*. The
+        distance is |log(θ* / θ)| θ* / σ*. Unlike `deviations`, it allows for a skewed distribution
+        of the images' values. Source: Hall, "Theoretical comparison of bootstrap confidence
+        intervals", Annals of Statistics 16 (1988), 927–953.
         """
         values = average.values
         draws = average.draws
@@ -265,11 +267,11 @@ class ImageBootstrap:
         return np.abs(np.log(ratio)) * draws / np.where(varies, error, 1.0)
 
     def critical_value(self, deviations: Draws) -> float:
-        """Return c, so that a band of ± c standard errors covers the values at all shifts together.
+        """Return the c for which a band of ± c standard errors covers the values at all shifts.
 
-        c is a quantile, over the resamples, of the largest deviation at any shift, and at least the
-        normal quantile. Shifts without deviations count as independent (Šidák), because their
-        dependence is unknown.
+        In each resample, take the largest deviation at any shift. The result is a quantile of these
+        largest deviations, or the normal quantile if that is larger. Shifts without deviations are
+        treated as independent (Šidák), because their dependence is unknown.
 
         Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence bands", Journal of
         Applied Econometrics 34 (2019), 1–17.
@@ -283,11 +285,11 @@ class ImageBootstrap:
 
 @dataclass(frozen=True)
 class ImageAverage:
-    """Average over the images at each shift, and the same average in every bootstrap resample.
+    """Average of a metric over the images at each shift, and over each bootstrap resample.
 
     Args:
-        values: Average at each shift.
-        draws: Average of each resample at each shift.
+        values: Average over all images at each shift.
+        draws: Average over each resample at each shift.
         influence: Influence function: the first-order change of the average if an image gets more
             weight. Its mean over the images is 0.
     """
@@ -297,7 +299,7 @@ class ImageAverage:
     influence: Float[ndarray, "shifts images"]
 
     def mean_over(self, shifts: list[int]) -> "ImageAverage":
-        """Return the mean over several shifts, given by their indices, as a single row."""
+        """Average over the shifts with the given indices. The result has a single row."""
         return ImageAverage(
             self.values[shifts].mean(keepdims=True),
             self.draws[:, shifts].mean(axis=1, keepdims=True),
@@ -306,9 +308,9 @@ class ImageAverage:
 
 
 def make_estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
-    """Create an `Estimate`. If its interval would have width 0, it gets no interval.
+    """Create an `Estimate`, without an interval if the interval would have width 0.
 
-    The width is 0 if all images have the same value. The interval would then suggest certainty.
+    The width is 0 if all images have the same value. Such an interval would suggest certainty.
     """
     value, lower, upper = map(float, (value, *ends))
     if has_interval(method) and upper - lower <= ROUNDING * abs(value):
@@ -317,12 +319,14 @@ def make_estimate(value: Any, ends: Ends, confidence: float, method: str) -> Est
 
 
 def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate an average over images, without an interval if there are too few images.
+    """Estimate an average over images with a bootstrap interval.
+
+    With too few images, the estimate has no interval.
 
     Args:
         value: Average over the images.
-        draws: Average of each resample.
-        bootstrap: The resamples.
+        draws: Average over the images in each resample.
+        bootstrap: Bootstrap that drew the resamples.
     """
     confidence = bootstrap.settings.confidence
     if bootstrap.num_images < MINIMUM_IMAGES:
@@ -331,17 +335,18 @@ def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Esti
 
 
 def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate a share of images, or the mean of a share that each image has.
+    """Estimate a share of images, or a mean of shares, with a confidence interval.
 
-    A share of images, such as the accuracy, has Wilson's interval. The mean of a share of each
-    image, such as its share of shifts with the same prediction, has a bootstrap interval. If too
-    few images differ from the most common share, it has Wilson's interval instead, with each image
-    as one trial. This interval is conservative, because zeros and ones have the largest variance
-    among values in [0, 1] with the same mean.
+    A share of images, such as the accuracy, has a Wilson interval. If each image has a share
+    itself, such as the share of shifts with the same prediction, the mean of these shares has a
+    bootstrap interval. If too few images differ from the most common share, the mean has a Wilson
+    interval instead, with each image as one trial. This interval is conservative, because zeros and
+    ones have the largest variance of all values in [0, 1] with the same mean.
 
     Args:
-        shares: True for a success, or a share for each image.
-        bootstrap: Resamples of the images. For another number of images, they are drawn anew.
+        shares: For each image a share, or a boolean that is True for a success.
+        bootstrap: Bootstrap over the images. For a different number of images, new resamples are
+            drawn.
     """
     mean = shares.mean()
     num_images = len(shares)
@@ -364,13 +369,14 @@ def share_curve(
 ) -> Curve:
     """Return the share of successful images at each shift, with intervals and a band.
 
-    The intervals are Wilson's. The band consists of Wilson's intervals at a higher confidence
-    level, so that they cover the shares at all shifts together.
+    The intervals are Wilson intervals. The band consists of Wilson intervals with a higher
+    confidence level, chosen so that they cover the shares at all shifts.
 
     Args:
-        outcomes: True where an image succeeds.
-        bootstrap: Resamples of the images.
-        known: Index of a shift at which all images succeed by definition, which needs no interval.
+        outcomes: Whether each image is a success at each shift.
+        bootstrap: Bootstrap over the images.
+        known: Index of a shift at which all images are successes by definition. This shift needs no
+            interval.
     """
     shares = outcomes.mean(axis=1)
     unknown = np.arange(len(outcomes)) != known
@@ -390,12 +396,12 @@ def mean_curve(
     """Return a positive average over images at each shift, with bootstrap-t intervals and a band.
 
     The ends of an interval are θ exp(± c σ / θ), where θ is the average and σ its standard error.
-    For the interval of one shift, c is a quantile of `relative_deviations` at this shift, and at
-    least the normal quantile. For the band, c is the `critical_value` of all shifts together.
+    For the interval at one shift, c is a quantile of the `relative_deviations` at this shift, or
+    the normal quantile if that is larger. For the band, c is the `critical_value` of all shifts.
 
     Args:
         average: Average θ at each shift.
-        bootstrap: Resamples of the images.
+        bootstrap: Bootstrap over the images.
         is_share: Whether θ is a share. The intervals are then computed for 1 − θ, which is close to
             0.
     """
@@ -420,17 +426,17 @@ def mean_curve(
 
 
 def add_two_images(differences: Values) -> ndarray:
-    """Append the differences 1 and −1 of two more images to the differences of images."""
+    """Append two artificial images with the differences 1 and −1 (Bonett and Price 2012)."""
     ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
     return np.concatenate([differences, ends], axis=-1)
 
 
 def difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
-    """Return mean differences of shares at each shift, with percentile intervals and a band.
+    """Return the mean difference of shares at each shift, with percentile intervals and a band.
 
     Args:
-        differences: Difference of each image at each shift.
-        bootstrap: Resamples of the images and of two more, see `add_two_images`.
+        differences: Difference between two models for each image at each shift.
+        bootstrap: Bootstrap over the images and the two images from `add_two_images`.
     """
     values = differences.mean(axis=1)
     padded = add_two_images(differences)
@@ -448,17 +454,17 @@ def make_curve(values: Any, ends: Any, method: str) -> Curve:
 
     Args:
         values: Value at each shift.
-        ends: Lower and upper ends of the intervals, then of the band.
-        method: Method of the intervals.
+        ends: Lower and upper ends of the intervals, followed by those of the band.
+        method: Method that computed the intervals.
     """
     rows = (tuple(np.asarray(row, float).tolist()) for row in (values, *ends))
     return Curve(*rows, method=method)
 
 
 def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
-    """Estimate the lowest share or the highest average of a curve over all shifts.
+    """Estimate the lowest or the highest value of a curve over all shifts.
 
-    The interval comes from the band, because the band covers the values at all shifts together.
+    The interval is taken from the band, because the band covers the values at all shifts.
 
     Args:
         curve: The curve.

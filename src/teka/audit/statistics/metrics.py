@@ -28,19 +28,20 @@ from teka.precision import rounding_bound
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """Metric with a value at every shift, such as the accuracy.
+    """Metric that has a value at every shift, such as the accuracy.
 
-    The value is a mean over the images, or √(Σ error / Σ norm) with sums over the images.
+    The value is either a mean over the images, or a ratio √(Σ error / Σ norm) of sums over the
+    images.
 
     Args:
         label: Short name in tables and charts.
-        read: Function that returns the value of each image at each shift, with shape (S, N), or
-            None if the model's outputs do not define the metric. For a ratio, it returns a pair of
-            errors and norms.
-        is_share: Whether the values are shares, which lie within [0, 1], are shown in percent, and
+        read: Function that takes `Responses` and returns the values of all images at all shifts, an
+            array (S, N). For a ratio, it returns two arrays: errors and norms. If the model's
+            outputs do not define the metric, it returns None.
+        is_share: Whether the values are shares. Shares lie within [0, 1], are shown in percent, and
             are better if they are higher.
-        is_ratio: Whether the metric is the root of a ratio of sums.
-        is_one_at_zero: Whether the metric is 1 at the zero shift by definition.
+        is_ratio: Whether the value is a ratio.
+        is_one_at_zero: Whether the value at the zero shift is 1 by definition.
     """
 
     label: str
@@ -50,10 +51,10 @@ class CurveMetric:
     is_one_at_zero: bool = False
 
     def values_and_norms(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
-        """Return the value of each image at each shift, and for a ratio the norm, as arrays (S, N).
+        """Return the values and the norms of all images at all shifts, as arrays (S, N).
 
-        The norms are None if the metric is not a ratio. The result is None if the model's outputs
-        do not define the metric.
+        Only ratios have norms. For all other metrics, the norms are None. If the model's outputs do
+        not define the metric, the result is None.
         """
         values = self.read(responses)
         if values is None:
@@ -63,15 +64,19 @@ class CurveMetric:
 
 @dataclass(frozen=True)
 class NumberMetric:
-    """Metric that is one number, which summarizes a `CurveMetric` over all shifts.
+    """Metric that summarizes a `CurveMetric` over all shifts in one number.
 
     Args:
         label: Short name in tables.
-        meaning: Explanation in a few words.
-        curve: Name of the curve in `CURVES`.
-        over: How the curve is summarized: its value at the shift "zero"; the "lowest" or the
-            "highest" value; the share of images that succeed at "every" shift; the "mean" over
-            nonzero shifts; or that mean for the images that are "correct" without a shift.
+        meaning: Short explanation.
+        curve: Name of the summarized metric in `CURVES`.
+        over: Method of the summary:
+
+            - "zero" for the value at the zero shift
+            - "lowest" or "highest" for the lowest or highest value at any shift
+            - "every" for the share of images that are successes at every shift
+            - "mean" for the mean over all nonzero shifts
+            - "correct" for the same mean, over the images that are classified correctly unshifted
     """
 
     label: str
@@ -81,7 +86,7 @@ class NumberMetric:
 
     @property
     def is_share(self) -> bool:
-        """True if the metric is a share, which is shown in percent."""
+        """True if the metric is a share, which is displayed in percent."""
         return CURVES[self.curve].is_share
 
     def is_defined(self, responses: Responses) -> bool:
@@ -96,9 +101,9 @@ class NumberMetric:
     def image_values(self, responses: Responses) -> ndarray:
         """Return the value of each image, such as its share of shifts with the same prediction.
 
-        A metric that is a share is the mean of these values. For a metric over "correct" images,
-        the result contains only these images. The method is not defined for the "lowest" and
-        "highest" value over shifts, because they are not means over images.
+        If the metric is a share, it is the mean of these values. For the summary "correct", only
+        the correctly classified images have a value. The summaries "lowest" and "highest" are not
+        supported, because they are not means over images.
         """
         values: Any = CURVES[self.curve].values_and_norms(responses)
         table, norms = values
@@ -137,7 +142,7 @@ CURVES = {
     "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
     "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
 }
-"""Metrics with a value at every shift, by their names in saved reports."""
+"""Metrics that have a value at every shift, by their names in saved reports."""
 
 NUMBERS = {
     "accuracy": NumberMetric(
@@ -196,9 +201,9 @@ NUMBERS = {
         "largest error", f"{_ERROR}, at the shift where it is largest", "error", "highest"
     ),
 }
-"""Metrics that are one number for all shifts, by their names in saved reports.
+"""Metrics that are one number, by their names in saved reports.
 
-Means over shifts leave out the zero shift.
+Means over shifts do not include the zero shift.
 """
 
 
@@ -206,17 +211,17 @@ Means over shifts leave out the zero shift.
 class Metrics:
     """All metrics of a model in one mode of shifting, with confidence intervals.
 
-    Metrics that the model's outputs do not define are left out, and shifts at which some images
-    were not evaluated.
+    It contains the metrics that the model's outputs define, at the shifts at which all images were
+    evaluated.
 
     Args:
         movement: How the images were moved.
-        output: Kind of output of the model.
+        output: Kind of the model's output.
         num_images: Number of images.
         shifts: Shifts at which all images were evaluated.
         skipped_shifts: Shifts at which some images were not evaluated.
-        curves: Metrics at every shift, by their names in `CURVES`.
-        numbers: Metrics over all shifts, by their names in `NUMBERS`.
+        curves: Metrics that have a value at every shift, by their names in `CURVES`.
+        numbers: Metrics that are one number, by their names in `NUMBERS`.
         confidence: Confidence level of the intervals.
         epsilon: Machine epsilon of the outputs.
     """
@@ -241,11 +246,11 @@ class Metrics:
 def summarize(
     responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> Metrics:
-    """Compute all metrics that the outputs of a model define, with confidence intervals.
+    """Compute all metrics that a model's outputs define, with confidence intervals.
 
-    Shares of images have Wilson's interval. Averages have the interval of a bootstrap over images.
-    Metrics at every shift also have a band, which covers the values at all shifts together. Shifts
-    at which some images were not evaluated are left out.
+    Shares of images have Wilson intervals, and averages have bootstrap intervals over the images.
+    Metrics that have a value at every shift also have a confidence band that covers the values at
+    all shifts. Shifts at which some images were not evaluated are left out.
 
     >>> import torch
     >>> from torch import nn
@@ -258,7 +263,7 @@ def summarize(
     True
 
     Args:
-        responses: Outputs of the model at all shifts.
+        responses: Responses of the model at all shifts, from `measure_responses`.
         confidence: Confidence level of intervals and bands.
         num_resamples: Number of bootstrap resamples of the images.
         seed: Seed of the resamples.
@@ -311,9 +316,10 @@ def summarize(
 def average_images(
     metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
 ) -> ImageAverage:
-    """Return the average of a metric over the images at each shift, also for each resample.
+    """Compute the average of a metric over all images and over each resample, at each shift.
 
-    If the norms of all images in a resample are 0, the resample gets the average of all images.
+    If a ratio is not defined in a resample because all norms are 0, the ratio over all images is
+    used instead.
     """
     table = metric.values_and_norms(responses)
     assert table is not None
