@@ -25,6 +25,10 @@ REPRODUCTION_COMMANDS = {
         "Train models on few images and compare them.",
     ),
     "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),
+    "long-inputs": (
+        "reproduction.long_inputs:long_inputs",
+        "Train a segmentation model on images of 65,536 tokens.",
+    ),
     "all-shifts": (
         "reproduction.all_shifts:all_shifts",
         "Count test images whose prediction changes at a circular shift.",

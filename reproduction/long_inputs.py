@@ -1,0 +1,217 @@
+"""Training on images of 65,536 tokens, in which the label of a pixel depends on a distant object.
+
+A scene shows two handwritten digits at random positions. The model has one token for each pixel,
+and labels the pixels of each digit with the class of this digit and the class of the other digit.
+"""
+
+import resource
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+from torch.nn.functional import avg_pool2d
+
+from reproduction.study.report import half_width
+from reproduction.training import train_steps
+from teka.cli.app import CommandLine
+from teka.data import Split, load
+from teka.files import make_directory, write_json
+from teka.grid import Grid
+from teka.nn import TransformerBlock
+from teka.provenance import provenance
+
+AttentionName = Literal["linear", "softmax", "none"]
+# Side of the scenes, and number of scenes of a step, of each part of the training.
+SIDES = (48, 128, 256)
+BATCH_SIZES = (16, 2, 1)
+STEPS = (1200, 300, 600)
+NUM_CLASSES = 10
+DIM, HEADS, DEPTH = 32, 2, 2
+RATE, WARM_UP_STEPS = 3e-3, 100
+INK = 0.25
+IGNORED = -100
+NUM_TEST_SCENES = 200
+
+
+def long_inputs(
+    *,
+    seed: int,
+    attention: AttentionName = "linear",
+    out: Path = Path("runs/long_inputs"),
+    data_dir: str | None = None,
+    steps: tuple[int, int, int] = STEPS,
+    threads: int = 1,
+    command: CommandLine = "",
+) -> None:
+    """Train a model on scenes of up to 256 × 256 tokens, and save its accuracy and its times.
+
+    The same command resumes an interrupted training. It then measures only the remaining steps.
+
+    Args:
+        seed: Seed of the weights and of the training scenes.
+        attention: "linear" for the default layer, "softmax" for softmax attention with a rotary
+            position embedding, or "none" for convolutions alone.
+        out: Folder of the results of all seeds.
+        data_dir: Folder with the files of MNIST.
+        steps: Number of steps with scenes of 48, 128 and 256 pixels per side.
+        threads: Number of threads.
+        command: The command line.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    dataset = load("mnist", data_dir=data_dir)
+    model = SceneModel(attention)
+    name = f"{attention}-seed-{seed}"
+    folder = make_directory("out", out)
+    seconds = train(model, dataset.train, steps, seed, folder / f"{name}.pt")
+    result = {
+        "attention": attention,
+        "seed": seed,
+        "steps": steps,
+        "seconds_per_step": seconds,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "test": measure(model.eval(), dataset.test, SIDES[-1]),
+        **provenance(command),
+    }
+    print(f"written: {write_json(folder / f'{name}.json', result)}")
+
+
+class SceneModel(nn.Module):
+    """Network that labels each pixel, with convolutions and then attention between all pixels.
+
+    The convolutions see 21 × 21 pixels, so that they recognize a digit but not the other one.
+
+    Args:
+        attention: Attention of the transformer blocks. Without attention, there are no blocks.
+    """
+
+    def __init__(self, attention: AttentionName) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, DIM, 5, padding=2),
+            nn.GELU(),
+            nn.Conv2d(DIM, DIM, 5, padding=4, dilation=2),
+            nn.GELU(),
+            nn.Conv2d(DIM, DIM, 5, padding=4, dilation=2),
+        )
+        kernel = "softmax" if attention == "softmax" else "squared_relu"
+        self.blocks = nn.ModuleList(
+            TransformerBlock(DIM, HEADS, kernel=kernel, relative="rotary", num_axes=2)
+            for _ in range(0 if attention == "none" else DEPTH)
+        )
+        self.norm = nn.LayerNorm(DIM)
+        self.head = nn.Linear(DIM, 2 * NUM_CLASSES)
+
+    def forward(
+        self, scenes: Float[Tensor, "batch 1 height width"]
+    ) -> Float[Tensor, "batch classes 2 height width"]:
+        """Return the logits of the class of the digit at each pixel, and of the other digit."""
+        cells = self.stem(scenes)
+        grid = Grid(cells.shape[2:])
+        tokens = grid.flatten(cells)
+        for block in self.blocks:
+            tokens = block(tokens, grid)
+        logits = grid.unflatten(self.head(self.norm(tokens)))
+        return logits.float().unflatten(1, (NUM_CLASSES, 2))
+
+
+def draw_scenes(
+    digits: Split, num_scenes: int, side: int, generator: Generator
+) -> tuple[Float[Tensor, "batch 1 side side"], Int[Tensor, "batch 2 side side"]]:
+    """Draw scenes of two digits that do not overlap, and the two labels of each pixel.
+
+    The digits are reduced to half of their side. Pixels outside of a digit have no label.
+
+    Args:
+        digits: Images of digits and their classes.
+        num_scenes: Number of scenes.
+        side: Side of a scene in pixels.
+        generator: Generator of the digits and their positions.
+    """
+    scenes = torch.zeros(num_scenes, 1, side, side)
+    labels = torch.full((num_scenes, 2, side, side), IGNORED)
+    for scene, label in zip(scenes, labels, strict=True):
+        images, classes = digits[torch.randint(len(digits), (2,), generator=generator)]
+        images = avg_pool2d(images, 2)
+        size = images.shape[-1]
+        corners = torch.zeros(2, 2, dtype=torch.long)
+        while (corners[0] - corners[1]).abs().max() < size:
+            corners = torch.randint(side - size + 1, (2, 2), generator=generator)
+        for image, corner, both in zip(images, corners, (classes, classes.flip(0)), strict=True):
+            top, left = corner.tolist()
+            rows, columns = slice(top, top + size), slice(left, left + size)
+            scene[:, rows, columns] = image
+            label[:, rows, columns][:, image[0] > INK] = both[:, None]
+    return scenes, labels
+
+
+def train(
+    model: nn.Module, digits: Split, steps: Sequence[int], seed: int, checkpoint: Path
+) -> dict[int, float]:
+    """Train a model on scenes whose sides grow, and return the median time of a step by side.
+
+    The learning rate rises during the first steps. It falls linearly during the last part.
+
+    Args:
+        model: Model from scenes to the logits of both labels.
+        digits: Training images.
+        steps: Number of steps with each of `SIDES`.
+        seed: Seed of the scenes.
+        checkpoint: File of the state of the training.
+    """
+    parts = [part for part, num_steps in enumerate(steps) for _ in range(num_steps)]
+    starts: dict[int, list[float]] = defaultdict(list)
+
+    def make_batch(step: int) -> tuple[Tensor, Tensor]:
+        part = parts[step]
+        starts[SIDES[part]].append(time.perf_counter())
+        generator = Generator().manual_seed(seed * 1_000_003 + step)
+        return draw_scenes(digits, BATCH_SIZES[part], SIDES[part], generator)
+
+    def rate_factor(step: int) -> float:
+        return min(1, (step + 1) / WARM_UP_STEPS, (len(parts) - step) / steps[-1])
+
+    train_steps(
+        model.train(),
+        [torch.optim.AdamW(model.parameters(), lr=RATE)],
+        make_batch,
+        num_steps=len(parts),
+        rate_factor=rate_factor,
+        gradient_clip=1.0,
+        is_bfloat16=True,
+        checkpoint=checkpoint,
+        save_every=100,
+        after_save=lambda step: print(f"step {step} of {len(parts)}", flush=True),
+    )
+    seconds = {}
+    for side, times in starts.items():
+        differences = torch.tensor(times, dtype=torch.float64).diff().tolist()
+        if differences:
+            seconds[side] = round(statistics.median(differences), 3)
+    return seconds
+
+
+@torch.inference_mode()
+def measure(model: nn.Module, digits: Split, side: int) -> dict[str, Any]:
+    """Return the shares of digit pixels with correct labels, with half of their 95 % intervals.
+
+    The shares are means over scenes.
+    """
+    generator = Generator().manual_seed(0)
+    shares = []
+    for _ in range(NUM_TEST_SCENES):
+        scenes, labels = draw_scenes(digits, 1, side, generator)
+        is_correct = (model(scenes).argmax(dim=1) == labels).flatten(2).sum(dim=2)
+        shares.append(is_correct[0] / (labels >= 0).flatten(2).sum(dim=2)[0])
+    result: dict[str, Any] = {"scenes": NUM_TEST_SCENES}
+    for name, values in zip(("own_class", "other_class"), torch.stack(shares).T, strict=True):
+        series = pd.Series(values.tolist())
+        result |= {name: series.mean(), f"{name}_half_width": half_width(series)}
+    return result
