@@ -107,7 +107,7 @@ def reproduce(
 def sample_efficiency(
     *, out: Path = SAMPLE_EFFICIENCY, grid: Grid = NO_OPTIONS, command: CommandLine = ""
 ) -> None:
-    """Train models on 100 to all training images, and write tables of their accuracy.
+    """Train models on 100 to all training images, and write tables and a figure of their accuracy.
 
     The same command resumes an interrupted study. Every model is trained on one thread.
 

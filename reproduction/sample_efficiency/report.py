@@ -1,14 +1,17 @@
-"""Tables of the accuracy of models by number of training images."""
+"""Tables and a figure of the accuracy of models by number of training images."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from reproduction.study.cells import read_cells
-from reproduction.study.report import format_mean, format_number, write_page
+from reproduction.study.report import format_mean, format_number, margin_of_error, write_page
 from reproduction.study.study import Study
+from teka.files import write_bytes
+from teka.reporting.plots import line_color, to_png
 
 LEVELS = ["data", "training", "model"]
 REFERENCE = ("as published", "rotary (default)")
@@ -18,6 +21,15 @@ QUANTITIES = {
     "moved_accuracy": "Test images at random positions: accuracy (%)",
     "consistency": "Same prediction for both (%)",
 }
+# Lines of the figure: training, model and label.
+LINES = (
+    (*REFERENCE, "rotary (default)"),
+    ("as published", "absolute", "absolute positions"),
+    ("random shifts", "absolute", "absolute positions + shifts"),
+    ("as published", "ResNet-18", "ResNet-18"),
+    ("random shifts", "ResNet-18", "ResNet-18 + shifts"),
+)
+LABEL_DISTANCE = 4  # between the labels of two lines, in percent
 NOTES = """The tables give means over seeds ± half of the 95 % interval (Student's t).
 
 The last table counts the training images that a model needs to be as accurate as the default model
@@ -73,7 +85,7 @@ def _format_geometric_mean(counts: pd.Series) -> str:
 
 
 def write_report(study: Study, folder: Path) -> str:
-    """Write tables of the trained models to `summary.md`, and return the text."""
+    """Write `summary.md` and `accuracy.png` about the trained models, and return the text."""
     cells = read_cells(study, folder).reset_index()
     tables = {}
     for quantity, heading in QUANTITIES.items():
@@ -85,5 +97,36 @@ def write_report(study: Study, folder: Path) -> str:
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)
+    write_bytes(folder / "accuracy.png", to_png(draw_accuracies(cells)))
     seconds = f"CPU seconds of a training, median: {format_number(cells.process_seconds.median())}."
     return write_page(folder / "summary.md", study, cells, tables, f"{NOTES}\n\n{seconds}")
+
+
+def draw_accuracies(cells: pd.DataFrame) -> Figure:
+    """Draw the accuracy on moved test images by number of training images, for each data set."""
+    panels = cells.data.unique()
+    figure = Figure((1 + 4.5 * len(panels), 4), dpi=130, layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, data in zip(axes, panels, strict=True):
+        ends = []
+        for index, (training, model, label) in enumerate(LINES):
+            is_shown = (cells.data == data) & (cells.training == training) & (cells.model == model)
+            groups = cells[is_shown].groupby("num_images").moved_accuracy
+            if not is_shown.any():
+                continue
+            mean, half = 100 * groups.mean(), 100 * margin_of_error(groups)
+            color = line_color(index)
+            axis.errorbar(mean.index, mean, half.fillna(0), color=color, marker="o", markersize=3)
+            ends.append((mean.iloc[-1], mean.index[-1], label, color))
+        height = -np.inf
+        # Labels of lines that end close together are moved up, so that they do not overlap.
+        for accuracy, num_images, label, color in sorted(ends):
+            height = max(accuracy, height + LABEL_DISTANCE)
+            position = (1.1 * num_images, height)
+            text = axis.annotate(label, position, color=color, fontsize=8, va="center")
+            text.set_in_layout(False)
+        axis.set(title=data, xscale="log", xlabel="training images", xlim=(80, 900_000))
+        axis.grid(axis="y", color="#dfe3e8")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("accuracy on moved test images (%)")
+    return figure

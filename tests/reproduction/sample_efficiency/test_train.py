@@ -113,11 +113,12 @@ def test_images_needed_interpolates_on_a_logarithmic_scale():
     assert interpolate_images_needed(accuracy, 0.71) == float("inf")
 
 
-def test_the_report_has_tables(folder):
+def test_the_report_has_tables_and_a_figure(folder):
     text = write_report(STUDY, folder)
     assert "| trained models | 6 of 6 |" in text
     assert "| digits | as published | absolute |" in text
     assert (folder / "summary.md").is_file()
+    assert (folder / "accuracy.png").is_file()
 
 
 def test_the_command_writes_the_report(folder, tmp_path, monkeypatch, capsys):
