@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from reproduction.study.report import half_width
+from reproduction.study.report import margin_of_error
 from reproduction.training import train_steps
 from teka.cli.app import CommandLine
 from teka.data import Split, load
@@ -37,7 +37,6 @@ DIM, HEADS, DEPTH = 32, 2, 2
 RATE, WARM_UP_STEPS = 3e-3, 100
 INK = 0.25
 IGNORED = -100
-NUM_TEST_SCENES = 200
 
 
 def long_inputs(
@@ -47,6 +46,7 @@ def long_inputs(
     out: Path = Path("runs/long_inputs"),
     data_dir: str | None = None,
     steps: tuple[int, int, int] = STEPS,
+    test_scenes: int = 200,
     threads: int = 1,
     command: CommandLine = "",
 ) -> None:
@@ -61,6 +61,7 @@ def long_inputs(
         out: Folder of the results of all seeds.
         data_dir: Folder with the files of MNIST.
         steps: Number of steps with scenes of 48, 128 and 256 pixels per side.
+        test_scenes: Number of test scenes of 256 × 256 pixels.
         threads: Number of threads.
         command: The command line.
     """
@@ -77,7 +78,7 @@ def long_inputs(
         "steps": steps,
         "seconds_per_step": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "test": measure(model.eval(), dataset.test, SIDES[-1]),
+        "test": measure_accuracies(model.eval(), dataset.test, test_scenes),
         **provenance(command),
     }
     print(f"written: {write_json(folder / f'{name}.json', result)}")
@@ -199,19 +200,19 @@ def train(
 
 
 @torch.inference_mode()
-def measure(model: nn.Module, digits: Split, side: int) -> dict[str, Any]:
-    """Return the shares of digit pixels with correct labels, with half of their 95 % intervals.
+def measure_accuracies(model: nn.Module, digits: Split, num_scenes: int) -> dict[str, Any]:
+    """Return the shares of digit pixels with correct labels, with their 95 % margins of error.
 
     The shares are means over scenes.
     """
     generator = Generator().manual_seed(0)
     shares = []
-    for _ in range(NUM_TEST_SCENES):
-        scenes, labels = draw_scenes(digits, 1, side, generator)
+    for _ in range(num_scenes):
+        scenes, labels = draw_scenes(digits, 1, SIDES[-1], generator)
         is_correct = (model(scenes).argmax(dim=1) == labels).flatten(2).sum(dim=2)
         shares.append(is_correct[0] / (labels >= 0).flatten(2).sum(dim=2)[0])
-    result: dict[str, Any] = {"scenes": NUM_TEST_SCENES}
+    result: dict[str, Any] = {"scenes": num_scenes}
     for name, values in zip(("own_class", "other_class"), torch.stack(shares).T, strict=True):
         series = pd.Series(values.tolist())
-        result |= {name: series.mean(), f"{name}_half_width": half_width(series)}
+        result |= {name: series.mean(), f"{name}_margin": margin_of_error(series)}
     return result

@@ -48,8 +48,8 @@ def test_the_command_trains_and_measures(digits, tmp_path, monkeypatch):
     dataset = Dataset("digits", digits, digits, digits, num_classes=10)
     monkeypatch.setattr(long_inputs, "load", lambda *_, **__: dataset)
     monkeypatch.setattr(long_inputs, "SIDES", (30, 32, 34))
-    monkeypatch.setattr(long_inputs, "NUM_TEST_SCENES", 3)
     words = ["long-inputs", "--seed", "10", "--out", str(tmp_path), "--steps", "2", "2", "2"]
+    words += ["--test-scenes", "3"]
     assert main(words) == 0
     result = read_json(tmp_path / "linear-seed-10.json")
     assert result["seconds_per_step"].keys() == {"30", "32", "34"}
