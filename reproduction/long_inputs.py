@@ -20,6 +20,7 @@ from torch.nn.functional import avg_pool2d
 
 from reproduction.study.report import margin_of_error
 from reproduction.training import train_steps
+from teka.checks import check_sizes
 from teka.cli.app import CommandLine
 from teka.data import Split, load
 from teka.files import make_directory, write_json
@@ -65,6 +66,9 @@ def long_inputs(
         threads: Number of threads.
         command: The command line.
     """
+    for num_steps in steps:
+        check_sizes({"steps": num_steps})
+    check_sizes({"test_scenes": test_scenes, "threads": threads})
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     dataset = load("mnist", data_dir=data_dir)

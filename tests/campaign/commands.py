@@ -43,6 +43,7 @@ BASES = {
     "sample-efficiency": ["sample-efficiency", "--summary", "--out", "new"],
     "cifar10": ["cifar10", "--epochs", "1", "--eager", "--out", "new"],
     "all-shifts": ["all-shifts", "model", "--data", "digits", "--images", "1", "--out", "new"],
+    "long-inputs": ["long-inputs", "--seed", "0", "--steps", "1", "1", "1", "--out", "new"],
     "download": ["download", "digits"],
     "demo": ["demo", "--seeds", "0", "0", "--epochs", "0"],
 }
@@ -71,6 +72,7 @@ OPTIONS = {
     "sample-efficiency": "out only data_dir threads summary",
     "cifar10": "seed out data_dir epochs threads without_attention eager",
     "all-shifts": "data out data_dir images threads",
+    "long-inputs": "seed attention out data_dir steps test_scenes threads",
     "download": "data_dir timeout attempts wait",
     "demo": "out seeds epochs",
 }

@@ -57,7 +57,10 @@ def test_the_command_trains_and_measures(digits, tmp_path, monkeypatch):
     assert result["test"]["scenes"] == 3
 
 
-def test_an_unknown_attention_is_refused(tmp_path, capsys):
-    words = ["long-inputs", "--seed", "0", "--attention", "sparse", "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    ("option", "value"), [("--attention", "sparse"), ("--test-scenes", "0"), ("--threads", "-3")]
+)
+def test_wrong_options_are_refused(tmp_path, capsys, option, value):
+    words = ["long-inputs", "--seed", "0", option, value, "--out", str(tmp_path)]
     assert main(words) == 2
-    assert "sparse" in capsys.readouterr().err
+    assert value in capsys.readouterr().err
