@@ -17,6 +17,7 @@ from teka.models import read_config
 from teka.provenance import provenance
 
 BATCH_SIZE = 250
+COUNTS = ("images", "unchanged_images", "changed_predictions", "seconds")
 
 
 def all_shifts(
@@ -48,15 +49,10 @@ def all_shifts(
     network = load_model(model)
     test = load(data, data_dir=data_dir, image_size=read_config(model).image_size).test.images
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:images]
-    result: dict[str, Any] = {
-        "images": 0,
-        "unchanged_images": 0,
-        "changed_predictions": 0,
-        "seconds": 0.0,
-    }
+    result: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     if out.is_file():
         saved: Any = read_json(out)
-        result = {name: saved[name] for name in result}
+        result = {name: saved[name] for name in COUNTS}
     for rows in order[result["images"] :].split(BATCH_SIZE):
         start = time.perf_counter()
         num_changes = count_changing_shifts(network, test[rows])

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from reproduction.study.measure import accuracy, compute_logits
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import wilson_interval
+from teka.checks import check_sizes
 from teka.cli.app import CommandLine
 from teka.codec import encode
 from teka.data import Dataset, Split, load
@@ -64,6 +65,8 @@ def cifar10(
         eager: Do not compile the model.
         command: The command line.
     """
+    check_sizes({"epochs": epochs, "threads": threads})
+    check_sizes({"seed": seed}, least=0, most=2**32 - 1)
     torch.set_num_threads(threads)
     dataset = load("cifar10", data_dir=data_dir)
     options: dict[str, Any] = {"attention_heads": (0, 0, 0)} if without_attention else {}

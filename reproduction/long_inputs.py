@@ -68,7 +68,10 @@ def long_inputs(
     """
     for num_steps in steps:
         check_sizes({"steps": num_steps})
-    check_sizes({"test_scenes": test_scenes, "threads": threads})
+    check_sizes({"threads": threads})
+    check_sizes({"seed": seed}, least=0, most=2**32 - 1)
+    # The margin of error needs two values.
+    check_sizes({"test_scenes": test_scenes}, least=2)
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     dataset = load("mnist", data_dir=data_dir)

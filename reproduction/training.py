@@ -112,7 +112,6 @@ def train_custom_model(model: nn.Module, dataset: Dataset, run: Run) -> None:
         accelerator="cpu",
         precision=precision,
         gradient_clip_val=recipe.gradient_clip or None,
-        use_distributed_sampler=False,
         limit_val_batches=0,
         logger=False,
         enable_checkpointing=False,

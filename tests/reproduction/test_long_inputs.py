@@ -58,7 +58,8 @@ def test_the_command_trains_and_measures(digits, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--attention", "sparse"), ("--test-scenes", "0"), ("--threads", "-3")]
+    ("option", "value"),
+    [("--attention", "sparse"), ("--test-scenes", "1"), ("--threads", "-3"), ("--seed", "-2")],
 )
 def test_wrong_options_are_refused(tmp_path, capsys, option, value):
     words = ["long-inputs", "--seed", "0", option, value, "--out", str(tmp_path)]
