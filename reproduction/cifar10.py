@@ -24,7 +24,7 @@ from teka.data.load import class_names
 from teka.files import make_directory, write_json
 from teka.models import ConvPerformer, ModelConfig, save
 from teka.models.conv_performer import ConvStage
-from teka.prediction import picture_settings
+from teka.prediction import make_picture_settings
 from teka.provenance import provenance
 
 # Choices use seeds 0 to 2 and held-out images. Only these seeds read the test images.
@@ -86,7 +86,7 @@ def cifar10(
         *dataset.sizes.values(),
         options=options,
         class_names=class_names("cifar10"),
-        pictures=encode(picture_settings("cifar10", dataset.image_size)),
+        pictures=encode(make_picture_settings("cifar10", dataset.image_size)),
         facts=make_model_facts(result),
     )
     save(model, folder / name, config, dtype="float16")

@@ -172,7 +172,7 @@ class PictureSettings:
         check_number("stroke", self.stroke, expected, low=0, high=100, exclude=(100,))
 
 
-def picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
+def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
     """Return the settings that convert pictures to images like those of a training data set.
 
     In MNIST, the ink fits a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, it
@@ -212,14 +212,14 @@ def read_images(
         else:
             gray = read_picture(picture, ground=ground)[0]
             try:
-                levels = fit_ink(gray, decoded, ground=ground).expand(in_channels, -1, -1)
+                levels = center_drawing(gray, decoded, ground=ground).expand(in_channels, -1, -1)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
         images.append(resize_bilinear(levels[None], image_size))
     return to_intensities(torch.cat(images))
 
 
-def fit_ink(
+def center_drawing(
     levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str = "auto"
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
     """Crop the drawing in a gray picture, and center it on a canvas as bright ink on black.
@@ -261,7 +261,7 @@ def fit_ink(
     start = first - corner / scale
     fine_size = (height * OVERSAMPLING, width * OVERSAMPLING)
     fine = _crop_and_scale(ink, start, scale * OVERSAMPLING, fine_size)
-    missing = settings.stroke - stroke_width(fine > 127) / OVERSAMPLING
+    missing = settings.stroke - measure_stroke_width(fine > 127) / OVERSAMPLING
     if missing > 0:
         radius = max(1, round(missing * OVERSAMPLING / 2))
         thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
@@ -272,8 +272,8 @@ def fit_ink(
     return torch.from_numpy(np.rint(brightened).astype(np.uint8))
 
 
-def stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
-    """Return the mean width of strokes in pixels, or 0 without ink.
+def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
+    """Return the mean width in pixels of the strokes of a drawing. Without ink, it is 0.
 
     The width is twice the area divided by the length of the outline. The length of the outline is
     the number of its pixel edges times π/4.
@@ -286,7 +286,7 @@ def stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
 def _subtract_background(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return the ink of a drawing: each pixel's difference from the background, or 0 for noise.
+    """Return how much each pixel of a drawing differs from the background. Noise becomes 0.
 
     The level of the background is the median of the border of the picture, and its noise is the
     median absolute deviation. If `ground` is "auto", the background is light if the mean of the

@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 
-from teka.cli.child import in_child, model_call_context, was_interrupted
+from teka.cli.child import is_child_process, model_call_context, was_interrupted
 
 
 def run(words: list[str]) -> int:
     """Do what the second word says, then return the exit code that the third word says."""
     what, code = words[1], int(words[2])
-    assert in_child()
+    assert is_child_process()
     with model_call_context(0.1)():
         DEEDS[what]()
     print("the report")

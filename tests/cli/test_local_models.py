@@ -3,7 +3,7 @@ import torch
 
 from teka import models
 from teka.audit.adapters import LOADERS, LoadOptions, load
-from teka.cli.local_models import LOCAL_LOADERS, load_model_file, load_run
+from teka.cli.local_models import LOCAL_LOADERS, load_finished_run, load_model_file
 from teka.models import ModelConfig, save
 from teka.training import Run, restore, train
 
@@ -62,7 +62,7 @@ def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(s
 
 def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
-        load_run(str(tmp_path), LoadOptions())
+        load_finished_run(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match=r"config\.json"):
         load_model_file(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match="one of") as caught:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from teka.data import Split, load
 from teka.nn import RandomFeatures
 from teka.training import Run
-from teka.training.batches import TrainBatch, batches, train_batches
+from teka.training.batches import TrainBatch, make_evaluation_loader, make_train_loader
 from teka.training.classifier import Classifier
 
 
@@ -49,26 +49,28 @@ def labels(loader: DataLoader) -> list[int]:
 
 
 def without_the_last_batch(split: Split, *, batch_size: int) -> DataLoader:
-    """A faulty version of `batches` without the last, incomplete batch."""
+    """A faulty version of `make_evaluation_loader` without the last, incomplete batch."""
     return DataLoader(
         TensorDataset(split.images, split.labels), batch_size=batch_size, drop_last=True
     )
 
 
-@pytest.mark.parametrize(("make", "is_correct"), [(batches, True), (without_the_last_batch, False)])
+@pytest.mark.parametrize(
+    ("make", "is_correct"), [(make_evaluation_loader, True), (without_the_last_batch, False)]
+)
 def test_every_test_image_is_evaluated(make: Callable[..., DataLoader], is_correct: bool):
     assert (labels(make(split(11), batch_size=4)) == list(range(11))) == is_correct
 
 
 def shuffled_without_seed(split: Split, *, batch_size: int, seed: int) -> DataLoader:
-    """A faulty version of `train_batches` that ignores the seed."""
+    """A faulty version of `make_train_loader` that ignores the seed."""
     return DataLoader(
         TensorDataset(split.images, split.labels), batch_size=batch_size, shuffle=True
     )
 
 
 @pytest.mark.parametrize(
-    ("make", "is_correct"), [(train_batches, True), (shuffled_without_seed, False)]
+    ("make", "is_correct"), [(make_train_loader, True), (shuffled_without_seed, False)]
 )
 def test_image_order_depends_only_on_the_seed(make: Callable[..., DataLoader], is_correct: bool):
     orders = []

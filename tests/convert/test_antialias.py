@@ -175,7 +175,7 @@ def test_sampled_layer_without_fixes_equals_the_original(layer):
     maps = images(channels=4)
     expected = layer.double()(maps)
     layer.__class__ = SAMPLED_CLASSES[type(layer)]
-    layer.add_sampling(set(), SharedOffsets())
+    layer.separate_padding_and_stride(set(), SharedOffsets())
     torch.testing.assert_close(layer(maps), expected, rtol=1e-12, atol=1e-12)
 
 

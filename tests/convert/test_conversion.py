@@ -18,7 +18,7 @@ from teka.convert import (
     precision_for_tolerance,
 )
 from teka.convert.conversion import BorderedAttention
-from teka.convert.convolutions import window_reach
+from teka.convert.convolutions import window_radius
 from teka.nn import Attention, LearnedRelativeKernel
 from teka.nn.relative import RelativeModule, inverse_softplus
 from tests.convert.convolutions import SHAPES, draw_convolution, draw_images, largest_difference
@@ -450,7 +450,7 @@ def test_a_convolution_survives_a_round_trip(
     )
     assert type(back) is type(convolution)
     steps = [slice(None, None, step) for step in convolution.dilation]
-    assert back.padding == window_reach(convolution)
+    assert back.padding == window_radius(convolution)
     assert torch.equal(back.weight[(..., *steps)], convolution.weight)
     assert back.weight.count_nonzero() == convolution.weight.count_nonzero()
     assert back.bias is not None

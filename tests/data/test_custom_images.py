@@ -14,7 +14,7 @@ from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
 from teka.data.custom_images import find_pictures, make_raw_dataset, read_npz, read_picture_set
-from teka.data.dataset import RawDataset, hold_out_test
+from teka.data.dataset import RawDataset, draw_train_and_test_indices
 from teka.data.load import class_names
 from teka.data.pictures import PictureFiles
 from teka.prediction import read_images
@@ -43,7 +43,9 @@ def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
 def splits_of(raw: RawDataset) -> tuple[Any, Any, int]:
     splits = [raw.train, raw.test]
     if raw.test is None:
-        splits = [raw.train.take(indices) for indices in hold_out_test(len(raw.train))]
+        splits = [
+            raw.train.take(indices) for indices in draw_train_and_test_indices(len(raw.train))
+        ]
     if isinstance(raw.train.images, PictureFiles):
         splits = [split.to_intensities() for split in splits]
     return splits[0], splits[1], raw.num_classes
@@ -62,7 +64,9 @@ def test_axes_are_permuted_to_nchw():
                 train, test, num_classes = read(*given, axes=axes if declared else None)
                 expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
                 assert num_classes == 4
-                for part, indices in zip((train, test), hold_out_test(23), strict=True):
+                for part, indices in zip(
+                    (train, test), draw_train_and_test_indices(23), strict=True
+                ):
                     assert part.images.dtype == torch.uint8
                     assert torch.equal(part.images, expected[indices])
                     assert torch.equal(part.labels, torch.from_numpy(LABELS)[indices])
@@ -80,7 +84,7 @@ def test_floating_point_arrays_are_intensities():
     for dtype in ["float16", "float32", "float64", ">f4"]:
         images = (BYTES / 255).astype(dtype)
         train, test, _ = read(images)
-        for part, indices in zip((train, test), hold_out_test(23), strict=True):
+        for part, indices in zip((train, test), draw_train_and_test_indices(23), strict=True):
             assert part.images.dtype == torch.float32
             assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
 
@@ -105,7 +109,9 @@ def test_labels_may_have_any_integer_dtype():
     for dtype in ["int8", "uint16", "int32", ">i8", "uint64"]:
         train, _, _ = read(labels=LABELS.astype(dtype))
         assert train.labels.dtype == torch.int64
-        assert torch.equal(train.labels, torch.from_numpy(LABELS)[hold_out_test(23)[0]])
+        assert torch.equal(
+            train.labels, torch.from_numpy(LABELS)[draw_train_and_test_indices(23)[0]]
+        )
 
 
 def test_arrays_are_copied():
@@ -426,7 +432,7 @@ def test_without_splits_every_picture_is_in_one_split_with_its_class(tmp_path: P
     labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 6)
     train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
-    for part, indices in zip((train, test), hold_out_test(13), strict=True):
+    for part, indices in zip((train, test), draw_train_and_test_indices(13), strict=True):
         assert torch.equal(part.images, images[indices])
         assert torch.equal(part.labels, labels[indices])
 
@@ -684,7 +690,7 @@ def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
     ))  # fmt: skip
     for csv_file in (path, beside):
         dataset = load(str(csv_file))
-        train, test = hold_out_test(10)
+        train, test = draw_train_and_test_indices(10)
         assert torch.equal(dataset.test.images, images[test] / 255)
         assert dataset.test.labels.tolist() == (test % 2).tolist()
         assert len(dataset.train) + len(dataset.validation) == len(train)

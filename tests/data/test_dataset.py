@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from teka.data import Dataset, Split
-from teka.data.dataset import hold_out_test
+from teka.data.dataset import draw_train_and_test_indices
 
 LEVELS = Split(
     torch.arange(0, 250, 50, dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 3),
@@ -115,7 +115,7 @@ def test_intensities_are_levels_over_255_in_new_memory():
 
 def test_the_last_fifth_of_a_fixed_order_is_held_out():
     for num_images in [5, 9, 23]:
-        train, test = hold_out_test(num_images)
+        train, test = draw_train_and_test_indices(num_images)
         assert len(test) == num_images // 5
         assert [*train.tolist(), *test.tolist()] == np.random.default_rng(0).permutation(
             num_images
@@ -124,4 +124,4 @@ def test_the_last_fifth_of_a_fixed_order_is_held_out():
 
 def test_too_few_images_are_an_error():
     with pytest.raises(ValueError, match=r"the number of images must be at least 5, got 4"):
-        hold_out_test(4)
+        draw_train_and_test_indices(4)

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 
 import teka
 from teka.data import resize_bilinear
-from teka.data.pictures import PictureFiles, read_header, read_picture
+from teka.data.pictures import PictureFiles, read_picture, read_picture_header
 
 GRAY = np.random.default_rng(0).integers(0, 256, (23, 31), dtype=np.uint8)
 COLOR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
@@ -88,7 +88,7 @@ def test_other_formats_are_an_error_for_every_file_name(
         b"SIMPLE  =                    T" + b" " * 50,
     ):
         path.write_bytes(content)
-        for read in (read_picture, read_header):
+        for read in (read_picture, read_picture_header):
             with pytest.raises(
                 ValueError,
                 match=r"photo\.png must be a readable picture .* The formats are PNG, JPEG, GIF",

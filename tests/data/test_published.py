@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 from teka.data.published import (
     PUBLISHED_DATASETS,
     PublishedFile,
-    fetch_file,
-    find_file,
+    download_file,
+    find_published_file,
     read_digits,
     read_unpacked,
 )
@@ -181,7 +181,7 @@ def test_damaged_gzip_data_is_an_error_with_the_path(tmp_path: Path):
 
 def get(server, folder: Path) -> bytes:
     path = folder / "values"
-    fetch_file(f"{server.address}values.gz", path, SHA256, len(CONTENT))
+    download_file(f"{server.address}values.gz", path, SHA256, len(CONTENT))
     return path.read_bytes()
 
 
@@ -295,11 +295,11 @@ def test_the_table_describes_whole_files():
 
 def test_a_file_is_found_unpacked_or_packed(tmp_path: Path):
     file = PublishedFile("values", 3)
-    assert find_file(tmp_path, file) is None
+    assert find_published_file(tmp_path, file) is None
     (tmp_path / "values.gz").touch()
-    assert find_file(tmp_path, file) == tmp_path / "values.gz"
+    assert find_published_file(tmp_path, file) == tmp_path / "values.gz"
     (tmp_path / "values").touch()
-    assert find_file(tmp_path, file) == tmp_path / "values"
+    assert find_published_file(tmp_path, file) == tmp_path / "values"
 
 
 def test_the_splits_of_digits_have_every_digit_once_with_its_label():

@@ -8,7 +8,13 @@ import torch
 from PIL import Image
 
 from teka.codec import decode, encode
-from teka.prediction import PictureSettings, fit_ink, picture_settings, read_images, stroke_width
+from teka.prediction import (
+    PictureSettings,
+    center_drawing,
+    make_picture_settings,
+    measure_stroke_width,
+    read_images,
+)
 
 SETTINGS = PictureSettings("ink", (28, 28), (20, 20))
 
@@ -26,7 +32,7 @@ def draw_seven(height: int = 20, width: int = 12) -> np.ndarray:
 def fit(
     levels: np.ndarray, settings: PictureSettings = SETTINGS, ground: str = "auto"
 ) -> torch.Tensor:
-    return fit_ink(torch.from_numpy(levels), settings, ground=ground).double()
+    return center_drawing(torch.from_numpy(levels), settings, ground=ground).double()
 
 
 def center_of(canvas: torch.Tensor) -> list[float]:
@@ -96,7 +102,7 @@ def test_only_thin_strokes_are_thickened():
     thin[20:180, 98:102] = 255  # half a pixel of the canvas
     settings = PictureSettings("ink", (28, 28), (20, 20), 1.6)
     assert int((fit(thin) > 127).any(0).sum()) == 1
-    assert stroke_width(fit(thin, settings).numpy() > 127) > 1.3
+    assert measure_stroke_width(fit(thin, settings).numpy() > 127) > 1.3
     thick = np.pad(draw_seven(), 9)
     assert torch.equal(fit(thick, settings), fit(thick))
 
@@ -107,9 +113,9 @@ def test_stroke_width_measures_drawn_strokes():
     across = np.zeros((200, 200), dtype=bool)
     position = np.arange(200)
     across[20:180] = np.abs(position - position[20:180, None]) / 2**0.5 <= 3
-    assert stroke_width(upright) == pytest.approx(4, rel=0.3)
-    assert stroke_width(across) == pytest.approx(6, rel=0.3)
-    assert stroke_width(np.zeros((5, 5), dtype=bool)) == 0
+    assert measure_stroke_width(upright) == pytest.approx(4, rel=0.3)
+    assert measure_stroke_width(across) == pytest.approx(6, rel=0.3)
+    assert measure_stroke_width(np.zeros((5, 5), dtype=bool)) == 0
 
 
 def test_a_picture_without_ink_is_an_error():
@@ -122,7 +128,7 @@ def test_a_picture_without_ink_is_an_error():
 
 def test_settings_of_data_sets_survive_json():
     for data in ("digits", "mnist", "fashion-mnist", "cifar10", "pictures"):
-        settings = picture_settings(data, (16, 20))
+        settings = make_picture_settings(data, (16, 20))
         assert decode(PictureSettings, json.loads(json.dumps(encode(settings)))) == settings
         assert settings.fit == ("whole" if data in ("cifar10", "pictures") else "ink"), data
 

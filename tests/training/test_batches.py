@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from teka.data import Split, load
-from teka.training.batches import MicroBatchSampler, batches, train_batches
+from teka.training.batches import MicroBatchSampler, make_evaluation_loader, make_train_loader
 
 
 def split(num_images):
@@ -17,17 +17,17 @@ def labels(loader):
 
 
 def test_every_image_comes_once_an_epoch_the_last_batch_too():
-    loader = train_batches(split(37), batch_size=8, seed=0)
+    loader = make_train_loader(split(37), batch_size=8, seed=0)
     assert sorted(labels(loader)) == list(range(37))
     assert len(loader) == 5
 
 
 def test_the_order_is_decided_by_seed_and_epoch_alone():
     torch.manual_seed(0)
-    order = labels(train_batches(split(37), batch_size=8, seed=3))
+    order = labels(make_train_loader(split(37), batch_size=8, seed=3))
     torch.manual_seed(1)
-    assert labels(train_batches(split(37), batch_size=8, seed=3)) == order
-    assert labels(train_batches(split(37), batch_size=8, seed=4)) != order
+    assert labels(make_train_loader(split(37), batch_size=8, seed=3)) == order
+    assert labels(make_train_loader(split(37), batch_size=8, seed=4)) != order
     sampler = MicroBatchSampler(num_images=37, batch_size=8, seed=3)
     assert [index for micro_batch in sampler for index in micro_batch.indices] == order
     sampler.set_epoch(1)
@@ -59,12 +59,16 @@ def test_micro_batches_divide_each_step_and_their_weighted_mean_is_that_of_the_s
 
 
 def test_processes_share_the_images_of_an_evaluation():
-    assert labels(batches(split(11), batch_size=4, rank=0, world_size=2)) == list(range(0, 11, 2))
-    assert labels(batches(split(11), batch_size=4, rank=1, world_size=2)) == list(range(1, 11, 2))
+    assert labels(make_evaluation_loader(split(11), batch_size=4, rank=0, world_size=2)) == list(
+        range(0, 11, 2)
+    )
+    assert labels(make_evaluation_loader(split(11), batch_size=4, rank=1, world_size=2)) == list(
+        range(1, 11, 2)
+    )
 
 
 def test_evaluation_takes_every_image_in_order():
-    assert labels(batches(split(11), batch_size=4)) == list(range(11))
+    assert labels(make_evaluation_loader(split(11), batch_size=4)) == list(range(11))
 
 
 def test_streamed_pictures_make_the_batches_of_images_in_memory(tmp_path):
@@ -75,7 +79,10 @@ def test_streamed_pictures_make_the_batches_of_images_in_memory(tmp_path):
     memory = load(str(tmp_path), validation_size=2).train
     streamed = load(str(tmp_path), validation_size=2, stream=True).train
     loaders = [
-        [train_batches(split, batch_size=3, seed=0), batches(split, batch_size=4)]
+        [
+            make_train_loader(split, batch_size=3, seed=0),
+            make_evaluation_loader(split, batch_size=4),
+        ]
         for split in (memory, streamed)
     ]
     assert all(loader.num_workers > 0 for loader in loaders[1])

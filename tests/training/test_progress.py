@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from teka.training import Execution, train
-from teka.training.progress import format_time
+from teka.training.progress import format_duration
 from tests.training.interrupt import InterruptAt
 
 
@@ -75,4 +75,4 @@ def test_a_training_without_validation_images_reports_the_training_only(tiny, tm
 
 def test_times_are_written_in_words():
     times = {0.4: "0 s", 59.6: "1 min 00 s", 200.0: "3 min 20 s", 7500.0: "2 h 05 min"}
-    assert {seconds: format_time(seconds) for seconds in times} == times
+    assert {seconds: format_duration(seconds) for seconds in times} == times

@@ -71,10 +71,10 @@ def make_app(name: str = "teka") -> App:
         help="Train, use and audit vision models whose attention depends on relative positions.",
         version=f"teka {__version__}",
         group_parameters="Options",
-        console=_Console(),
+        console=_BrokenPipeConsole(),
         help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=SIMPLE)),
         default_parameter=Parameter(
-            converter=convert_option,
+            converter=parse_option,
             consume_multiple=1,
             allow_repeating=True,
             negative=(),
@@ -88,7 +88,7 @@ def make_app(name: str = "teka") -> App:
     return app
 
 
-class _Console(Console):
+class _BrokenPipeConsole(Console):
     """Console that raises BrokenPipeError if the output is closed, for example by `head`."""
 
     def on_broken_pipe(self) -> None:
@@ -117,7 +117,7 @@ if cyclopts.__version__.startswith("4."):  # on Python 3.10
     setattr(_argument, "token_count", _count_words)  # noqa: B010, it is private
 
 
-def convert_option(kind: Any, tokens: Sequence[Token]) -> Any:
+def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
     """Convert the words of an option on the command line to the type of the option.
 
     A word is read as JSON if possible, and as a string otherwise. No number is rounded, and an

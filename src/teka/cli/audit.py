@@ -86,7 +86,7 @@ def audit(
 
     report = audit_with_progress(case, command, results, on_result=print_result)
     details = additional_findings_text(main_results[0], report)
-    write_results([report], report.to_dict(), results, details, badge=badge)
+    write_audit_results([report], report.to_dict(), results, details, badge=badge)
     return 0 if fail_under is None or print_verdict(report, metric, fail_under) else NOT_PASSED
 
 
@@ -126,7 +126,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
 
 
 def print_verdict(report: AuditReport, metric: str, least: float) -> bool:
-    """Print if an audit passed, and return the answer.
+    """Print whether an audit passed, and return True if it passed.
 
     An audit passes if it is valid and a metric is at least `least` in every mode of shifting.
     """
@@ -192,15 +192,15 @@ def audit_models(
     check_comparable(cases)
     print("\n".join(line for case in cases for line in case.description), flush=True)
     reports = [
-        audit_every_mode(case, command, results, str(index)) for index, case in enumerate(cases)
+        audit_all_modes(case, command, results, str(index)) for index, case in enumerate(cases)
     ]
     return compare_models(cases, reports)
 
 
-def audit_every_mode(
+def audit_all_modes(
     case: AuditInputs, command: str, results: ResultOptions, folder: str
 ) -> AuditReport:
-    """Audit a model as `audit_with_progress` does.
+    """Audit a model in all modes of shifting, and show the progress on standard error.
 
     Raises:
         ValueError: A mode of shifting could not be measured.
@@ -212,7 +212,7 @@ def audit_every_mode(
     return report
 
 
-def write_results(
+def write_audit_results(
     reports: Sequence[AuditReport],
     content: Mapping[str, object],
     results: ResultOptions,
@@ -270,4 +270,4 @@ def write_comparison(
     """
     reports, pairs = comparison.reports, comparison.pairs
     text = f"{audit_text(reports)}\n\n{comparison_text(pairs, reports)}"
-    write_results(reports, {**comparison.to_dict(), **content}, results, text, pairs)
+    write_audit_results(reports, {**comparison.to_dict(), **content}, results, text, pairs)

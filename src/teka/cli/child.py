@@ -34,8 +34,8 @@ _connection: Connection | None = None  # in the child, the pipe to the parent
 _was_interrupted = False
 
 
-def in_child() -> bool:
-    """Return True in the child process."""
+def is_child_process() -> bool:
+    """Return True if this process is the child that runs the code of a model."""
     return _connection is not None
 
 
@@ -60,7 +60,9 @@ def run_in_child(
     _open_closed_streams()
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_child, args=(run, words, sender), name=f"teka {words[0]}")
+    process = context.Process(
+        target=_run_inside_child, args=(run, words, sender), name=f"teka {words[0]}"
+    )
     process.start()
     sender.close()
     try:
@@ -68,7 +70,7 @@ def run_in_child(
         if isinstance(code, int):
             process.join(GRACE_SECONDS)
     except KeyboardInterrupt:
-        code = _interrupt(process, receiver)
+        code = _interrupt_child(process, receiver)
     if process.is_alive():
         process.kill()
     process.join()
@@ -76,7 +78,7 @@ def run_in_child(
         return code
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K\x1b[?25h")  # show the cursor, which a progress bar hides
-    return print_error(code or _describe_end(process.exitcode))
+    return print_error(code or _describe_exit(process.exitcode))
 
 
 def _wait_for_exit_code(
@@ -113,7 +115,7 @@ def _wait_for_exit_code(
             )
 
 
-def _interrupt(process: BaseProcess, receiver: Connection) -> int:
+def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
     """Interrupt the child process, wait until it ends, and return the exit code.
 
     Ctrl-C in a terminal interrupts both processes, but `kill` interrupts only the parent.
@@ -130,7 +132,7 @@ def _interrupt(process: BaseProcess, receiver: Connection) -> int:
     return INTERRUPTED
 
 
-def _describe_end(exit_code: int | None) -> str:
+def _describe_exit(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-exit_code).name
@@ -147,13 +149,15 @@ def _open_closed_streams() -> None:
         os.close(number)
 
 
-def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Connection) -> None:
+def _run_inside_child(
+    run: Callable[[list[str]], int], words: list[str], connection: Connection
+) -> None:
     global _connection
     _connection = connection
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_when_parent_ends, daemon=True).start()
     # A shell starts background jobs with interrupts ignored. Keep it that way.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _raise_interrupt())
+        signal.signal(signal.SIGINT, _make_interrupt_handler())
     code = run(words)
     connection.send_bytes(b"%s %d" % (_EXIT_CODE, code))
     # The result is complete. Hide the output of exit handlers of the model.
@@ -163,14 +167,14 @@ def _run_child(run: Callable[[list[str]], int], words: list[str], connection: Co
             os.dup2(null, number)
 
 
-def _end_with_parent() -> None:
+def _exit_when_parent_ends() -> None:
     parent = parent_process()
     if parent is not None:
         parent.join()
         os._exit(USAGE_ERROR)
 
 
-def _raise_interrupt() -> Callable[[int, Any], None]:
+def _make_interrupt_handler() -> Callable[[int, Any], None]:
     last = -_INTERRUPT_SECONDS
 
     def handle(_number: int, _frame: Any) -> None:

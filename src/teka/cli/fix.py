@@ -17,7 +17,7 @@ from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_every_mode, write_comparison, write_results
+from teka.cli.audit import audit_all_modes, write_audit_results, write_comparison
 from teka.cli.audit_options import AuditOptions
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, first_line, printable, printable_lines, wrong_value
@@ -68,7 +68,7 @@ def fix(
         expected = f"a module that can be copied ({first_line(error)})"
         raise wrong_value("model", model, expected) from error
     print("\n".join(case.description), flush=True)
-    before = audit_every_mode(case, command, results, "before")
+    before = audit_all_modes(case, command, results, "before")
     if before.layers is None:
         failures = (f"{failure.part}: {failure.message}" for failure in before.failures)
         raise ValueError("; ".join(failures))
@@ -79,7 +79,7 @@ def fix(
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
         content = {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)}
-        write_results([before], content, results, audit_text([before]))
+        write_audit_results([before], content, results, audit_text([before]))
         return
     name = f"{case.subject.name} (fixed)"
     facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}
@@ -90,7 +90,7 @@ def fix(
         known={**case.known, "model_facts": facts},
     )
     # The state is kept per set of fixes, because the weights do not tell the sets apart.
-    after = audit_every_mode(fixed_case, command, results, "-".join(num_layers))
+    after = audit_all_modes(fixed_case, command, results, "-".join(num_layers))
     comparison = compare_models([case, fixed_case], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict

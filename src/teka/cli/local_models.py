@@ -15,7 +15,7 @@ from teka.files import expand_user, read_json
 from teka.models.model_file import PRETRAINED
 
 
-def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
+def load_finished_run(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load the best model of a finished training run for an audit.
 
     Args:
@@ -25,7 +25,7 @@ def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
     from teka.training import restore  # needs Lightning
 
     trained = restore(expand_user(path), data_dir=load_options.data_dir)
-    return _prepare_for_audit(
+    return _make_loaded_model(
         trained.model,
         trained.name,
         "teka run",
@@ -37,10 +37,10 @@ def load_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a model for an audit: a folder that `teka export` wrote, or a packaged model by name."""
+    """Load an exported or packaged model for an audit, by its folder or name."""
     config = models.read_config(path)
     run = config.facts.get("run")
-    return _prepare_for_audit(
+    return _make_loaded_model(
         models.load(path),
         Path(path).name,
         "teka model file",
@@ -53,7 +53,7 @@ def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
     )
 
 
-def _prepare_for_audit(
+def _make_loaded_model(
     model: nn.Module,
     name: str,
     kind: str,
@@ -63,7 +63,7 @@ def _prepare_for_audit(
     in_channels: int,
     **known: Any,
 ) -> LoadedModel:
-    """Return a model with the properties that an audit needs.
+    """Wrap a teka model for an audit, together with its input size and class names.
 
     Raises:
         ValueError: The model is not for images, or the option `input_size` is another size.
@@ -92,6 +92,6 @@ LOCAL_LOADERS = (
     Loader(
         "the folder of a teka run",
         lambda spec: (expand_user(spec) / "run.json").is_file(),
-        load_run,
+        load_finished_run,
     ),
 )

@@ -63,16 +63,16 @@ def run(words: list[str], app: App | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        if child.in_child() and not child.was_interrupted():
+        if child.is_child_process() and not child.was_interrupted():
             return print_error(program, "the model's code raised KeyboardInterrupt")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_output()
+        _discard_closed_output()
         return BROKEN_PIPE
     except OSError as error:
-        _discard_output()
+        _discard_closed_output()
         file = f": {error.filename}" if error.filename else ""
         return print_error(program, f"{error.strerror}{file}" if error.strerror else error)
     except BaseException as error:
@@ -103,7 +103,7 @@ def _parse_and_call(words: list[str], app: App, command: str, program: str) -> i
 
 
 def _error_message(error: BaseException, program: str) -> str:
-    """Return what to tell the user about an error. Print the traceback of an internal error."""
+    """Return the error message for the user, and print the traceback of an internal error."""
     match error:
         case CycloptsError():
             return describe_error(error, program)
@@ -129,7 +129,7 @@ def print_error(program: str, message: object) -> int:
     return USAGE_ERROR
 
 
-def _discard_output() -> None:
+def _discard_closed_output() -> None:
     """Redirect closed output streams, because Python would otherwise fail to flush them at exit."""
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:

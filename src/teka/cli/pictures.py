@@ -69,7 +69,7 @@ def predict(
         json_output: Print JSON instead of a table.
     """
     check_sizes({"top": top})
-    pictures, model = _separate_model(pictures, model)
+    pictures, model = _separate_pictures_and_model(pictures, model)
     with ProgressDisplay() as display:
         predictions = prediction.predict(
             pictures,
@@ -96,8 +96,8 @@ def predict(
     print(Table("", head, tuple(rows), words=("class", "next")).to_text(WIDEST))
 
 
-def _separate_model(words: list[str], model: str) -> tuple[list[str], str]:
-    """Return the pictures and the model. The first word names the model if it is no picture."""
+def _separate_pictures_and_model(words: list[str], model: str) -> tuple[list[str], str]:
+    """Split words into picture files and a model, which may be the first word."""
     first = words[0]
     path = expand_user(first)
     is_picture = path.is_file() or path.suffix.lower() in SUFFIXES

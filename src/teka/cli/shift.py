@@ -13,7 +13,7 @@ from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.text import results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_models, write_results
+from teka.cli.audit import audit_models, write_audit_results
 from teka.cli.audit_options import MODE_HELP, ResultOptions
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
@@ -103,7 +103,9 @@ def _audit_runs(
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
     comparison = audit_models(cases, command, results)
     reports = comparison.reports
-    write_results(reports, comparison.to_dict(), results, results_text(reports), comparison.pairs)
+    write_audit_results(
+        reports, comparison.to_dict(), results, results_text(reports), comparison.pairs
+    )
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:

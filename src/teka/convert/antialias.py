@@ -128,7 +128,7 @@ def fix(
     for layer, layer_fixes in fixes_by_layer.items():
         if layer in modules:
             # With "circular", the low-pass filter wraps too, even if the layer itself does not pad.
-            _change_layer(modules[layer], layer_fixes | ({"circular"} & set(names)), offsets)
+            _fix_layer(modules[layer], layer_fixes | ({"circular"} & set(names)), offsets)
         elif layer in tensors:
             _average_positions(tensors[layer], layers)
         else:
@@ -155,7 +155,7 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
     vectors.copy_(vectors.mean(axes, keepdim=True).expand_as(vectors))
 
 
-def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
+def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
     """Change the padding and the stride of a layer in place, as the named fixes do."""
     # The class is changed in place, as in torch's parametrizations, so that layers that are used
     # twice and hooks stay.
@@ -164,7 +164,7 @@ def _change_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") 
         changed.padding_mode = "circular"
     elif type(module) in SAMPLED_CLASSES:
         changed.__class__ = SAMPLED_CLASSES[type(module)]
-        changed.add_sampling(fixes, offsets)
+        changed.separate_padding_and_stride(fixes, offsets)
     else:
         changed.__class__ = nn.CircularPad2d
 
@@ -187,7 +187,9 @@ class SharedOffsets:
         for grid in [grid for grid in _thread_offsets.choices if grid[0] is self]:
             del _thread_offsets.choices[grid]
 
-    def sample(self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample) -> Outputs:
+    def downsample(
+        self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample
+    ) -> Outputs:
         """Downsample the output of a layer, starting at the offset that layers of its size share.
 
         Args:
@@ -224,8 +226,8 @@ class _SampledLayer(nn.Module):
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
-    def add_sampling(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Replace the padding and stride of this layer by separate steps before and after it.
+    def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedOffsets) -> None:
+        """Pad before the layer and downsample after it, instead of within the layer.
 
         Args:
             fixes: Names of the fixes to apply.
@@ -255,7 +257,7 @@ class _SampledLayer(nn.Module):
     def forward(self, input: Images) -> Outputs:
         value = self.padding_value if self.margin_mode == "constant" else None
         outputs = super().forward(pad(input, self.margins, self.margin_mode, value))
-        return self.offsets.sample(self, outputs, self.sampling)
+        return self.offsets.downsample(self, outputs, self.sampling)
 
 
 class SampledConv2d(_SampledLayer, nn.Conv2d):

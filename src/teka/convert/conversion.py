@@ -15,9 +15,9 @@ from teka.convert.convolutions import (
     Convolution,
     check_convolution,
     factor_matrices,
+    matrices_by_offset,
     off_center_weight,
-    offset_matrices,
-    window_reach,
+    window_radius,
 )
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant
@@ -54,7 +54,7 @@ class BorderedAttention(nn.Module):
         self, attention: Attention, stride: Sequence[int], border: Sequence[int] | None
     ) -> None:
         super().__init__()
-        _check_ignores_content(attention)
+        _check_position_only(attention)
         self.attention = attention
         self.stride = tuple(stride)
         self.border = None if border is None else tuple(border)
@@ -109,7 +109,7 @@ class BorderedAttention(nn.Module):
         return f"stride={self.stride}, border={self.border}"
 
 
-def _check_ignores_content(attention: Attention) -> None:
+def _check_position_only(attention: Attention) -> None:
     """Check that the weights of an attention layer depend on positions alone."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
@@ -160,7 +160,7 @@ def attention_from_convolution(
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head}, most=full_size)
-    matrices = offset_matrices(convolution)
+    matrices = matrices_by_offset(convolution)
     tolerance = torch.finfo(weight.dtype).eps * max(num_in, num_out)
     rank = int(torch.linalg.matrix_rank(matrices, rtol=tolerance).max())
     if rank > dim_head:
@@ -179,7 +179,7 @@ def attention_from_convolution(
         context_dim=num_in,
         qkv_bias=False,
     ).to(weight)
-    reach = window_reach(convolution)
+    reach = window_radius(convolution)
     steps = [float(cells) for cells in convolution.dilation]
     first_offset = [-float(cells) for cells in reach]
     offsets = Grid(kernel_size, steps, origin=first_offset).positions()
@@ -231,7 +231,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
             depends on the offset alone.
     """
     check_instance("grid", grid, Grid)
-    _check_ignores_content(attention)
+    _check_position_only(attention)
     if attention.position_heads:
         expected = "0, for a relative kernel in every head"
         raise wrong_value("attention.position_heads", attention.position_heads, expected)

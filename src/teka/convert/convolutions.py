@@ -36,21 +36,23 @@ def check_convolution(convolution: nn.Module) -> Convolution:
         dtype = convolution.weight.dtype
         raise wrong_value("convolution.weight.dtype", dtype, "a real floating-point dtype")
     check_name("convolution.padding_mode", convolution.padding_mode, PADDING_MODES)
-    reach = window_reach(convolution)
+    reach = window_radius(convolution)
     if convolution.padding != "same" and tuple(convolution.padding) != reach:
         expected = f"'same', or {reach} for this kernel"
         raise wrong_value("convolution.padding", convolution.padding, expected)
     return convolution
 
 
-def window_reach(convolution: Convolution) -> tuple[int, ...]:
-    """Return the distance from the center of a convolution's window to its edge, for each axis."""
+def window_radius(convolution: Convolution) -> tuple[int, ...]:
+    """Return the distance in pixels from the center of the kernel to its edge, for each axis."""
     sides = zip(convolution.kernel_size, convolution.dilation, strict=True)
     return tuple(side // 2 * step for side, step in sides)
 
 
-def offset_matrices(convolution: Convolution) -> Float[Tensor, "offsets out_channels in_channels"]:
-    """Return the matrix from input to output channels at each offset of a convolution's window.
+def matrices_by_offset(
+    convolution: Convolution,
+) -> Float[Tensor, "offsets out_channels in_channels"]:
+    """Return the weights of a convolution as one matrix of channels for each kernel offset.
 
     The offsets are in row-major order. Entries between different groups are 0. The dtype is
     float64.
@@ -114,7 +116,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     if convolution.groups > 1:
         expected = "1, for the rank of a matrix of all channels"
         raise wrong_value("convolution.groups", convolution.groups, expected)
-    matrices = offset_matrices(convolution)
+    matrices = matrices_by_offset(convolution)
     values, outputs = factor_matrices(matrices, min(rank, *matrices.shape[1:]))
     nearest = outputs @ values
     result = copy.deepcopy(convolution)

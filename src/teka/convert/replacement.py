@@ -252,18 +252,18 @@ def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str |
     if kind.__module__.partition(".")[0] == "teka":
         return None
     if isinstance(module, nn.MultiheadAttention):
-        return _torch_layer(candidate)
+        return _describe_torch_layer(candidate)
     if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
-        return _timm_layer(candidate)
-    if _interface_source(kind):
-        return _transformers_layer(candidate)
+        return _describe_timm_layer(candidate)
+    if _attention_interface_source(kind):
+        return _describe_transformers_layer(candidate)
     # Otherwise the innermost module with such a class name computes attention.
     names = [type(part).__name__ for part in module.modules()]
     is_innermost = sum("Attention" in part for part in names) == 1
     return UNSUPPORTED if is_innermost and "Attention" in kind.__name__ else None
 
 
-def _torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
+def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     has_other_sizes = not layer.embed_dim == layer.kdim == layer.vdim
     if candidate.attends_to_other_tokens or (candidate.needs_positions and has_other_sizes):
@@ -282,12 +282,12 @@ def _torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
         # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
         layer._qkv_same_embed_dim = False
         if candidate.needs_positions:
-            heads.register_forward_pre_hook(_check_self_attention)
+            heads.register_forward_pre_hook(_refuse_cross_attention)
 
     return _ReplaceableLayer(layer.num_heads, layer.head_dim, install)
 
 
-def _check_self_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Refuse cross-attention, because the positions of its keys are unknown. This is a hook."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
@@ -296,7 +296,7 @@ def _check_self_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
         raise wrong_value("the number of keys", num_keys, expected, hint)
 
 
-def _timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
+def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     placement: dict[str, Any] = {}
     if candidate.needs_grid:
@@ -328,7 +328,7 @@ def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
 
 
 @cache
-def _interface_source(kind: type[nn.Module]) -> str:
+def _attention_interface_source(kind: type[nn.Module]) -> str:
     """Return the source code of `forward` if it uses transformers' attention interface, or ""."""
     if not kind.__module__.startswith("transformers.models."):
         return ""
@@ -336,12 +336,12 @@ def _interface_source(kind: type[nn.Module]) -> str:
     return source if "attention_interface" in source else ""
 
 
-def _transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
+def _describe_transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     from teka.integrations.transformers.attention import (
         REPLACED,
         REPLACED_HEADS,
         UNSUPPORTED_ARGUMENTS,
-        patch_grid,
+        find_patch_grid,
         refuse_to_save,
     )
 
@@ -352,7 +352,7 @@ def _transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | s
         return FIXED
     # All layers of a model share the implementation of attention.
     shared = layer if model is None else model
-    sources = "".join({_interface_source(type(part)) for part in shared.modules()})
+    sources = "".join({_attention_interface_source(type(part)) for part in shared.modules()})
     has_bias = any(bias in path for path, _ in shared.named_parameters() for bias in BIAS_NAMES)
     if has_bias or any(f" {argument}=" in sources for argument in UNSUPPORTED_ARGUMENTS):
         return BIASED
@@ -370,7 +370,7 @@ def _transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | s
     is_masked = getattr(config, "model_type", "") == "vit_mae"
     if candidate.needs_positions and (is_masked or "VideoMAEForPreTraining" in parent_classes):
         return SUBSET
-    patches = patch_grid(config)
+    patches = find_patch_grid(config)
     if candidate.needs_grid and not _has_known_positions(candidate, patches):
         return UNPLACED
     num_heads = _first_integer((layer, config), NUM_HEADS_NAMES)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka.checks import check_dense, check_image_size, check_name
 from teka.data.dataset import SPLITS, ImageSize, RawDataset, Split
-from teka.data.pictures import GRAY_MODES, PictureFiles, read_header, read_picture
+from teka.data.pictures import GRAY_MODES, PictureFiles, read_picture, read_picture_header
 from teka.errors import first_line, wrong_argument, wrong_shape, wrong_value
 from teka.files import check_unpacked_size
 
@@ -108,7 +108,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
     If no sub-folder is for training, or none is for validation or test, the folder itself is
     returned for "train". If there is no test folder, the validation folder is used for test.
     """
-    names = [path.name for path in _list_visible(folder) if path.is_dir()]
+    names = [path.name for path in _list_visible_paths(folder) if path.is_dir()]
     splits = {SPLIT_FOLDERS.get(name.lower(), name): folder / name for name in names}
     if "train" not in splits or splits.keys().isdisjoint(("validation", "test")):
         return {"train": folder}
@@ -123,8 +123,8 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
     """Return the files in the sub-folders of a folder, with the name of the sub-folder as label."""
     pictures = []
-    for subfolder in filter(Path.is_dir, _list_visible(folder)):
-        files = _list_visible(subfolder)
+    for subfolder in filter(Path.is_dir, _list_visible_paths(folder)):
+        files = _list_visible_paths(subfolder)
         nested = [file.name for file in files if file.is_dir()]
         if nested or not files:
             expected = "one picture or more, and no folders"
@@ -133,7 +133,7 @@ def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
     return pictures
 
 
-def _list_visible(folder: Path) -> list[Path]:
+def _list_visible_paths(folder: Path) -> list[Path]:
     """Return the files and folders in a folder, except hidden ones, sorted by name."""
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return sorted(paths, key=lambda path: path.name)
@@ -145,10 +145,10 @@ def sort_classes(names: Sequence[str]) -> list[str]:
     >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
     (['0', '2', '10'], ['class_10', 'class_2'])
     """
-    return sorted(names, key=int if class_numbers(names) else None)
+    return sorted(names, key=int if class_names_as_integers(names) else None)
 
 
-def class_numbers(names: Sequence[str]) -> list[int] | None:
+def class_names_as_integers(names: Sequence[str]) -> list[int] | None:
     """Return the names of classes as integers, or None if they are not distinct integers."""
     try:
         numbers = [int(name) for name in names]
@@ -165,7 +165,7 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     """
     pictures, classes = find_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
-    in_channels = 1 if all(read_header(file)[0] in GRAY_MODES for file in files) else 3
+    in_channels = 1 if all(read_picture_header(file)[0] in GRAY_MODES for file in files) else 3
     resize = image_size is not None
     size = image_size if resize else read_picture(files[0]).shape[1:]
     size = check_image_size("image_size", size)

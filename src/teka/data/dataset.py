@@ -183,7 +183,9 @@ class RawDataset:
     num_validation: int = 0
 
 
-def hold_out_test(num_images: int) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
+def draw_train_and_test_indices(
+    num_images: int,
+) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
     """Choose a random fifth of a data set for test, and return the training and test indices.
 
     The choice depends only on the number of images: the indices for test are the last fifth of
@@ -223,7 +225,9 @@ def divide_into_splits(
     """
     train, test = raw.train, raw.test
     if test is None:
-        train, test = (raw.train.take(indices) for indices in hold_out_test(len(raw.train)))
+        train, test = (
+            raw.train.take(indices) for indices in draw_train_and_test_indices(len(raw.train))
+        )
     if not (len(train) and len(test)):
         description = f"{len(train)} for training and {len(test)} for test"
         expected = "at least 1 for training and 1 for test"

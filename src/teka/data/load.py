@@ -90,9 +90,9 @@ def load(
         raw = PUBLISHED_DATASETS[name].read(data_dir)
         validation_size = 5000 if validation_size is None else validation_size
     else:
-        path = find_path(name, data_dir)
+        path = find_dataset_path(name, data_dir)
         if path is None:
-            paths = " or ".join(map(str, _candidates(name, data_dir)))
+            paths = " or ".join(map(str, _list_candidate_paths(name, data_dir)))
             hint = f"There is no folder, CSV file or .npz file at {paths}."
             raise unknown_name("the name of the data set", name, NAMES, hint)
         raw = (
@@ -213,18 +213,18 @@ def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, 
         return DIGIT_NAMES
     if name in PUBLISHED_DATASETS:
         return PUBLISHED_DATASETS[name].class_names
-    path = find_path(name, data_dir)
+    path = find_dataset_path(name, data_dir)
     return tuple(find_pictures(path)[1]) if path is not None and is_picture_dataset(path) else None
 
 
-def find_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+def find_dataset_path(name: str, data_dir: str | Path | None = None) -> Path | None:
     """Return the path of a data set's folder or file, or None if it does not exist.
 
     A relative path is looked for in `data_dir` first, and then in the working directory.
     """
-    return next((path for path in _candidates(name, data_dir) if path.exists()), None)
+    return next((path for path in _list_candidate_paths(name, data_dir) if path.exists()), None)
 
 
-def _candidates(name: str, data_dir: str | Path | None) -> list[Path]:
+def _list_candidate_paths(name: str, data_dir: str | Path | None) -> list[Path]:
     path = expand_user(name)
     return [path] if data_dir is None else [expand_user(data_dir) / path, path]

@@ -76,7 +76,7 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
         raise wrong_argument(str(path), first_line(error), expected, hint) from error
 
 
-def read_header(path: "str | Path") -> tuple[str, int, int]:
+def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
     """Return Pillow's mode, the height and the width of a picture file without decoding it."""
     with open_picture(path) as opened:
         return opened.mode, opened.height, opened.width

@@ -130,7 +130,7 @@ class PublishedDataset:
 
     def has_all_files(self, folder: Path) -> bool:
         """Return True if a folder has all files, even if they are damaged."""
-        return all(find_file(folder, file) for file in self.files)
+        return all(find_published_file(folder, file) for file in self.files)
 
     def download(self, data_dir: Path) -> Path:
         """Download missing and damaged files, and return the folder with all files.
@@ -139,15 +139,15 @@ class PublishedDataset:
         """
         folders = filter(self.has_all_files, self.search_folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
-        missing = [file for file in self.files if not self._is_complete(folder, file)]
+        missing = [file for file in self.files if not self._has_complete_file(folder, file)]
         if self.archive_hash is None:
             for file in missing:
                 url = f"{self.url}{file.name}.gz"
-                fetch_file(url, folder / file.name, f"sha256:{file.sha256}", file.num_bytes)
+                download_file(url, folder / file.name, f"sha256:{file.sha256}", file.num_bytes)
         elif missing:
             archive = data_dir / self.url.rpartition("/")[2]
             is_new = not archive.is_file()
-            fetch_file(self.url, archive, self.archive_hash)
+            download_file(self.url, archive, self.archive_hash)
             with tarfile.open(archive) as members:
                 for file in missing:  # by full name, so that the archive does not choose any path
                     member = members.extractfile(f"{self.folder}/{file.name}")
@@ -157,7 +157,7 @@ class PublishedDataset:
                 archive.unlink()
         return folder
 
-    def _is_complete(self, folder: Path, file: PublishedFile) -> bool:
+    def _has_complete_file(self, folder: Path, file: PublishedFile) -> bool:
         try:
             self._read_file(folder, file)
         except ValueError:
@@ -176,7 +176,7 @@ class PublishedDataset:
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
         """Read a file, and check its hash, or its labels if no hash is published."""
-        path = find_file(folder, file)
+        path = find_published_file(folder, file)
         if path is None:
             raise wrong_value(f"a file in {folder}", None, file.name)
         content = read_unpacked(path, file.num_bytes)
@@ -196,7 +196,7 @@ class PublishedDataset:
         return values
 
 
-def find_file(folder: Path, file: PublishedFile) -> Path | None:
+def find_published_file(folder: Path, file: PublishedFile) -> Path | None:
     """Return the path of a file in a folder, unpacked or compressed by gzip, or None."""
     paths = (folder / file.name, folder / f"{file.name}.gz")
     return next(filter(Path.is_file, paths), None)
@@ -213,7 +213,7 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
         raise wrong_argument(str(path), first_line(error), "complete gzip data") from error
 
 
-def fetch_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
+def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
     """Download a file with a progress bar, unless a file with the right hash exists.
 
     The file appears only after its hash was checked. A download that fails is tried again.

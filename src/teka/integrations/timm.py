@@ -157,10 +157,10 @@ def register() -> None:
         for stem, stem_options in STEMS.items():
             name = f"teka_{size}_{stem}_224"
             if not is_model(name):
-                _register(name, {"dim": dim, "depth": depth, "heads": heads, **stem_options})
+                _register_model(name, {"dim": dim, "depth": depth, "heads": heads, **stem_options})
 
 
-def _register(name: str, options: dict[str, Any]) -> None:
+def _register_model(name: str, options: dict[str, Any]) -> None:
     def create_model(
         pretrained: bool = False, pretrained_cfg: Any = None, **kwargs: Any
     ) -> nn.Module:

@@ -92,7 +92,7 @@ class _MicroBatchDataset(TorchDataset[TrainBatch]):
         return TrainBatch(images, labels, micro_batch.weight)
 
 
-def train_batches(split: Split, **options: int) -> DataLoader:
+def make_train_loader(split: Split, **options: int) -> DataLoader:
     """Return a data loader of shuffled micro-batches of the training images.
 
     Args:
@@ -101,21 +101,23 @@ def train_batches(split: Split, **options: int) -> DataLoader:
     """
     sampler = MicroBatchSampler(num_images=len(split), **options)
     dataset = _MicroBatchDataset(split)
-    return DataLoader(dataset, batch_size=None, sampler=sampler, **_worker_options(split))
+    return DataLoader(dataset, batch_size=None, sampler=sampler, **_loader_options(split))
 
 
-def batches(split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1) -> DataLoader:
+def make_evaluation_loader(
+    split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1
+) -> DataLoader:
     """Return a data loader for evaluation, which does not shuffle the images.
 
     If there are several processes, process `rank` reads every `world_size`-th image.
     """
     indices = range(rank, len(split), world_size)
     sampler = BatchSampler(indices, batch_size, drop_last=False)
-    return DataLoader(split, batch_size=None, sampler=sampler, **_worker_options(split))
+    return DataLoader(split, batch_size=None, sampler=sampler, **_loader_options(split))
 
 
-def _worker_options(split: Split) -> dict[str, Any]:
-    """Return options of `DataLoader`. Picture files are read by several worker processes."""
+def _loader_options(split: Split) -> dict[str, Any]:
+    """Return the options of `DataLoader`, so that several processes read picture files."""
     if isinstance(split.images, Tensor):
         return {}
     return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}

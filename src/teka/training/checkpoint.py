@@ -116,14 +116,16 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
         except ValueError as error:
             path = previous
             warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
-    if not check_checkpoint(path, run):
+    if not read_checkpoint_state(path, run):
         hint = "A run of an older version of teka cannot be resumed."
         raise wrong_value("checkpoint", str(path), "one that holds the best accuracy", hint)
     return path
 
 
-def check_checkpoint(path: Path, run: Run) -> dict[str, Any]:
-    """Check that a checkpoint was saved by a run. Only the field `data_dir` may differ.
+def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
+    """Read the state of `Checkpoints` from a checkpoint of the given run.
+
+    The saved run may differ from the given run only in the field `data_dir`.
 
     Returns:
         The saved state of `Checkpoints`. It is empty in checkpoints of older versions.

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from teka.data import Dataset, HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
 from teka.nn.relative import RelativeModule
-from teka.training.batches import TrainBatch, batches, train_batches
+from teka.training.batches import TrainBatch, make_evaluation_loader, make_train_loader
 from teka.training.run import Run
 
 # Difference between the seeds of two micro-batches. It exceeds the number of steps of any run, so
@@ -50,19 +50,23 @@ class Classifier(LightningModule):
         self.validation_accuracy = MulticlassAccuracy(dataset.num_classes, average="micro")
 
     def train_dataloader(self) -> DataLoader:
-        return train_batches(
+        return make_train_loader(
             self.dataset.train,
             seed=self.run.seed,
             accumulate=self.trainer.accumulate_grad_batches,
-            **self._batch_options,
+            **self._evaluation_loader_options,
         )
 
     def val_dataloader(self) -> DataLoader | list:
         validation = self.dataset.validation
-        return batches(validation, **self._batch_options) if len(validation) else []
+        return (
+            make_evaluation_loader(validation, **self._evaluation_loader_options)
+            if len(validation)
+            else []
+        )
 
     @property
-    def _batch_options(self) -> dict[str, int]:
+    def _evaluation_loader_options(self) -> dict[str, int]:
         return {
             "batch_size": self.run.recipe.batch_size,
             "rank": self.global_rank,

@@ -29,7 +29,7 @@ SERVICES_FILE = "services.json"
 PROJECT = "teka"
 
 
-def check_loggers(names: Sequence[str]) -> None:
+def check_logger_names(names: Sequence[str]) -> None:
     """Check that the loggers are known and that their packages are installed."""
     for name in names:
         check_name("loggers", name, SERVICES)

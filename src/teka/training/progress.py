@@ -15,7 +15,7 @@ SECONDS_BETWEEN_REPORTS = 20
 
 
 @dataclass(eq=False)
-class Progress(Callback):
+class SpeedPrinter(Callback):
     """Callback that prints the training speed and the remaining time.
 
     The callback prints a line after ten steps, then every 20 seconds, and after each epoch. The
@@ -95,7 +95,7 @@ class Progress(Callback):
         if speed is None:
             return "speed not measured yet"
         steps_left = int(trainer.estimated_stepping_batches) - trainer.global_step
-        time_left = format_time(steps_left * self.images_per_step / speed)
+        time_left = format_duration(steps_left * self.images_per_step / speed)
         return f"{speed:,.0f} images/s, {time_left} left"
 
     def _print(self, trainer: Trainer, text: str) -> None:
@@ -103,7 +103,7 @@ class Progress(Callback):
             print(text, flush=True)
 
 
-def format_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in words: "2 h 05 min", "3 min 20 s" or "45 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -17,12 +17,12 @@ from teka.data.load import class_names
 from teka.errors import wrong_value
 from teka.files import check_output_file, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
-from teka.prediction import picture_settings
+from teka.prediction import make_picture_settings
 from teka.provenance import provenance
-from teka.training.batches import batches
-from teka.training.checkpoint import BEST, CHECKPOINTS, check_checkpoint, load_weights
+from teka.training.batches import make_evaluation_loader
+from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights, read_checkpoint_state
 from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
-from teka.training.trainer import load_data, read_result
+from teka.training.trainer import load_data, read_training_result
 
 # Fields of `result.json` and `evaluation.json` that an exported model file holds.
 TRAINING_FACTS = (
@@ -103,8 +103,8 @@ def restore(
     if not (folder / RESULT_FILE).is_file():
         hint = "Resume it with teka train --resume."
         raise wrong_value("run", str(folder), "a finished run", hint)
-    result = read_result(folder)
-    check_checkpoint(folder / CHECKPOINTS / BEST, run)
+    result = read_training_result(folder)
+    read_checkpoint_state(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)
     dataset = dataset or load_data(run)
     if dataset.name != (name := result.get("data", run.images.data)):
@@ -166,7 +166,7 @@ def evaluate(
     metric = MulticlassConfusionMatrix(dataset.num_classes)
     num_images = 0
     with torch.inference_mode():
-        for images, labels in batches(dataset.test, batch_size=batch_size):
+        for images, labels in make_evaluation_loader(dataset.test, batch_size=batch_size):
             metric.update(trained.model(images), labels)
             num_images += len(labels)
             if progress is not None:
@@ -226,7 +226,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         **dataset.sizes,
         options=run.network.options,
         class_names=trained.class_names,
-        pictures=encode(picture_settings(run.images.data, dataset.image_size)),
+        pictures=encode(make_picture_settings(run.images.data, dataset.image_size)),
         facts=facts,
     )
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)

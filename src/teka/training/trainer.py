@@ -29,9 +29,9 @@ from teka.training.checkpoint import (
 )
 from teka.training.classifier import Classifier
 from teka.training.execution import Execution
-from teka.training.loggers import check_loggers, open_loggers
+from teka.training.loggers import check_logger_names, open_loggers
 from teka.training.processes import Processes, is_first_process
-from teka.training.progress import Progress
+from teka.training.progress import SpeedPrinter
 from teka.training.run import RESULT_FILE, RUN_FILE, Run
 
 LOCK_FILE = ".lock"
@@ -44,7 +44,7 @@ IGNORED_WARNINGS = (
 )
 
 
-def read_result(folder: Path) -> dict[str, Any]:
+def read_training_result(folder: Path) -> dict[str, Any]:
     """Return the content of `result.json` of a finished run."""
     result = read_json(folder / RESULT_FILE)
     for name in ("parameters", "epochs", "seconds"):
@@ -111,24 +111,24 @@ def train(
         FloatingPointError: The loss or a weight became NaN or infinite.
         MemoryError: A step did not fit into memory.
     """
-    check_loggers(loggers)
+    check_logger_names(loggers)
     execution = execution or Execution()
     processes = Processes.detect(execution.devices, execution.num_nodes)
     recipe = run.recipe
     precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(recipe.precision)]
     folder = make_directory("out", out)
-    with _lock(folder):
+    with _lock_folder(folder):
         if is_first_process():
-            _check_folder(folder, run, resume=resume)
+            _check_output_folder(folder, run, resume=resume)
         if resume and (folder / RESULT_FILE).is_file():
-            return read_result(folder)
+            return read_training_result(folder)
         dataset = dataset or load_data(run)
         model = _make_model(run, dataset, execution, processes)
         classifier = Classifier(model, run, dataset)
         execution.prepare(model, classifier.num_steps)
         checkpoint = find_checkpoint(folder, run) if resume else None
         checkpoints = Checkpoints(folder / CHECKPOINTS, run, checkpoint)
-        progress = Progress(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
+        progress = SpeedPrinter(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
         timer = Timer()
         make_callbacks: Any = getattr(model, "training_callbacks", lambda run, folder: [])
         all_callbacks = [*make_callbacks(run, folder), *callbacks, timer, progress]
@@ -165,7 +165,7 @@ def train(
                 raise wrong_value("accelerator", execution.accelerator, expected) from error
             if is_first_process():
                 run.save(folder)
-            _fit(trainer, classifier, checkpoints)
+            _fit_classifier(trainer, classifier, checkpoints)
         result = {
             **provenance(command),
             "data": dataset.name,
@@ -186,7 +186,7 @@ def train(
 def _make_model(
     run: Run, dataset: Dataset, execution: Execution, processes: Processes
 ) -> nn.Module:
-    """Check that a run fits its images, processes and memory, and create its model."""
+    """Create the model of a run, after checking that the images, processes and memory fit."""
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of at least two classes")
     batch_size = run.recipe.batch_size
@@ -211,7 +211,7 @@ def _make_model(
     return run.make_model(**dataset.sizes)
 
 
-def _fit(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
+def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
     """Train a classifier. Errors of Lightning become errors that say which option to change."""
     start = checkpoints.start
     try:
@@ -238,7 +238,7 @@ def _fit(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> 
         raise
 
 
-def _lock(folder: Path) -> AbstractContextManager[object]:
+def _lock_folder(folder: Path) -> AbstractContextManager[object]:
     """Return a context that locks the folder of a run, so that no other training uses it.
 
     In distributed training, the first process holds the lock for all processes.
@@ -254,7 +254,7 @@ def _lock(folder: Path) -> AbstractContextManager[object]:
         return nullcontext()
 
 
-def _check_folder(folder: Path, run: Run, *, resume: bool) -> None:
+def _check_output_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if not (folder / RUN_FILE).exists():
         return
     if not resume:

@@ -25,9 +25,15 @@ from teka.checks import check_image_size, check_sizes
 from teka.codec import encode
 from teka.data import load, resize_bilinear
 from teka.data.custom_images import find_pictures, is_picture_dataset, read_npz
-from teka.data.dataset import hold_out_test
-from teka.data.load import NAMES, class_names, find_path
-from teka.data.pictures import GRAY_MODES, SUFFIXES, read_header, read_picture, to_intensities
+from teka.data.dataset import draw_train_and_test_indices
+from teka.data.load import NAMES, class_names, find_dataset_path
+from teka.data.pictures import (
+    GRAY_MODES,
+    SUFFIXES,
+    read_picture,
+    read_picture_header,
+    to_intensities,
+)
 from teka.errors import one_line, wrong_argument, wrong_value
 from teka.reporting.tables import LONGEST_TEXT
 
@@ -65,7 +71,7 @@ class ImageOptions:
     @property
     def path(self) -> Path | None:
         """Folder or file of custom data, or None for a known data set such as "mnist"."""
-        return None if self.data in NAMES else find_path(self.data, self.data_dir)
+        return None if self.data in NAMES else find_dataset_path(self.data, self.data_dir)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +123,7 @@ def load_audit_images(
     kind = "test images"
     remark = ""
     if source.part == "all" and held_out:
-        available = hold_out_test(len(source.images))[1]
+        available = draw_train_and_test_indices(len(source.images))[1]
         kind = "held-out images"
         remark = " (the fifth that training did not use)"
     elif source.part == "all":
@@ -165,7 +171,7 @@ def _read_batches(
     files = [images[index] for index in chosen.tolist()]
     is_gray = transform.in_channels == 1
     if transform.in_channels is None:
-        is_gray = all(read_header(file)[0] in GRAY_MODES for file in files)
+        is_gray = all(read_picture_header(file)[0] in GRAY_MODES for file in files)
     for file in files:
         levels = read_picture(file, in_channels=1 if is_gray else 3)[None]
         yield file.name, levels if image_size is None else resize_bilinear(levels, image_size)
@@ -221,7 +227,7 @@ def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
     """
     if options.path is None or subject.trained_on is None or subject.trained_on in NAMES:
         return False
-    known = find_path(subject.trained_on, options.data_dir)
+    known = find_dataset_path(subject.trained_on, options.data_dir)
     is_same = known is not None and known.samefile(options.path)
     return is_same or Path(subject.trained_on).name == options.path.resolve().name
 
@@ -242,7 +248,7 @@ def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
     sides = []
     for file in files[:: math.ceil(len(files) / _NUM_HEADERS)]:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
-            sides.append(min(read_header(file)[1:]))
+            sides.append(min(read_picture_header(file)[1:]))
     is_photograph = bool(sides) and float(np.median(sides)) >= MIN_PHOTOGRAPH_SIDE
     relation = "at least" if is_photograph else "fewer than"
     reason = f"most pictures have {relation} {MIN_PHOTOGRAPH_SIDE} pixels along the shorter side"

@@ -76,7 +76,7 @@ def register_attention() -> None:
         for relative in RELATIVE_NAMES:
             suffix = "" if relative is None else f"-{relative}"
             try:
-                shared_heads(8, 2, 1, (kernel, relative))
+                get_shared_heads(8, 2, 1, (kernel, relative))
             except ValueError:
                 continue
             names[f"{NAME}:{kernel}{suffix}"] = (kernel, relative)
@@ -151,7 +151,9 @@ def attention_forward(
     if heads is None:
         num_axes = 1 if grid is None else grid.num_axes
         dtype = torch.promote_types(query.dtype, torch.float32)
-        heads = shared_heads(query.shape[3], query.shape[1], num_axes, kernels, query.device, dtype)
+        heads = get_shared_heads(
+            query.shape[3], query.shape[1], num_axes, kernels, query.device, dtype
+        )
     if isinstance(state_layer, StateLayer):
         output, state_layer.state = heads.step(
             query, key, value, state_layer.state, key_mask, scale=scaling
@@ -213,7 +215,7 @@ def make_padding_mask(
     return None if num_keys == kv_length and is_readable(keep) and keep.all() else keep
 
 
-def patch_grid(config: object) -> Grid | None:
+def find_patch_grid(config: object) -> Grid | None:
     """Return the grid of image, video or audio patches that a config describes, or None."""
     settings: Any = config
     patch = _height_and_width(getattr(config, "patch_size", None))
@@ -264,7 +266,7 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
         raise wrong_argument(type(module).__name__, description, expected)
     ambient = current_grid()
     config = getattr(module, "config", None)
-    grid = patch_grid(config)
+    grid = find_patch_grid(config)
     if ambient[0] is not None or grid is None:
         return ambient
     prefix = num_prefix_tokens(config)
@@ -280,7 +282,7 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
 
 
 @cache
-def shared_heads(
+def get_shared_heads(
     dim_head: int,
     heads: int,
     num_axes: int,
