@@ -1,4 +1,4 @@
-"""Assertions for tests: a function is equivariant, or a classifier keeps its predictions.
+"""Assertions for tests of equivariant functions and of classifiers under shifts.
 
     from teka.testing import assert_consistent, assert_equivariant
 
@@ -135,15 +135,16 @@ def equivariance_error(
     canvas_size: Size | None = None,
     background: Background = 0.0,
 ) -> EquivarianceError:
-    """Measure the relative error of the equivariance or invariance of a function to shifts.
+    """Measure how far a function is from being equivariant or invariant to shifts.
+
+    The shift T_s moves the content at index i to i + s. The relative error at a shift is:
 
     - Equivariance, for outputs of shape (B, C', *S): ‖f(T_s x) − T_s f(x)‖ / ‖T_s f(x)‖.
     - Invariance, for all other outputs, such as logits (B, K): ‖f(T_s x) − f(x)‖ / ‖f(x)‖.
 
-    T_s moves the content at index i to i + s. The norm is over the whole batch, in float64. In an
-    output of shape (B, C', *S), cells are not compared if they are less than `border` cells from an
-    edge before or after the shift. Except in mode "circular", cells that cross an edge are not
-    compared either.
+    The norm is over the whole batch, in float64. In an output of shape (B, C', *S), cells are not
+    compared if they are less than `border` cells from an edge before or after the shift. Except in
+    mode "circular", cells that cross an edge are not compared either.
 
     >>> import torch, teka
     >>> layer = torch.nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular").eval()
@@ -258,13 +259,14 @@ def assert_equivariant(
 def permutation_error(
     function: Model, tokens: Tokens, permutations: Permutations, *, output: str = "auto"
 ) -> RelativeErrors:
-    """Measure the relative error of the equivariance or invariance of a function to permutations.
+    """Measure how far a function is from being equivariant or invariant to permutations.
+
+    The permutation T_π moves token π(i) to position i. The relative error at a permutation is:
 
     - Equivariance, for outputs of shape (B, L, D'): ‖f(T_π x) − T_π f(x)‖ / ‖T_π f(x)‖.
     - Invariance, for all other outputs, such as (B, D'): ‖f(T_π x) − f(x)‖ / ‖f(x)‖.
 
-    T_π moves token π(i) to position i. The norm is over the whole batch, in float64. Convert a
-    function of images with its grid:
+    The norm is over the whole batch, in float64. Convert a function of images with its grid:
     `lambda tokens: grid.flatten(function(grid.unflatten(tokens)))`.
 
     Source: Ji & Xie, A mathematical view of attention models in deep learning.
@@ -370,9 +372,9 @@ def assert_consistent(
 ) -> Metrics:
     """Assert that a classifier keeps its predictions when its images are shifted.
 
-    The assertion includes the validity checks of `teka audit`. It fails for a classifier that
-    predicts one class for everything, that is no better than chance, that is not deterministic, or
-    whose output depends on the batch.
+    The assertion includes the validity checks of `teka audit`. So it also fails if the classifier
+    predicts one class for everything, is no better than chance, is not deterministic, or has
+    outputs that depend on the batch.
 
     >>> import teka
     >>> images = teka.data.load("digits").test.images[:40]
@@ -447,9 +449,9 @@ def assert_consistent(
 
 
 def minimal_counter_example(responses: Responses) -> str:
-    """Describe the shortest shift that changes a prediction, and the image that it changes.
+    """Describe the shortest shift that changes a prediction, and an image that it affects.
 
-    Shifts are ordered by their largest step, then by the sum of their steps.
+    Shifts are ordered by their largest step along an axis, and then by the sum of their steps.
     """
     predictions = responses.predictions
     if predictions is None:
@@ -478,7 +480,7 @@ def minimal_counter_example(responses: Responses) -> str:
 def _assert_small_errors(
     errors: RelativeErrors, tolerance: float, property_name: str, worst: str
 ) -> None:
-    """Raise an AssertionError if the largest error is above the tolerance.
+    """Raise an AssertionError if the largest error or the noise is above the tolerance.
 
     Args:
         errors: The errors.
@@ -509,7 +511,7 @@ def _measure_relative_errors(
     transform: Callable[[Tensor, Any], Tensor],
     compare: Callable[[Tensor, Tensor, Any], float],
 ) -> RelativeErrors:
-    """Return the relative errors of the equivariance or invariance of a function.
+    """Measure the relative error of a function for each shift or permutation of its inputs.
 
     Args:
         function: The function.

@@ -1,10 +1,12 @@
-"""Numbers and lists as text for people."""
+"""Formatting of numbers and lists for people."""
 
 from collections.abc import Sequence
 
 
 def format_share(share: float) -> str:
-    """Write a share in percent with one decimal, and "100.0" or "0.0" only if it is exact.
+    """Format a share as a percentage with one decimal, such as "98.1".
+
+    Only exact values give "100.0" and "0.0". Other values close to them give ">99.9" and "<0.1".
 
     >>> from teka.reporting.formatting import format_share
     >>> format_share(1.0), format_share(0.99999), format_share(0.9814)
@@ -16,7 +18,10 @@ def format_share(share: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Write a number with three digits, and with a power of ten if it is very small or large."""
+    """Format a number with three significant digits, such as "0.123".
+
+    Very small and very large numbers have a power of ten, such as "1.2e−5".
+    """
     if value == 0:
         return "0"
     if 1e-3 <= abs(value) < 1e5:
@@ -26,23 +31,26 @@ def format_number(value: float) -> str:
 
 
 def format_p_value(p_value: float) -> str:
-    """Write a p-value with three decimals: "p = 0.012" or "p < 0.001"."""
+    """Format a p-value with three decimals, such as "p = 0.012", or as "p < 0.001"."""
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
 
 
 def format_step(step: int | float) -> str:
-    """Write a step in pixels with its sign: "−4", "0", "+0.5"."""
+    """Format the step of a shift along one axis with its sign, such as "−4", "0" or "+0.5"."""
     return f"{step:+g}".replace("-", "−") if step else "0"
 
 
 def format_shift(shift: Sequence[int | float]) -> str:
-    """Write a shift (dy, dx) as text: "dx +3, dy −5", or "unshifted"."""
+    """Format a shift (dy, dx) as text, such as "dx +3, dy −5" or "unshifted"."""
     down, right = shift
     moves = [f"{name} {format_step(step)}" for name, step in (("dx", right), ("dy", down)) if step]
     return ", ".join(moves) or "unshifted"
 
 
 def join_words(values: Sequence[object]) -> str:
-    """Join values as a list in a sentence: "0, 1 and 2". No values give an empty text."""
+    """Join values into a list for a sentence, such as "0, 1 and 2".
+
+    Without values, the result is an empty string.
+    """
     words = [str(value) for value in values]
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -44,12 +44,12 @@ _SVG_CHANGES = {
 
 
 def line_color(index: int) -> str:
-    """Return the color of a model in charts and tables, given the index of the model."""
+    """Return the color of the model with this index in charts and tables."""
     return COLORS[index % len(COLORS)]
 
 
 def line_marker(index: int) -> str:
-    """Return the marker of a model in charts, given the index of the model."""
+    """Return the marker of the model with this index in charts."""
     return MARKERS[index % len(MARKERS)]
 
 
@@ -60,7 +60,7 @@ def make_axes(
     legend_rows: int = 0,
     layout: Literal["constrained"] | None = None,
 ) -> "tuple[Figure, Axes]":
-    """Return a figure and its axes, in the style of the pages.
+    """Create a figure and its axes in the style of the report pages.
 
     Args:
         width: Width in pixels.
@@ -95,14 +95,14 @@ def make_axes(
 
 
 def label_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
-    """Write the labels of both axes."""
+    """Label both axes of a chart."""
     horizontal, vertical = printable(horizontal), printable(vertical)
     axes.set_xlabel(horizontal, color=_INK, fontsize=11, parse_math=False)
     axes.set_ylabel(vertical, color=_INK, fontsize=11, parse_math=False)
 
 
 def add_legend(axes: "Axes", num_columns: int = 1) -> None:
-    """Write the names of the lines above the chart."""
+    """Add a legend with the names of the lines above the chart."""
     legend = axes.legend(
         loc="lower left",
         bbox_to_anchor=(0, 1),
@@ -141,7 +141,10 @@ def to_svg(figure: "Figure", description: str) -> str:
 
 
 def choose_ticks(steps: Sequence[float | int]) -> list[int]:
-    """Return the indices of about nine steps that get a tick, evenly spaced and with step 0."""
+    """Choose about nine evenly spaced steps for the ticks of an axis, and return their indices.
+
+    If 0 is one of the steps, it gets a tick.
+    """
     every = math.ceil(len(steps) / 9)
     zero = list(steps).index(0) if 0 in steps else 0
     return [index for index in range(len(steps)) if (index - zero) % every == 0]

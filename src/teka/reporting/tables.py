@@ -34,10 +34,10 @@ class Table:
     words: tuple[str, ...] = ()
 
     def to_text(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
-        """Return the table as text with aligned columns.
+        """Format the table as plain text with aligned columns.
 
-        If the table is too wide, names of rows are wrapped. If it is still too wide, the last
-        columns continue below the first ones.
+        If the table is too wide, long row names are wrapped. If that is not enough, the last
+        columns are printed below the first ones.
 
         Args:
             width: Characters of a line.
@@ -81,7 +81,7 @@ class Table:
         return "\n".join(lines)
 
     def to_markdown(self) -> str:
-        """Return the table as Markdown, with the title as a heading of the third level."""
+        """Format the table as Markdown, with its title as a level-3 heading."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
         lines = [
             [
@@ -99,5 +99,5 @@ def _printable_lines(cell: str) -> list[str]:
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
-    """Escape text that may contain Markdown, such as the name of a file, for one line."""
+    """Escape text, such as a file name, so that it is shown literally in one line of Markdown."""
     return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))

@@ -213,7 +213,7 @@ def test_without_the_library_onnx_a_file_is_audited_without_layers(exported, tmp
     write_net(exported, tmp_path / "net.onnx")
     monkeypatch.setitem(sys.modules, "onnx", None)
     subject = load_onnx(tmp_path / "net.onnx")
-    assert "because this needs onnx" in subject.note
+    assert "because this requires onnx" in subject.note
     answer = subject.function(torch.rand(2, 3, 11, 13))
     assert isinstance(answer, torch.Tensor)
     assert answer.shape == (2, 5)

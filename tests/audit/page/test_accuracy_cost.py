@@ -22,13 +22,13 @@ from tests.audit.page.test_compared import difference, make_pair
         (
             (0.01, -0.01, 0.03),
             0.3,
-            "on unshifted images is not significant: −1.0 points (−3.0 to +1.0, p = 0.300).",
+            "on unshifted images does not change significantly: −1.0 points (−3.0 to +1.0, p = 0.300).",
         ),
     ],
 )
 def test_the_cost_in_accuracy_says_whether_it_is_significant(ends, p_value, words):
     pair = make_pair(0, 1, 0.1, 0.5)
-    assert "is not known" in describe_accuracy_cost([pair])
+    assert "is unknown" in describe_accuracy_cost([pair])
     pair.comparison.numbers["accuracy"] = replace(
         difference(0.0, p_value), value=ends[0], lower=ends[1], upper=ends[2]
     )

@@ -28,7 +28,7 @@ _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz
 
 @dataclass(frozen=True)
 class Loader:
-    """Rule for loading one family of models by name, such as the models of timm.
+    """Loader of one family of models, such as the timm models.
 
     Args:
         form: Description of the names of these models, for error messages.

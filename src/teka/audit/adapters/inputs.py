@@ -42,7 +42,7 @@ _IMAGES_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """The images of an audit.
+    """Options that select the images of an audit.
 
     Args:
         data: Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of
@@ -70,7 +70,7 @@ class ImageOptions:
 
     @property
     def path(self) -> Path | None:
-        """Folder or file of custom data, or None for a known data set such as "mnist"."""
+        """Folder or file of custom data. It is None for a known data set such as "mnist"."""
         return None if self.data in NAMES else find_dataset_path(self.data, self.data_dir)
 
 
@@ -156,9 +156,10 @@ def load_audit_images(
 def _read_batches(
     images: Tensor | Sequence[Path], chosen: Tensor, transform: Preprocessing, image_size: Size
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the chosen images in batches, each with the name of its file, or "" without a file.
+    """Yield the chosen images in batches, each with the name of its file.
 
-    If the model accepts any number of channels, pictures are gray only if all files are gray.
+    The name is empty if the images are in memory. If the model accepts any number of channels,
+    pictures are gray only if all files are gray.
     """
     if isinstance(images, Tensor):
         intensities = images[chosen].to(torch.float32)
@@ -178,7 +179,7 @@ def _read_batches(
 
 
 class _AvailableImages(NamedTuple):
-    """All images of a data set that an audit can use, in memory or as picture files.
+    """All images of a data set that an audit can draw from, in memory or as picture files.
 
     Args:
         part: "test" for test images, or "all" if the data set has no test images.
@@ -221,9 +222,9 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
 
 
 def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
-    """Return True if the model was trained on these data with teka.
+    """Return True if this library trained the model on the data set of the audit.
 
-    The data are the same if the folder or file is the same or has the same name.
+    Two data sets count as the same if they have the same folder or file, or the same name.
     """
     if options.path is None or subject.trained_on is None or subject.trained_on in NAMES:
         return False
@@ -237,7 +238,7 @@ _NUM_HEADERS = 20  # pictures
 
 
 def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
-    """Choose how to shift the images of a data set by default, and give the reason in words.
+    """Choose how to shift the images of a data set by default, and explain the choice.
 
     Large photographs are shifted in mode "crop", because it resembles a moving camera. Other images
     are shifted in mode "circular".
@@ -287,7 +288,7 @@ def make_audit_inputs(
     held_out: bool | None = None,
     read: Callable[..., AuditImages] = load_audit_images,
 ) -> AuditInputs:
-    """Load the images for the audit of a model, and describe the model and the images.
+    """Load the images and labels for the audit of a model, and describe them for the report.
 
     Args:
         subject: The model.
@@ -397,10 +398,10 @@ def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
 def make_room_for_shifts(
     subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """Choose the size of images so that they can be shifted in the mode "crop" or "canvas".
+    """Choose an image size that leaves room for shifts in the modes "crop" and "canvas".
 
     In mode "crop", a window moves over images that are larger than the input of the model. In mode
-    "canvas", smaller images move over a canvas.
+    "canvas", smaller images move over a canvas. Other modes need no room.
 
     Args:
         subject: The model.

@@ -17,7 +17,7 @@ Labels = Int[Tensor, " images"]
 _WORDNET_ID = re.compile(r"n[0-9]{8}")
 _NAMES = "the class names of the data"
 _NUM_NAMED = 3  # names that a message lists
-_HINT = "Rename the classes, or measure no accuracy with --ignore-labels."
+_HINT = "Rename the classes, or use --ignore-labels to skip the accuracy."
 
 
 def match_labels(
@@ -29,8 +29,8 @@ def match_labels(
     underscores stand for spaces. A name with synonyms, such as "tench, Tinca tinca", matches each
     synonym. Without common names, classes are matched by number:
 
-    - If folders are named by integers, they are the classes of the model. But folders 1 … K are
-      classes 0 … K − 1 of a model with K classes.
+    - If folders are named by integers, these are the class indices of the model. But folders 1 … K
+      are classes 0 … K − 1 of a model with K classes.
     - If the names of the data are WordNet ids, and the model has as many classes, class k of the
       sorted ids is class k of the model, as in ImageNet.
     - If only the data or only the model has names, class k of the data is class k of the model.
@@ -64,10 +64,10 @@ def match_labels(
         return labels, []
     reason = "the data have no class names"
     if is_wordnet:
-        reason = "the data have WordNet ids as class names, but the model has other names"
+        reason = "the class names of the data are WordNet ids, but those of the model are not"
     elif names:
         reason = f"{model.name} has no class names"
-    message = f"Class k of the data was taken for class k of the model, because {reason}."
+    message = f"Class k of the data was assumed to be class k of the model, because {reason}."
     if names:
         first = _list_some(f"{index} is {name!r}" for index, name in enumerate(names))
         message += f" In the data, {first}."
@@ -79,19 +79,19 @@ def _match_numbers(
 ) -> tuple[Labels, list[Caveat]]:
     count = len(numbers)
     if list(numbers) == list(range(1, count + 1)) and num_known in (None, count):
-        message = f"Folders 1 to {count} were taken for classes 0 to {count - 1} of {model.name}."
+        message = f"Folders 1 to {count} were used as classes 0 to {count - 1} of {model.name}."
         return labels, [_caveat(message)]
     if min(numbers) < 0 or max(numbers) >= (num_known or math.inf):
         limit = f"classes of {model.name}, from 0 to {num_known - 1}" if num_known else "at least 0"
         given = f"from {min(numbers)} to {max(numbers)}"
         raise wrong_value("the numbers that the folders are named by", given, limit, _HINT)
-    message = f"Folders have numbers as names, so folder k was taken for class k of {model.name}."
+    message = f"The folders are named by numbers, so folder k was used as class k of {model.name}."
     as_text = [str(number) for number in numbers]
     is_sorted_as_text = as_text == sorted(as_text)
     if not is_sorted_as_text:
         message += (
             " The accuracy is wrong if the model was trained with torchvision's ImageFolder, which "
-            "sorts folders as text (0, 1, 10, 2)."
+            "sorts folder names as text (0, 1, 10, 2)."
         )
     indices = labels.new_tensor(list(numbers))[labels]
     if list(numbers) == list(range(count)) and is_sorted_as_text and model.class_names is None:
@@ -113,9 +113,10 @@ _KEYS: tuple[Callable[[str], set[str]], ...] = (
 
 
 def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
-    """Return for each class of the data the indices of the model's classes with the same name.
+    """Find the classes of the model that have the same name as each class of the data.
 
-    Names are compared exactly if possible, then without case, and then by their synonyms.
+    The result contains their indices. Names are compared exactly if possible, then without regard
+    to case, and then by their synonyms.
     """
     matches: list[list[int]] = [[] for _ in names]
     for keys_of in _KEYS:
@@ -132,7 +133,7 @@ def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[in
 def _match_names_one_to_one(
     matches: Sequence[Sequence[int]], names: Sequence[str], known: Sequence[str], model: LoadedModel
 ) -> list[int]:
-    """Return the index of the model's class for each class of the data.
+    """Return the index of the matching class of the model for each class of the data.
 
     Raises:
         ValueError: A name matches no class of the model or several, or two names match the same.

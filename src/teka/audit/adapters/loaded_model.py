@@ -98,9 +98,10 @@ class LoadOptions:
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
-        """Argument `num_classes` for the constructor of a model, or {} for its default.
+        """Keyword argument `num_classes` for the constructor of a model, as a dictionary.
 
-        A model with its own pretrained weights keeps its own number of classes.
+        It is empty if the model keeps its default. A model with its own pretrained weights always
+        keeps its own number of classes.
         """
         if self.num_classes is None or self.weights is None:
             return {}
@@ -132,13 +133,15 @@ class LoadOptions:
 
     @contextmanager
     def fixed_seed(self) -> Iterator[None]:
-        """Run the body of a `with` statement with random seed 0, and restore the random state."""
+        """Use random seed 0 inside a `with` statement, and restore the random state afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
 
     def load_weights(self, module: M) -> M:
-        """Load the weights that the user chose, if any, into a module, and return the module.
+        """Load the user's weights into a module, and return the module.
+
+        If the user chose no file of weights, the module is returned unchanged.
 
         Raises:
             ValueError: The file cannot be read, or its names or shapes differ from the module's.
@@ -158,9 +161,9 @@ DEFAULT_LOAD_OPTIONS = LoadOptions()
 
 
 def read_weights(file: Path) -> Mapping[str, Tensor]:
-    """Return the tensors in a safetensors file or in a file of `torch.save`, by name.
+    """Return the weights in a safetensors file or a `torch.save` file, as tensors by name.
 
-    A checkpoint of `torch.save` may contain the weights under a name such as "state_dict".
+    In a `torch.save` file, the weights may be nested under a key such as "state_dict".
 
     Raises:
         ValueError: The file contains other objects than tensors.
@@ -236,11 +239,14 @@ class LoadedModel:
         return self.transform.in_channels
 
     def resizing_function(self) -> Model:
-        """Return the model as a function of images of any size, which it resizes itself."""
+        """Return a function that resizes images of any size and then runs the model."""
         return wrap_function(self.function, before=self.transform.place)
 
     def with_output(self, name: str) -> "LoadedModel":
-        """Return the model with one of its outputs, given by its name or its index in a tuple."""
+        """Return a copy of the model that returns only one of its outputs.
+
+        The output is selected by its name or by its index in a tuple.
+        """
 
         def choose(output: object, images: Tensor) -> Tensor:
             return select_output(output, OutputSource(images, self.module), name).values
@@ -373,10 +379,10 @@ def wrap_module(
 
 @contextmanager
 def load_safely(model: str, expected: str) -> Iterator[None]:
-    """Return a context in which another library loads a model.
+    """Return a context manager for loading a model with another library.
 
-    In this context, `torch.load` refuses to unpickle other objects than tensors, and any error
-    becomes a ValueError of one line.
+    Inside it, `torch.load` refuses to unpickle anything but tensors. Any error becomes a ValueError
+    with a message of one line.
 
     Args:
         model: Name of the model for the error message.
@@ -396,7 +402,7 @@ def load_safely(model: str, expected: str) -> Iterator[None]:
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Return a context in which libraries print no log messages, warnings and progress bars."""
+    """Return a context manager that hides log messages, warnings and progress bars."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -408,9 +414,9 @@ def silence_libraries() -> Iterator[None]:
 
 
 def read_class_names(labels: object) -> tuple[str, ...] | None:
-    """Return the class names from `id2label`, a table in the configs of transformers.
+    """Return the class names from the value of `id2label` in a transformers config.
 
-    Return None if there are no names, or only the default names LABEL_0, LABEL_1 and so on.
+    If there are no names, or only default names such as LABEL_0, the result is None.
     """
     if not isinstance(labels, Mapping):
         return None

@@ -39,7 +39,9 @@ _MAX_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
 
 
 class OnnxNode(nn.Module):
-    """Layer that represents a node of an ONNX graph, and returns what onnxruntime computed.
+    """Layer that represents a node of an ONNX graph.
+
+    It returns the value that onnxruntime computed for the node.
 
     Args:
         inputs: Names of the inputs of the node.
@@ -59,9 +61,9 @@ class OnnxNode(nn.Module):
 class OnnxFunction(nn.Module):
     """PyTorch module that runs an ONNX model on images in [0, 1].
 
-    If the graph is given, the module has a submodule for each node, so that forward hooks can read
-    the outputs of all nodes. Only if there are hooks, a second session computes these outputs, and
-    the submodules are called in the order of execution. Each has the name of its node or output.
+    If the graph is given, the module has a submodule for each node, named after the node or its
+    output. Forward hooks can then read the outputs of all nodes. If there are hooks, a second
+    session computes these outputs, and the submodules are called in the order of execution.
 
     Args:
         session: Session of onnxruntime.
@@ -123,7 +125,7 @@ class OnnxFunction(nn.Module):
         return results[self.output].to(images.device)
 
     def _run(self, session: Any, names: list[str], placed: Tensor) -> dict[str, Tensor]:
-        """Run a session of onnxruntime on normalized images, and return its numeric outputs."""
+        """Run an onnxruntime session on normalized images, and return its numeric outputs."""
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
@@ -155,10 +157,10 @@ class OnnxFunction(nn.Module):
 
 
 def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
-    """Choose an output of an ONNX model by its name, or by default the most likely one.
+    """Choose the output of an ONNX model to measure, by its name or by default.
 
-    The default is "logits", or else the first floating-point output, or else the first integer
-    output, because the first output is often the predicted class.
+    The default is the output "logits". If there is none, it is the first floating-point output, or
+    else the first integer output, because integers are often the predicted class.
 
     Raises:
         ValueError: No numeric output has this name.
@@ -176,7 +178,7 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
 
 
 def _make_node_layer(node: Any) -> OnnxNode:
-    """Make the layer for a node, with the kernel size and stride of a convolution or pooling."""
+    """Create the layer for a node, with the kernel size and stride of a convolution or pooling."""
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
     kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
@@ -212,7 +214,9 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     graph = _read_graph(file)
     notes = []
     if graph is None:
-        notes.append("its layers are not examined, because this needs onnx and a file below 2 GB")
+        notes.append(
+            "its layers are not examined, because this requires onnx and a file below 2 GB"
+        )
     function = OnnxFunction(session, transform, graph, load_options.output_name)
     outputs = {output.name: output for output in session.get_outputs()}
     if len(outputs) > 1 and load_options.output_name is None:
@@ -235,7 +239,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 def _make_preprocessing(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
-    """Return the preprocessing for an ONNX file, and True if its normalization is known."""
+    """Return the preprocessing for an ONNX file, and whether its normalization is known."""
     shape = _fixed_sizes(image_input.shape)
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]
@@ -258,12 +262,15 @@ def _make_preprocessing(
 
 
 def _fixed_sizes(shape: Sequence[object]) -> list[int | None]:
-    """Return the sizes of a shape, with None for each size that may vary."""
+    """Return the sizes of a shape, in which None stands for a size that may vary."""
     return [size if isinstance(size, int) and size > 0 else None for size in shape]
 
 
 def _num_classes_of_output(output: Any) -> int | None:
-    """Return the number of classes of an output (B, K) or (B, K, 1, 1), or None if unknown."""
+    """Return the number of classes of an output with the shape (B, K) or (B, K, 1, 1).
+
+    If it is not known, the result is None.
+    """
     sizes = [size for size in output.shape[1:] if size != 1]
     is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) <= 1
     if not is_vector or not all(isinstance(size, int) for size in sizes):
@@ -276,7 +283,10 @@ def _require(name: str) -> Any:
 
 
 def _read_graph(file: Path) -> Any:
-    """Return the graph of a file, or None if onnx is missing or cannot read the file."""
+    """Return the graph of an ONNX file.
+
+    The result is None if the file is too large, or if onnx is missing or cannot read it.
+    """
     try:
         graph = _require("onnx").load(file)
         return graph if graph.ByteSize() < _MAX_BYTES else None
@@ -285,7 +295,7 @@ def _read_graph(file: Path) -> Any:
 
 
 def _make_session(model: str | bytes, providers: Sequence[str]) -> Any:
-    """Return a session of onnxruntime for a file or for its content."""
+    """Create an onnxruntime session for a file, given by its path or by its content."""
     library = _require("onnxruntime")
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -298,7 +308,7 @@ def _is_channels_last(shape: Sequence[object]) -> bool:
 
 
 def _hash_files(file: Path) -> str:
-    """Return the SHA-256 of a file and of its weight files, such as model.onnx.data."""
+    """Return the SHA-256 of an ONNX file and its weight files, such as model.onnx.data."""
     digest = hashlib.sha256()
     for path in sorted(file.parent.iterdir()):
         if path.is_file() and path.name.startswith(file.name):

@@ -53,7 +53,7 @@ def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: st
 
 
 class RoundingRules(NamedTuple):
-    """Functions that resize and crop like an image library, with the same rounding.
+    """Functions that resize and crop images with the same rounding as an image library.
 
     Args:
         resize: Function that resizes uint8 images with rounding to whole levels.
@@ -82,8 +82,8 @@ class Preprocessing:
     - `place` sets the channels and the size. By default, an audit shifts images after this step.
     - `normalize` computes the input of the model. An audit treats this step as part of the model.
 
-    Images are uint8 levels from 0 to 255 or intensities in [0, 1]. Levels are resized to whole
-    levels, exactly as in the library. Intensities are not rounded.
+    Images are uint8 levels from 0 to 255 or intensities in [0, 1]. When levels are resized, they
+    are rounded exactly as in the library of the model. Intensities are not rounded.
 
     Args:
         in_channels: Number of channels. Gray becomes color with equal channels, and color becomes
@@ -129,11 +129,14 @@ class Preprocessing:
 
     @property
     def output_size(self) -> tuple[int, int] | None:
-        """Height and width of the images from `place`, or None if they depend on the image."""
+        """Height and width of the images that `place` returns.
+
+        It is None if they depend on the size of the original image.
+        """
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
     def resized_to(self, input_size: int | Sequence[int]) -> "Preprocessing":
-        """Return the preprocessing for a model with another input size."""
+        """Return a copy of the preprocessing that resizes images to another input size."""
         return replace(self, resize=check_image_size("input_size", input_size), crop=None)
 
     def resized_size(self, image_size: tuple[int, int]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Loaders of models that are stored as code: Python files, TorchScript and `torch.export`."""
+"""Loaders of models that contain code: Python files, TorchScript and `torch.export`."""
 
 import importlib.util
 import sys
@@ -31,9 +31,9 @@ Images = Float[Tensor, "batch channels height width"]
 def run_in_batches(
     program: Callable[[Tensor], dict[str, Tensor]], images: Tensor, batch_size: int | None
 ) -> dict[str, Tensor]:
-    """Run a program that accepts only one batch size on any number of images.
+    """Run a program that requires a fixed batch size on any number of images.
 
-    If the last batch is smaller, it is filled up with copies of its last image.
+    If the last batch is smaller, it is padded with copies of its last image.
 
     Args:
         program: Function from a batch to outputs (B, …) by name.
@@ -88,7 +88,7 @@ def is_torchscript_file(spec: str) -> bool:
 
 
 def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
-    """Check that the user allows to run the program in a file.
+    """Check that the user allows running the program in a file.
 
     Args:
         path: The file, for the error message.
@@ -101,12 +101,12 @@ def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
     if not load_options.trust:
         raise ValueError(
             f"trust must be True to load {path!r}, got False. {danger} with all your rights. "
-            "Pass --trust (in Python, trust=True) if you would run a script from the same source."
+            "If you would also run a script from its source, pass --trust (in Python, trust=True)."
         )
 
 
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a TorchScript file of `torch.jit.save`."""
+    """Load a TorchScript model that was saved by `torch.jit.save`."""
     check_trusted(path, load_options, "A TorchScript program can read and write any file")
     with load_safely(path, "a program of TorchScript"), silence_libraries(), model_code_context():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
@@ -118,7 +118,7 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
-    """Return the largest batch size that an exported program accepts, or None for any size."""
+    """Return the largest batch size that an exported program accepts. None means any size."""
     if isinstance(size, int):
         return size
     allowed = program.range_constraints.get(size.node.expr)
@@ -127,7 +127,7 @@ def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | N
 
 
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a file of `torch.export.save` whose only input is images (B, C, H, W)."""
+    """Load a program that was saved by `torch.export.save` and takes only images (B, C, H, W)."""
     check_trusted(path, load_options, "A torch.export program can run any code")
     with load_safely(path, "a program of torch.export"), silence_libraries(), model_code_context():
         program = torch.export.load(expand_user(path))

@@ -1,4 +1,4 @@
-"""Loaders of models of timm and torchvision, with the preprocessing of their weights."""
+"""Loaders of timm and torchvision models, with the preprocessing of their weights."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _PRESET_OUTPUTS = {"SemanticSegmentation": "segmentation", "ObjectDetection": "b
 
 
 def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load a model of timm by its name, such as "resnet50.a1_in1k", with its image transform.
+    """Load a timm model and its image transform by name, such as "resnet50.a1_in1k".
 
     Pretrained weights are downloaded unless `load_options` has other weights.
     """
@@ -32,7 +32,7 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     name = name.removeprefix("timm:")
     label = f"timm:{name}"
     is_pretrained = load_options.weights is None
-    with load_safely(label, "a model of timm"), load_options.fixed_seed():
+    with load_safely(label, "a timm model"), load_options.fixed_seed():
         module = timm.create_model(
             name, pretrained=is_pretrained, **load_options.num_classes_argument
         )
@@ -49,7 +49,7 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
 
 
 def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load a model of torchvision by its name, with the image transform of its best weights.
+    """Load a torchvision model by its name, with the image transform of its best weights.
 
     The best weights are downloaded unless `load_options` has other weights.
     """
@@ -57,7 +57,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     name = name.removeprefix("torchvision:")
     label = f"torchvision:{name}"
     is_pretrained = load_options.weights is None
-    with load_safely(label, "a model of torchvision"), load_options.fixed_seed():
+    with load_safely(label, "a torchvision model"), load_options.fixed_seed():
         weights = models.get_model_weights(name).DEFAULT
         preset = weights.transforms()
         output = _PRESET_OUTPUTS.get(type(preset).__name__, "auto")
@@ -85,7 +85,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _accept_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
-    """Make a transform of Pillow images accept uint8 arrays (H, W, C) instead."""
+    """Convert a transform of Pillow images to a transform of uint8 arrays (H, W, C)."""
     from PIL import Image
 
     def transform_array(levels: np.ndarray) -> Tensor:

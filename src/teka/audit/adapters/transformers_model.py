@@ -1,4 +1,4 @@
-"""Loader of vision models of `transformers`, with the preprocessing of their image processors."""
+"""Loader of vision models from `transformers`, with the preprocessing of their processors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ POOLER = "pooler."
 def preprocessing_from_processor(
     processor: Any, in_channels: int, source: str, *, as_loaded: bool = False
 ) -> Preprocessing:
-    """Convert an image processor of transformers to an equivalent `Preprocessing`.
+    """Convert a transformers image processor to an equivalent `Preprocessing`.
 
     The size comes from the settings of the processor, and the normalization is measured. The result
     is verified by comparing its images with those of the processor.
@@ -79,7 +79,10 @@ def preprocessing_from_processor(
 
 
 def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int] | None]:
-    """Return the sizes to which an image processor resizes and crops, or None for each."""
+    """Return the sizes to which an image processor resizes and crops images.
+
+    If the processor does not resize or does not crop, that size is None.
+    """
     settings = processor.to_dict()
     name = type(processor).__name__
     resize = crop = None
@@ -112,11 +115,11 @@ def _resize_from_settings(size: Mapping[str, int | None]) -> Resize:
 
 
 def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load a vision model of `transformers` in float32, with its image processor's settings.
+    """Load a vision model from `transformers` in float32, with its image processor's settings.
 
     The config determines which output is measured: logits, segmentation maps, boxes or features. A
-    model of images and text (CLIP, SigLIP) returns the features of the image. A masked autoencoder
-    (ViTMAE) gets the image without a mask.
+    model that also takes text (CLIP, SigLIP) returns the features of the image. A masked
+    autoencoder (ViTMAE) sees the whole image.
 
     Args:
         source: Folder or id on the Hugging Face hub.
@@ -179,7 +182,7 @@ class ImageEncoder(nn.Module):
 
 
 def _as_image_encoder(module: Any) -> nn.Module:
-    """Wrap a model in an `ImageEncoder` if it takes more than images or draws a random mask."""
+    """Wrap a model in an `ImageEncoder` if it also takes text or hides random patches."""
     is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
     if is_masked or hasattr(module, "get_image_features"):
         return ImageEncoder(module)
@@ -189,8 +192,8 @@ def _as_image_encoder(module: Any) -> nn.Module:
 
 
 def _find_model_class(library: Any, source: str) -> tuple[Any, str, Any]:
-    """Return a model's config, the kind of its output, and the class for loading the model."""
-    with load_safely(source, "a vision model of transformers by its config"):
+    """Return the config of a model, the kind of its output, and the class that loads it."""
+    with load_safely(source, "a vision model of transformers according to its config"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         reject_kernel_from_hub(config)
     architecture = (config.architectures or ["ForImageClassification"])[0]
@@ -205,7 +208,7 @@ def _find_model_class(library: Any, source: str) -> tuple[Any, str, Any]:
 
 
 def reject_kernel_from_hub(config: Any) -> None:
-    """Check that a config does not request an attention kernel, which is code from the hub."""
+    """Raise a ValueError if a config requests an attention kernel, which is code from the hub."""
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     for part in (config, *parts):
         name = getattr(part, "_attn_implementation", None)
@@ -215,7 +218,7 @@ def reject_kernel_from_hub(config: Any) -> None:
 
 def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
     """Load a model with its pretrained weights, and check that they are complete."""
-    with load_safely(source, "a model of transformers with weights as safetensors"):
+    with load_safely(source, "a transformers model with safetensors weights"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, info = model_class.from_pretrained(source, output_loading_info=True, **settings)
     missing = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
@@ -233,12 +236,18 @@ def _make_random_model(
     """Return a model with the architecture of a config and random weights."""
     if load_options.num_classes is not None:
         config.num_labels = load_options.num_classes
-    with load_safely(source, "a model of transformers by its config"), load_options.fixed_seed():
+    with (
+        load_safely(source, "a model that transformers can build from its config"),
+        load_options.fixed_seed(),
+    ):
         return model_class.from_config(config, trust_remote_code=False)
 
 
 def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
-    """Return the preprocessing that belongs to a folder or hub id, or None if there is none."""
+    """Return the preprocessing of the image processor in a folder or a repository on the hub.
+
+    For a folder without an image processor, the result is None.
+    """
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None

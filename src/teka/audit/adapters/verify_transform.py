@@ -1,4 +1,4 @@
-"""Verification that our preprocessing is equal to the image transform of a library."""
+"""Check that a `Preprocessing` gives the same pixels as the image transform of a library."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,9 +27,10 @@ Picture = UInt8[np.ndarray, "height width channels"]
 def verify_against_library(
     library_transform: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
 ) -> Preprocessing:
-    """Check on random images that our preprocessing gives the same pixels as a library's transform.
+    """Check on random images that a `Preprocessing` reproduces a library's image transform.
 
-    Libraries round differently when they resize and crop, so all known rounding rules are tried.
+    Libraries round differently when they resize and crop, so the rounding rules of all known
+    libraries are tried.
 
     Args:
         library_transform: The library's transform, from uint8 arrays (H, W, C) to (C, h, w).
@@ -73,7 +74,9 @@ def verify_against_library(
 def measure_normalization(
     library_transform: Callable[[Picture], Any], in_channels: int
 ) -> tuple[Normalize | None, bool]:
-    """Measure the mean and deviation of a library's transform with images of a single color.
+    """Measure the mean and standard deviation that a library's transform uses.
+
+    The transform is applied to images of a single color.
 
     Args:
         library_transform: The transform, from uint8 arrays (H, W, C) to (C, height, width).
@@ -102,9 +105,10 @@ def measure_normalization(
 
 
 def _largest_difference(transform: Preprocessing, picture: Picture, expected: Tensor) -> float:
-    """Return the largest difference of the preprocessed picture from the expected pixels.
+    """Return the largest difference between the preprocessed picture and the expected pixels.
 
-    It is in levels of 0 to 255, before the normalization, or infinity if the sizes differ.
+    The difference is in levels from 0 to 255, before the normalization. If the sizes differ, it is
+    infinite.
     """
     levels = torch.from_numpy(picture).permute(2, 0, 1)[None]
     result = transform.normalize(transform.place(levels))[0]

@@ -1,4 +1,4 @@
-"""Changes of layers that reduce the sensitivity to shifts, and the layers that allow them."""
+"""Fixes that make layers less sensitive to shifts, and the layers to which they apply."""
 
 import operator
 from collections import defaultdict
@@ -18,9 +18,9 @@ SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 @dataclass(frozen=True)
 class LayerFix:
-    """Change of layers that makes a model less sensitive to shifts without training.
+    """Change to some layers that makes a model less sensitive to shifts without training.
 
-    `teka.convert.fix` applies it.
+    `teka.convert.fix` applies the fix.
 
     Args:
         kind: Kind of break that the fix removes, of `teka.audit.layers.localize.BREAKS`.
@@ -61,7 +61,7 @@ FIXES = {
     "positions": LayerFix(
         "interior",
         "a learned position embedding is replaced by its mean over the positions",
-        "Dosovitskiy et al. 2021, Appendix D.4, who train without position embeddings",
+        "Dosovitskiy et al. 2021, Appendix D.4 (training without position embeddings)",
         None,
     ),
 }
@@ -104,7 +104,10 @@ def find_fixes(
 
 
 def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
-    """Return the reason why the padding of a layer cannot become circular, or ""."""
+    """Explain why the padding of a layer cannot become circular.
+
+    If it can, the result is an empty string.
+    """
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
         return _obstacle_to_sampling(module, sizes)
     if isinstance(module, nn.Conv2d):
@@ -121,7 +124,10 @@ def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
 
 
 def _obstacle_to_sampling(module: Any, sizes: MapSizes) -> str:
-    """Return the reason why a layer cannot use stride 1 followed by downsampling, or ""."""
+    """Explain why a layer cannot be evaluated with stride 1 and then downsampled.
+
+    If it can, the result is an empty string.
+    """
     if getattr(module, "return_indices", False):
         return "it also returns indices"
     if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
@@ -138,7 +144,7 @@ def _obstacle_to_sampling(module: Any, sizes: MapSizes) -> str:
 
 
 def _window_sizes(module: Any) -> list[int]:
-    """Return the height and width of the region that one output of a layer depends on."""
+    """Return the height and width of the window of a layer, including its dilation."""
     sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
@@ -146,7 +152,10 @@ def _window_sizes(module: Any) -> list[int]:
 def _find_position_embeddings(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, str]:
-    """Return the reason why each position embedding cannot be replaced by its mean, or ""."""
+    """Find the position embeddings of a model, and explain which cannot be replaced by their mean.
+
+    If an embedding can be replaced, its explanation is an empty string.
+    """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     reasons = {}
     for holder in absolute:

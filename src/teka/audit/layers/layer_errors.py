@@ -1,4 +1,4 @@
-"""Equivariance errors of one tensor of a model, relative to the size of its values."""
+"""Relative equivariance errors of one tensor inside a model."""
 
 import math
 from collections.abc import Sequence
@@ -34,9 +34,10 @@ def is_multiple_of_stride(shift: CheckedShift, stride: Sequence[Fraction]) -> bo
 
 
 class LayerErrors:
-    """Relative equivariance errors of one tensor of a model.
+    """Relative equivariance errors of one tensor inside a model.
 
-    An error is that of the worst shift. It is None if no value of the tensor can be compared.
+    Each error is the largest over several shifts. If no value of the tensor can be compared, it is
+    None.
 
     Args:
         sums: Squared errors, numbers of cells and squared norm at each shift.
@@ -67,9 +68,9 @@ class LayerErrors:
         self._on_grid = torch.where(on_grid, all_cells, torch.nan)
 
     def increase_over(self, source: "LayerErrors") -> float | None:
-        """Return how much larger the error is than that of an earlier tensor, or None if unknown.
+        """Return how much larger this error is than the error of an earlier tensor.
 
-        Only shifts by multiples of both strides count.
+        Only shifts by multiples of both strides count. If there are none, the result is None.
         """
         errors = torch.stack([self._on_grid, source._on_grid])
         errors = errors[:, ~errors.isnan().any(dim=0)]
@@ -82,7 +83,7 @@ class LayerErrors:
 def _relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     """Return the relative errors of all cells, of the interior and of the border.
 
-    An error is NaN if there are no such cells.
+    If one of these regions has no cells, its error is NaN.
     """
     interior, interior_cells, border, border_cells, size = sums.unbind(dim=-1)
     cells = interior_cells + border_cells
@@ -93,7 +94,10 @@ def _relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
-    """Return for each image the sums of the move by whole cells that gives the smallest error."""
+    """Select the sums of the move that gives the smallest error, separately for each image.
+
+    Each move shifts the tensor of the unshifted images by a whole number of cells.
+    """
     if len(sums) == 1:
         return sums[0]
     all_cells, interior, _ = _relative_errors(sums)

@@ -1,4 +1,4 @@
-"""Recognition of how tensors are arranged over the image, and of absolute position embeddings."""
+"""Recognition of the spatial layout of tensors, and of absolute position embeddings."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ TokenGrid = tuple[Shape, int]  # number of cells along each axis, and of prefix 
 
 @dataclass(frozen=True)
 class Layout:
-    """Arrangement of the values of a tensor over the image.
+    """Spatial layout of a tensor, which says which of its values belong to which image position.
 
     Args:
         name: One of
@@ -61,18 +61,18 @@ class Layout:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, those of the grid and the prefix tokens."""
+        """Number of tokens in the grid, plus the prefix tokens."""
         return self.prefix_tokens + math.prod(self.grid)
 
     def fills(self, seen_size: tuple[int, int]) -> bool:
-        """Return True if the cells cover an image of this height and width exactly."""
+        """Return True if the grid covers an image of this height and width exactly."""
         sides = zip(self.grid, self.stride, strict=False)  # a vector has no sides
         return tuple(side * step for side, step in sides) == seen_size
 
     def arrange(self, output: Tensor) -> Tensor:
-        """Rearrange a tensor of this layout to (B, C, *grid), or (B, C) for a vector.
+        """Reshape a tensor with this layout to (B, C, *grid), or to (B, C) if it is a vector.
 
-        Class tokens and other prefix tokens are left out.
+        Class tokens and other prefix tokens are removed.
         """
         if self.name == "vector":
             return output.flatten(1)
@@ -85,9 +85,10 @@ class Layout:
 
 
 class LayoutRecognizer:
-    """Recognizer of how the tensors of a model are arranged over the image.
+    """Recognizer of the spatial layouts of the tensors in a model.
 
-    It gets the shape of each tensor in the order of a forward pass, and remembers earlier layouts.
+    Tensors must be passed in the order of a forward pass, because the layout of a tensor depends on
+    the layouts of earlier tensors.
 
     Args:
         seen_size: Height and width of the model's input.
@@ -110,7 +111,7 @@ class LayoutRecognizer:
         source: Layout | None,
         source_shape: Shape,
     ) -> Layout | str:
-        """Return the layout of a tensor, or why it is not recognized.
+        """Return the layout of a tensor, or the reason why it is not recognized.
 
         Args:
             module: Module that receives or returns the tensor.
@@ -151,7 +152,7 @@ class LayoutRecognizer:
         return Layout("vector", (), tuple(coarsest))
 
     def _cell_size(self, grid: Shape) -> Stride:
-        """Return the height and width in pixels of a cell, if the grid fills the image."""
+        """Return the height and width of a cell in pixels if the grid covers the whole image."""
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
     def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
@@ -174,12 +175,12 @@ class LayoutRecognizer:
         return fitting[0] if fitting else None
 
     def _has_square_cells(self, grid: Shape) -> bool:
-        """Return True if cells are squares of n pixels, or pixels are squares of n cells."""
+        """Return True if each cell covers n × n pixels or each pixel covers n × n cells."""
         rows, columns = self._cell_size(grid)
         return rows == columns and 1 in (rows.numerator, rows.denominator)
 
     def _square_grids(self) -> list[Shape]:
-        """Return all grids that divide the image into square cells, the finest first."""
+        """Return all grids that divide the image into square cells, from finest to coarsest."""
         height, width = self.seen_size
         shared = math.gcd(height, width)
         sides = range(1, shared + 1)
@@ -231,7 +232,7 @@ class LayoutRecognizer:
 
 
 def takes_feature_maps(module: nn.Module) -> bool:
-    """Return True if inputs of a module are maps (B, C, h, w), as for classes named …2d."""
+    """Return True if a module takes feature maps (B, C, h, w), like `Conv2d` and `MaxPool2d`."""
     return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
         module, "2d"
     )
@@ -240,8 +241,8 @@ def takes_feature_maps(module: nn.Module) -> bool:
 def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
     """Return the stride of a convolution or pooling layer along both axes.
 
-    A transposed convolution with stride s enlarges its input, so its result is 1/s. The result is
-    None for other modules.
+    For a transposed convolution with stride s, the result is 1/s, because the layer enlarges its
+    input. For other modules, it is None.
     """
     stride = getattr(module, "stride", None)
     if not takes_feature_maps(module) or stride is None or not hasattr(module, "kernel_size"):
@@ -253,7 +254,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
 
 
 def pads_edge(module: nn.Module) -> bool:
-    """Return True if a convolution or pooling layer pads its input, except for circular padding."""
+    """Return True if a convolution or pooling layer has padding that is not circular."""
     padding = getattr(module, "padding", 0)
     if not takes_feature_maps(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
@@ -261,7 +262,10 @@ def pads_edge(module: nn.Module) -> bool:
 
 
 def pair(value: object) -> tuple:
-    """Return one value for each of two axes, from a pair or a single value."""
+    """Return a setting, such as a kernel size, as one value for each of the two axes.
+
+    A single value is used for both axes.
+    """
     return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
 
@@ -298,9 +302,10 @@ def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[
 
 
 def find_position_axes(shape: Shape, grids: Iterable[TokenGrid]) -> tuple[Shape, int] | None:
-    """Find the axes of a position embedding that run over positions of a grid.
+    """Find the axes of a position embedding that correspond to positions in a grid.
 
-    Return these axes and the number of leading prefix tokens, or None if no grid fits the shape.
+    The result contains these axes and the number of leading prefix tokens. If no grid fits the
+    shape, it is None.
 
     Args:
         shape: Shape (L, C), (C, h, w) or (h, w, C), perhaps with a leading axis of size 1.

@@ -38,13 +38,15 @@ THRESHOLD_ROUNDINGS = 4
 
 
 def is_submodule(name: str, parent: str) -> bool:
-    """Return True if a layer of a report is a part of another layer, according to their names."""
+    """Return True if one layer is a submodule of another, according to their names in a report."""
     return name.startswith(f"{parent}.") or (parent == "(model)" != name)
 
 
 @dataclass(frozen=True)
 class LayerBreak:
-    """First layer of a model that is not equivariant in one respect.
+    """The first layer of a model that breaks equivariance, for one kind of break.
+
+    Equivariance can break inside the image, at its edge, or because of aliasing.
 
     Args:
         kind: Kind of break, of `BREAKS`. If the edge affects all cells, "interior" and "edge"
@@ -70,8 +72,8 @@ class LayerBreak:
 class LayerFinding:
     """Equivariance errors of one layer, relative to the norm of its output.
 
-    An error is the largest over all shifts by multiples of the layer's stride. It is None if it
-    could not be measured.
+    Unless stated otherwise, an error is the largest over all shifts by multiples of the layer's
+    stride. If it could not be measured, it is None.
 
     Args:
         name: Name of the module, or for example "relu (call 2)" for the second call of a module.
@@ -107,7 +109,7 @@ class LayerFinding:
     errors: tuple[float | None, ...] = ()
 
     def is_undecided(self, threshold: int | float) -> bool:
-        """Return True if the largest error is above the threshold but may come from noise."""
+        """Return True if the largest error is above the threshold but may be caused by noise."""
         errors = (self.interior_error, self.border_error, self.aliasing_error, self.error)
         largest = max((error for error in errors if error is not None), default=0.0)
         return threshold < largest <= error_limit(threshold, self.noise)
@@ -115,7 +117,7 @@ class LayerFinding:
 
 @dataclass(frozen=True)
 class LayerFindings:
-    """Equivariance errors of all layers, and the layers that break equivariance first.
+    """Equivariance errors of all layers of a model, and the first layers that break equivariance.
 
     Args:
         findings: Errors of the layers, in the order in which they finished.
@@ -156,9 +158,9 @@ class LayerFindings:
 
     @property
     def advised(self) -> tuple[str, ...]:
-        """Names of the fixes that `teka.convert.fix` applies by default.
+        """Names of the recommended fixes, which `teka.convert.fix` applies by default.
 
-        Each of them changes a layer that is the first to break equivariance.
+        Each of them changes one of the first layers that break equivariance.
         """
         wraps = self.movement is None or self.movement.wraps
         advised = []
@@ -175,11 +177,11 @@ class LayerFindings:
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
-        """Layers with an error that may come from the random noise of the model."""
+        """Layers with an error that may be caused by random noise in the model."""
         return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
     def fixable(self, fix: str) -> tuple[str, ...]:
-        """Return the names of the layers that a fix such as "blur" can change."""
+        """Return the names of the layers to which a fix, such as "blur", can be applied."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
     def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
@@ -302,9 +304,9 @@ def _parent(name: str) -> str:
 
 
 def _is_flattened_head(event: TraceEvent) -> bool:
-    """Return True for the output of a layer, such as nn.Linear, that is applied to a flattened map.
+    """Return True if an event is the output of a layer that takes a flattened feature map.
 
-    Such a layer has separate weights for each position.
+    Such a layer, for example nn.Linear, has separate weights for each position.
     """
     if event.source is None or event.tensor is None:
         return False
@@ -316,10 +318,10 @@ def _is_flattened_head(event: TraceEvent) -> bool:
 def _find_first_breaks(
     trace: ModelTrace, threshold: float, absolute: Sequence[str]
 ) -> dict[str, LayerBreak]:
-    """Return the first layer that breaks equivariance, for each kind of break.
+    """Find the first layer that breaks equivariance, separately for each kind of break.
 
-    If a tensor is the input but not the output of a module, it comes from the code of the parent
-    module, so the break is attributed to the parent.
+    If a tensor is the input of a module but not the output of another module, the code of the
+    parent module computed it. The break is then attributed to the parent.
     """
     breaks: dict[str, LayerBreak] = {}
     before = "the images"
@@ -358,7 +360,10 @@ def _find_first_breaks(
 
 
 def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
-    """Describe what breaks equivariance in a module, such as "zero padding", or return ""."""
+    """Describe what breaks equivariance in a module, such as "zero padding".
+
+    If the cause is not known, the result is an empty string.
+    """
     module = event.module
     if kind == "aliasing":
         stride = max(declared_stride(module) or (1,))
@@ -374,7 +379,7 @@ def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
 
 
 def _list_findings(trace: ModelTrace, always_listed: set[str]) -> tuple[LayerFinding, ...]:
-    """Return the errors of all layers that return a new tensor, and of `always_listed` layers."""
+    """List the errors of every layer that returns a new tensor, and of `always_listed` layers."""
     findings: list[LayerFinding] = []
     listed: set[TracedTensor] = set()
     for event in trace.events:
@@ -408,7 +413,7 @@ def _list_findings(trace: ModelTrace, always_listed: set[str]) -> tuple[LayerFin
 
 
 def _explain_skipped(trace: ModelTrace) -> dict[str, str]:
-    """Return the reason why each module that has no errors could not be compared."""
+    """Return the modules that could not be compared, each with the reason."""
     reasons = {}
     for event in trace.events:
         reason = event.reason if event.tensor is None else event.tensor.failure

@@ -22,10 +22,10 @@ Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a ten
 
 
 def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
-    """Convert a shift in pixels to moves (dy, dx) of a tensor by whole numbers of cells.
+    """Convert a shift of the image to shifts (dy, dx) of a tensor by whole numbers of cells.
 
-    If the shift is not a multiple of the tensor's stride, return all moves next to it. A vector
-    does not move.
+    If the shift is not a multiple of the tensor's stride, it is rounded both down and up along each
+    axis, and all combinations are returned. A vector does not move.
     """
     if not layout.grid:
         return [(0, 0)]
@@ -37,7 +37,9 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
 def find_cells_inside(
     side: int, move: int, border: tuple[int, int] = (0, 0)
 ) -> Bool[Tensor, " side"]:
-    """Return True for each cell whose content is outside the border before and after a move.
+    """Find the cells along an axis whose content is inside the image before and after a move.
+
+    Cells in the border do not count as inside. The result is a boolean mask.
 
     Args:
         side: Number of cells along the axis.
@@ -53,7 +55,7 @@ def find_cells_inside(
 def cells_to_compare(
     tensor: TracedTensor, move: Move, wraps: bool
 ) -> tuple[Bool[Tensor, " side"], ...]:
-    """Return masks of the rows and columns of a tensor that are compared after a move.
+    """Return masks that select the rows and columns of a tensor to compare after a move.
 
     Args:
         tensor: The tensor.
@@ -79,8 +81,9 @@ def compare_shifts(
 ) -> None:
     """Measure the equivariance errors of all tensors in a trace, and store them in the trace.
 
-    A tensor that cannot be compared gets the reason instead. Each batch contains shifted and
-    unshifted images, so that their outputs need not be kept. docs/audit_layers.md has the formula.
+    If a tensor cannot be compared, the reason is stored instead. Every batch contains the unshifted
+    images as well as shifted ones, so that no outputs need to be kept between batches.
+    docs/audit_layers.md has the formula.
 
     Args:
         model: Function that runs the model.
@@ -131,10 +134,10 @@ def _sum_squared_errors(
     shifts: CheckedShifts,
     wraps: bool,
 ) -> Sums:
-    """Compare the values of a tensor for shifted images with its moved values for unshifted images.
+    """Compare a tensor for shifted images with the moved tensor for unshifted images.
 
-    If a shift is not a whole number of cells, the whole numbers next to it are tried, and the best
-    one is used for each image.
+    If the shift is not a whole number of cells, it is rounded both down and up, and the better
+    result is used for each image.
 
     Args:
         values: Values for the unshifted images, and then for the images after each shift.

@@ -1,4 +1,4 @@
-"""Record of the tensors inside a model, and of the effect of the image's edge on them."""
+"""Recording of the tensors inside a model, and of how the edge of the image affects them."""
 
 import sys
 from collections import Counter
@@ -31,7 +31,7 @@ AFFECTED_SHARE = 1e-2
 
 @dataclass(eq=False)
 class TracedTensor:
-    """Tensor that occurs in the forward pass of a model, and what is known about it.
+    """Properties of a tensor that occurs in the forward pass of a model.
 
     Several modules can receive and return the same tensor.
 
@@ -57,7 +57,7 @@ class TracedTensor:
 
 @dataclass(eq=False)
 class TraceEvent:
-    """Input or output of a module at one of its calls within a forward pass.
+    """Input or output of one call of a module during a forward pass.
 
     Args:
         module_name: Name of the module.
@@ -83,7 +83,7 @@ class TraceEvent:
 
     @property
     def key(self) -> tuple[str, int, bool]:
-        """Name, call and direction, which identify the same event in another forward pass."""
+        """Name, call and direction of the event. They identify it in another forward pass."""
         return self.module_name, self.call, self.is_output
 
     @property
@@ -93,7 +93,7 @@ class TraceEvent:
 
     @property
     def source(self) -> TracedTensor | None:
-        """Tensor that the module received, if this event is an output."""
+        """Tensor that the module received. It is None if this event is not an output."""
         return None if self.input is None else self.input.tensor
 
     @property
@@ -113,7 +113,7 @@ def trace_calls(
     batch: Tensor,
     description: str,
 ) -> None:
-    """Run a model, and call the function `on_event` for every input and output of its modules.
+    """Run a model, and call `on_event` for every input and output of its modules.
 
     Args:
         model: Function that runs the model.
@@ -165,7 +165,8 @@ def trace_calls(
 def _choose_tensor(value: object, batch_size: int) -> Tensor | None:
     """Choose the tensor that represents the inputs or outputs of a module.
 
-    It is the first floating-point tensor whose first axis is the batch, or else the first tensor.
+    It is the first floating-point tensor whose first axis is the batch. If there is none, it is the
+    first tensor.
     """
     tensors = list(_find_tensors(value))
     for tensor in tensors:
@@ -214,13 +215,14 @@ class ModelTrace:
     def depends_on_all_sides(self) -> bool:
         """Return True if noise at each side of the images changed every tensor.
 
-        It does not, for example, if pooling ignores the last row of an odd number of rows.
+        For example, the last row has no effect if a pooling layer ignores it because the number of
+        rows is odd.
         """
         return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
 
     @property
     def grids(self) -> tuple[TokenGrid, ...]:
-        """Grids over the image in this model, each with its number of prefix tokens."""
+        """Grids of cells or patches in this model, each with its number of prefix tokens."""
         layouts = [tensor.layout for tensor in self.tensors]
         grids = [(layout.grid, layout.prefix_tokens) for layout in layouts if layout.grid]
         return tuple(dict.fromkeys(grid for grid in grids if max(grid[0]) > 1))
@@ -243,7 +245,7 @@ class ModelTrace:
             event.reason = result
 
     def _measure(self, event: TraceEvent, value: Tensor) -> TracedTensor | str:
-        """Return a new traced tensor, or why it cannot be compared."""
+        """Return the properties of a tensor, or the reason why it cannot be compared."""
         shape = event.shape
         if not value.is_floating_point():
             return f"its values are {value.dtype}, not real floating-point numbers"
@@ -252,7 +254,7 @@ class ModelTrace:
         source = None if event.source is None else event.source.layout
         source_shape = () if event.input is None else event.input.shape
         if source is None and source_shape == shape:
-            return "its input has the same shape, and its arrangement over the image is unknown"
+            return "its input has the same shape, and the layout of that input is unknown"
         layout = self._recognizer.recognize(
             event.module, shape, event.is_output, source, source_shape
         )
@@ -285,9 +287,9 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
 def copy_with_noisy_edges(
     images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """Return images twice without noise, then with noise at two edges, then at the other two.
+    """Return four copies of the images, two of which have noise at their edges.
 
-    The copies show which cells of a model depend on the edge of the image.
+    Comparing the model's values for these copies shows which cells depend on the edge of the image.
 
     Args:
         images: Images (B, C, H, W).
@@ -310,7 +312,7 @@ def copy_with_noisy_edges(
 def _find_border(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
 ) -> tuple[tuple[int, int], ...]:
-    """Return how many cells from each side of a tensor change because of noise at the edge.
+    """Return how many cells from each side of a tensor depend on the edge of the image.
 
     Args:
         copies: Values of a tensor for the copies of `copy_with_noisy_edges`.

@@ -1,4 +1,4 @@
-"""Change of the accuracy after a fix of a model, in words."""
+"""Description of how a fix changes the accuracy of a model."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,9 @@ from teka.reporting.formatting import format_p_value, join_words
 
 
 def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
-    """Say how a change of a model affects its accuracy on unshifted images, for each mode.
+    """Describe how a fix changes the accuracy of a model on unshifted images.
+
+    Modes with the same result share a sentence.
 
     Args:
         pairs: Comparisons of the model before the change with the one after it, for each mode.
@@ -20,7 +22,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
             continue
         change = before.negated()
         if change.p_value > 1 - change.confidence:
-            sentence = "The change of its accuracy on unshifted images is not significant"
+            sentence = "Its accuracy on unshifted images does not change significantly"
         else:
             verb = "loses" if change.value < 0 else "gains"
             sentence = f"It {verb} accuracy on unshifted images"
@@ -29,7 +31,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
         sentence = f"{sentence}: {points} points ({ends})"
         modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
     if not modes_of:
-        return "The effect on the accuracy is not known, because the images have no labels."
+        return "The effect on the accuracy is unknown, because the images have no labels."
     if len(modes_of) == 1:
         return f"{next(iter(modes_of))}."
     return " ".join(f"{text} in mode {join_words(modes)}." for text, modes in modes_of.items())

@@ -1,4 +1,4 @@
-"""Charts of an audit: metrics at every shift, as curves and heat maps, and errors of layers."""
+"""Charts of an audit: curves and heat maps of metrics over all shifts, and errors of layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def draw_curves(
     *,
     difference: bool = False,
 ) -> dict[str, Any]:
-    """Draw a metric of several models against horizontal shifts and against vertical shifts.
+    """Plot a metric of several models against horizontal shifts and against vertical shifts.
 
     Args:
         names: Names of all models.
@@ -104,18 +104,18 @@ class CurveLine:
     factor: int
 
     def chart_values(self, field: str = "values") -> np.ndarray:
-        """Return values or ends of intervals at the steps, in the unit of the chart.
+        """Return the y values of the line in the unit of the chart, such as percent.
 
         Args:
-            field: Name of a field of `Curve`.
+            field: Field of `Curve`, such as "values" or "lower", the lower end of the interval.
         """
         return self.factor * np.array(getattr(self.curve, field))[list(self.rows)]
 
 
 def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
-    """Draw the metric of each model as a line, and return a description of the lines.
+    """Draw one line for each model, and return a description of the lines in words.
 
-    Intervals are drawn for at most `MOST_BANDS` models.
+    Confidence intervals are drawn only if there are at most `MOST_BANDS` models.
     """
     descriptions = []
     for line in lines:
@@ -152,7 +152,7 @@ def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> No
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Values of a metric at every shift, to be drawn as a heat map.
+    """Value of a metric at every shift, for a chart with one colored cell per shift.
 
     Args:
         metric: Name of the metric.
@@ -174,9 +174,9 @@ class HeatMap:
 def heat_map_chart(
     heat_map: HeatMap, limits: tuple[float | int, float | int], description: str
 ) -> str:
-    """Draw a heat map over all shifts, with dark colors for bad values.
+    """Draw a metric over all shifts as a heat map, in which dark colors stand for bad values.
 
-    A thin frame marks the zero shift, and a bold frame the worst shift.
+    A thin frame marks the zero shift, and a bold frame marks the worst shift.
 
     Args:
         heat_map: The heat map.
@@ -215,7 +215,10 @@ def heat_map_chart(
 
 
 def layer_chart(layers: LayerFindings) -> str:
-    """Draw the errors of layers in order of execution, and mark the first to break equivariance."""
+    """Plot the errors of the layers in order of execution.
+
+    Vertical lines mark the first layers that break equivariance.
+    """
     findings = layers.findings
     figure, axes = plots.make_axes(860, 280, legend_rows=1)
     indices = range(1, len(findings) + 1)
@@ -259,6 +262,10 @@ def layer_chart(layers: LayerFindings) -> str:
 
 
 def _layer_error(layer: LayerFinding, field: str) -> float | None:
-    """Return an error of a layer. A layer without cells inside the image has only one error."""
+    """Return one kind of error of a layer.
+
+    If the edge of the image can affect all cells of the layer, the layer has only one error, which
+    is shown as the error inside the image.
+    """
     error = getattr(layer, field)
     return layer.error if field == "interior_error" and error is None else error

@@ -1,4 +1,4 @@
-"""Comparison of several models in words: the best model in each mode, and all differences."""
+"""Text and page sections that compare several models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
 def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
-    """Return the pairs of models that are compared: those in which both have valid results."""
+    """Return the pairs of models in which both models have valid results."""
     return [
         pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
     ]
@@ -49,9 +49,10 @@ def explain_excluded_models(reports: Sequence[AuditReport]) -> list[str]:
 def describe_best_model(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> tuple[str, list[str]]:
-    """Say which model is the best in a mode, and give the evidence in further sentences.
+    """Return a headline about the best model in a mode, and sentences with the evidence.
 
-    Models with invalid results are not compared. Models without a metric are not compared in it.
+    Models with invalid results are not compared. A model that does not define a metric is left out
+    of the ranking by this metric.
 
     Args:
         pairs: Comparisons of all pairs of models in one mode.
@@ -90,7 +91,7 @@ def _describe_tie(best: BestModel, names: Sequence[str]) -> str:
 
 
 def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
-    """Say by how much the best model for a metric is better than the other models."""
+    """Describe how much better the best model is than the other models in one metric."""
     title = metric_title(best.metric)
     parts = []
     if best.tied:
@@ -119,9 +120,9 @@ def _format_advantage(metric: str, advantage: Difference) -> str:
 
 
 def describe_differing_shifts(comparison: Comparison) -> str:
-    """Write the number of shifts at which the accuracies of two models differ: "80 of 81".
+    """Count the shifts at which the accuracies of two models differ significantly.
 
-    A difference counts if it is significant. Without accuracies, the result is "".
+    The result is a text such as "80 of 81". If the models have no accuracy, it is empty.
     """
     curve = comparison.curves.get("accuracy")
     if curve is None:
@@ -132,12 +133,15 @@ def describe_differing_shifts(comparison: Comparison) -> str:
 
 
 def find_reference_model(pairs: Sequence[Pair]) -> int:
-    """Return the index of the first model, from which the page subtracts the other models."""
+    """Return the index of the first model. The page shows how the other models differ from it."""
     return min((pair.first for pair in pairs), default=0)
 
 
 def explain_missing_difference_intervals(pairs: Sequence[Pair]) -> str:
-    """Say why differences have no interval. If all have one, return an empty text."""
+    """Explain why some differences have no confidence interval.
+
+    If all differences have an interval, the result is empty.
+    """
     return explain_missing_intervals(
         difference.method for pair in pairs for difference in pair.comparison.numbers.values()
     )
@@ -146,7 +150,7 @@ def explain_missing_difference_intervals(pairs: Sequence[Pair]) -> str:
 def comparison_sections(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> list[dict[str, Any]]:
-    """Return the content of the page's section about each mode: the best model and differences."""
+    """Return one section of the page for each mode, with the best model and all differences."""
     names = [report.name for report in reports]
     sections = []
     for mode, mode_pairs in pairs_by_mode(pairs).items():

@@ -1,4 +1,4 @@
-"""Layers of a model that explain the result of an audit, in words."""
+"""Description of the layers that explain the result of an audit."""
 
 from collections.abc import Sequence
 
@@ -48,5 +48,8 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
 
 
 def _fix_command(fixes: Sequence[str]) -> str:
-    """Return the command that fixes a layer, or an empty text."""
+    """Return a hint that names the command for fixing a layer.
+
+    If no fix is recommended, the result is empty.
+    """
     return f"; to fix it: teka fix --fix {','.join(fixes)}" if fixes else ""

@@ -1,4 +1,4 @@
-"""Names and values of metrics as text."""
+"""Formatting of metrics, their confidence intervals and their differences."""
 
 from collections.abc import Iterable
 
@@ -18,52 +18,55 @@ _TITLES = {
 
 
 def metric_title(name: str) -> str:
-    """Return the name of a metric for use outside of a table."""
+    """Return the full name of a metric, which is clear outside of a table."""
     return _TITLES.get(name, NUMBERS[name].label)
 
 
 def is_share(name: str) -> bool:
-    """Return True if a metric is a share, which is written in percent."""
+    """Return True if a metric is a share, such as an accuracy, which is shown in percent."""
     metric = CURVES.get(name) or NUMBERS.get(name)
     return metric is not None and metric.is_share
 
 
 def format_metric(name: str, value: float) -> str:
-    """Write the value of a metric: a share in percent, other values with three digits."""
+    """Format the value of a metric. Shares are in percent, other values have three digits."""
     return format_share(value) if is_share(name) else format_number(value)
 
 
 def format_metric_with_unit(name: str, value: float) -> str:
-    """Write the value of a metric, with "%" if it is a share."""
+    """Format the value of a metric, followed by "%" if it is a share."""
     return f"{format_metric(name, value)}{' %' if is_share(name) else ''}"
 
 
 def format_interval(name: str, estimate: Estimate) -> str:
-    """Write the interval of a metric, or "–" if there is none."""
+    """Format the confidence interval of a metric. If there is none, the result is "–"."""
     ends = (format_metric(name, end) for end in (estimate.lower, estimate.upper))
     return "–".join(ends) if has_interval(estimate.method) else MISSING
 
 
 def format_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
-    """Return the value of a metric and its interval as text."""
+    """Format the value of a metric and its confidence interval."""
     return format_metric(name, estimate.value), format_interval(name, estimate)
 
 
 def format_difference(name: str, value: float) -> str:
-    """Write a difference between two values of a metric with its sign, in points for a share."""
+    """Format the difference of a metric between two models, with its sign.
+
+    Differences of shares are in percentage points.
+    """
     written = f"{100 * abs(value):.1f}" if is_share(name) else format_number(abs(value))
     sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
     return f"{sign}{written}"
 
 
 def format_difference_interval(name: str, difference: Estimate) -> str:
-    """Write the interval of a difference between two models, or "–" if there is none."""
+    """Format the confidence interval of a difference. If there is none, the result is "–"."""
     ends = (format_difference(name, end) for end in (difference.lower, difference.upper))
     return " to ".join(ends) if has_interval(difference.method) else MISSING
 
 
 def format_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
-    """Write each compared metric of two models: the difference, its interval and the p-value."""
+    """Format the difference, interval and p-value of every metric that two models share."""
     return {
         name: (
             format_difference(name, difference.value),
@@ -75,7 +78,10 @@ def format_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]
 
 
 def explain_missing_intervals(methods: Iterable[str]) -> str:
-    """Say why intervals are missing, given the methods of all intervals: "" if none is missing."""
+    """Explain why some confidence intervals are missing, from the methods of all intervals.
+
+    If no interval is missing, the result is empty.
+    """
     reasons = dict.fromkeys(
         method.removeprefix("none, ") for method in methods if not has_interval(method)
     )

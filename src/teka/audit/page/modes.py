@@ -24,7 +24,7 @@ LEAST_WORST_ERROR = 0.01
 
 
 def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """Return the content of the page's section about each mode: curves and maps of metrics."""
+    """Return one section of the page for each mode, with curves and heat maps of the metrics."""
     modes: dict[str, dict[int, Metrics]] = {}
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -65,12 +65,15 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
 
 
 def format_confidence_levels(metrics: Iterable[Metrics]) -> str:
-    """Write the confidence levels of metrics, such as "95 %"."""
+    """Format the confidence levels of metrics, such as "95 %"."""
     return join_words([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
 
 
 def describe_mode(movement: Movement) -> str:
-    """Describe a mode of shifting: what happens at the edges, the background and the sizes."""
+    """Describe a mode of shifting, including what happens at the edges of the image.
+
+    The text also states the background and the size of the canvas or window, if there are any.
+    """
     mode = MODES[movement.mode]
     words = mode.words
     if mode.has_background:
@@ -86,7 +89,7 @@ def describe_mode(movement: Movement) -> str:
 def _heat_maps(
     reports: Sequence[AuditReport], by_model: Mapping[int, Metrics], mode: str
 ) -> list[dict[str, Any]]:
-    """Return a heat map of a metric over all shifts for each model, with the same colors."""
+    """Return a heat map for each model. Heat maps of the same metric have the same color scale."""
     maps = {}
     for model, metrics in by_model.items():
         metric = next((name for name in MAP_METRICS if name in metrics.curves), None)
@@ -111,7 +114,7 @@ def _heat_maps(
 
 
 def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
-    """Return the values of the lightest and darkest color for several heat maps of a metric."""
+    """Return the values of a metric that get the lightest and the darkest color in heat maps."""
     values = [value for heat_map in maps for value in heat_map.values.values()]
     if is_share(maps[0].metric):
         return 1.0, min(*values, 0.9)

@@ -46,7 +46,7 @@ LONGEST = 12  # longer lists of settings are shortened
 
 
 class AuditRow(NamedTuple):
-    """Metrics of one model in one mode, as text.
+    """Row of the results table: the metrics of one model in one mode, as text.
 
     Args:
         model: Index of the model.
@@ -66,7 +66,7 @@ class AuditRow(NamedTuple):
 def audit_columns(
     reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)
 ) -> list[str]:
-    """Return the names of the metrics that any report contains."""
+    """Return the names of the metrics that at least one report contains."""
     measured = {
         name for report in reports for metrics in report.metrics for name in metrics.numbers
     }
@@ -74,7 +74,7 @@ def audit_columns(
 
 
 def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
-    """Return the rows of the table of metrics: one row for each model and mode."""
+    """Return the rows of the results table, one for each model and mode."""
     rows = []
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -90,7 +90,7 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
 
 
 def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
-    """Say what the intervals in a table of metrics are, and why some are missing."""
+    """Explain the confidence intervals in a table of metrics, and why some are missing."""
     results = [metrics for report in reports for metrics in report.metrics]
     estimates = [metrics.numbers.get(name) for metrics in results for name in columns]
     gaps = explain_missing_intervals(
@@ -100,14 +100,17 @@ def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) ->
 
 
 def describe_used_images(reports: Sequence[AuditReport]) -> list[str]:
-    """Return descriptions of the audited images, such as "500 of 10,000 test images of mnist"."""
+    """Describe the images of all audits, such as "500 of 10,000 test images of mnist".
+
+    If several audits use the same images, their description is returned once.
+    """
     return list(
         dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
     )
 
 
 def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
-    """Return each caveat once, the most severe first, with the names of its models."""
+    """Return the names of the affected models for each caveat, the most severe caveat first."""
     caveats = [caveat for report in reports for caveat in report.caveats]
     models = {}
     for caveat in sorted(caveats, key=lambda caveat: list(SEVERITIES).index(caveat.severity)):
@@ -117,7 +120,7 @@ def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 
 
 def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """Return the content of the page's section about each published protocol."""
+    """Return one section of the page for each published protocol, with its results and curves."""
     names = [report.name for report in reports]
     results_by_protocol: dict[str, dict[int, ProtocolResult]] = {}
     for index, report in enumerate(reports):
@@ -136,7 +139,10 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
 
 
 def format_setting(value: object) -> str:
-    """Write the value of a setting as text. A long list is written as its length and ends."""
+    """Format the value of a setting as text.
+
+    A long list is shortened to its length and its smallest and largest values.
+    """
     if isinstance(value, Mapping):
         words = [f"{name}: {format_setting(inner)}" for name, inner in value.items()]
         return ", ".join(words) or "none"
@@ -159,7 +165,8 @@ def format_setting(value: object) -> str:
 def examples_to_json(reports: Sequence[AuditReport]) -> str:
     """Convert the example images to JSON for the script of the page.
 
-    Images and lists of shifts that repeat are stored once, and examples refer to their index.
+    An image or list of shifts that occurs several times is stored once, and the examples refer to
+    it by its index.
     """
     pixels: dict[str, int] = {}
     shifts: dict[tuple, int] = {}
@@ -194,7 +201,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
 
 
 def _movement_for_script(movement: Movement, example: Example) -> dict[str, Any]:
-    """Return how the page's script shifts an image: mode, background and size of the result."""
+    """Return what the page's script needs to shift an image: mode, background and output size."""
     background = check_background(movement.background)
     if len(background) == 1:
         background *= example.channels
@@ -208,7 +215,7 @@ def _movement_for_script(movement: Movement, example: Example) -> dict[str, Any]
 def write_page(
     reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()
 ) -> Path:
-    """Write one HTML page about one or more audits, atomically.
+    """Write an HTML page about one or more audits. The file is written atomically.
 
     >>> import tempfile, torch
     >>> from teka.audit import AuditSettings, audit, write_page
@@ -244,7 +251,7 @@ def write_page(
 
 
 def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """Return the HTML page about one or more audits."""
+    """Return the HTML of a page about one or more audits."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     columns = audit_columns(reports)
@@ -299,6 +306,6 @@ def _page_template() -> "Template":
 
 
 def _escape_control_characters(value: object) -> object:
-    """Replace the control characters of plain text by visible codes."""
+    """Replace control characters in plain text with visible codes."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return printable_lines(value) if is_text else value

@@ -1,4 +1,4 @@
-"""The summary of an audit as Markdown for a pull request, and a badge for a README."""
+"""Summary of an audit as Markdown for a pull request, and a badge for a README."""
 
 from collections.abc import Sequence
 from html import escape
@@ -21,7 +21,7 @@ UNKNOWN_COLOR = "#4a5565"
 
 
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """Return a summary in Markdown: the best model, verdicts, main metrics and caveats."""
+    """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats."""
     parts = []
     for mode_pairs in pairs_by_mode(pairs).values():
         headline, evidence = describe_best_model(mode_pairs, reports)
@@ -45,9 +45,9 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
 
 
 def badge_svg(report: AuditReport) -> str:
-    """Return an SVG badge with the lowest consistency of any mode.
+    """Return an SVG badge that shows the lowest consistency over all modes.
 
-    The badge shows "–" for an invalid report or a model without predictions.
+    If the report is invalid or the model makes no predictions, the badge shows "–".
     """
     measured = [metrics for metrics in report.metrics if "consistency" in metrics.numbers]
     value, color = MISSING, UNKNOWN_COLOR

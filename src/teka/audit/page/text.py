@@ -1,4 +1,4 @@
-"""Reports and comparisons of models as text for a terminal."""
+"""Reports and model comparisons as text for a terminal."""
 
 import textwrap
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ COLUMN_NOTES = {
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """Return reports as text: a table of metrics, then verdicts, layers, failures and caveats."""
+    """Format reports as text: a table of metrics, then verdicts, layers, failures and caveats."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     texts = [results_text(reports)]
@@ -61,14 +61,14 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
 
 
 def additional_findings_text(main_results: AuditReport, report: AuditReport) -> str:
-    """Return what the complete report says in addition to the report of the main results."""
+    """Return the findings of a complete report that the report of the main results lacks."""
     shown = [*_list_findings(main_results), *_list_caveats([main_results])]
     findings = [*_list_findings(report), *_list_caveats([report])]
     return "\n".join(finding for finding in findings if finding not in shown)
 
 
 def _list_findings(report: AuditReport) -> list[str]:
-    """Return the verdict, the layers that explain it and the failures, each as wrapped text."""
+    """List the verdict, the layers that explain it and the failures, each as wrapped text."""
     findings = [_wrap(sentence) for sentence in report.verdict]
     for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
@@ -78,13 +78,13 @@ def _list_findings(report: AuditReport) -> list[str]:
 
 
 def results_text(reports: Sequence[AuditReport]) -> str:
-    """Return the table of the main metrics and its notes as text."""
+    """Format the table of the main metrics and its notes as text."""
     table, notes = results_table(reports)
     return "\n".join([table.to_text(WIDTH, narrowest=14), *_wrap(notes)])
 
 
 def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
-    """Return each caveat once, as wrapped text with the names of the models that have it."""
+    """List each caveat once as wrapped text, with the names of the affected models."""
     texts = []
     for caveat, names in models_by_caveat(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""
@@ -94,7 +94,7 @@ def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
 
 
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
-    """Return a table of the main metrics for each model and mode, and explanatory notes."""
+    """Return a table of the main metrics with a row for each model and mode, and notes about it."""
     columns = audit_columns(reports, TEXT_NUMBERS)
     audited = audit_rows(reports)
     several = len(reports) > 1
@@ -136,7 +136,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 
 
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
-    """Say which model is the best in each mode, and list the differences from the first model."""
+    """Describe the best model in each mode, and list the differences from the first model."""
     texts = []
     for mode_pairs in pairs_by_mode(pairs).values():
         headline, evidence = describe_best_model(mode_pairs, reports)
