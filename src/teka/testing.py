@@ -24,7 +24,7 @@ from teka.audit.audit import audit
 from teka.audit.caveats import SEVERITIES
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate
-from teka.audit.movement import Background, ImageSet, Movement, Size, check_images, roll_and_blank
+from teka.audit.movement import Background, ImageSet, Movement, Size, check_images, roll_and_fill
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, WholeShifts, square_shifts
 from teka.audit.statistics.metrics import Metrics
@@ -187,7 +187,7 @@ def equivariance_error(
         if mode == "circular":
             moved = interior.roll(step, axes)
         else:
-            moved = roll_and_blank(interior, step, torch.tensor(False))
+            moved = roll_and_fill(interior, step, torch.tensor(False))
         cells = (interior & moved)[0, 0]
         if not cells.any():
             expected = f"one that leaves cells of {sizes} to compare at shift {step}"

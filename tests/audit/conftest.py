@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.audit.measure.outputs import feature_distances, vector_errors
+from teka.audit.measure.outputs import compare_vectors, feature_distances
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 
@@ -40,7 +40,7 @@ def measure() -> Callable[..., Responses]:
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
         columns = torch.arange(logits.shape[1])
         tables: list[dict[str, Any]] = [
-            vector_errors(each, logits[zero], "logits")
+            compare_vectors(each, logits[zero], "logits")
             | feature_distances(each, logits[zero], columns)
             for each in logits
         ]

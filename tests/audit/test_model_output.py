@@ -21,11 +21,11 @@ from teka.audit.model_output import (
     MULTILABEL,
     OUTPUTS,
     OutputSource,
+    convert_detr_boxes,
+    convert_torchvision_detections,
     encode_label_sets,
     flatten_vectors,
     infer_kind,
-    read_detections,
-    read_detr_boxes,
     select_output,
 )
 from teka.audit.movement import Movement
@@ -104,10 +104,10 @@ def test_a_segmentation_is_enlarged_to_the_images(tmp_path):
 def test_boxes_are_in_pixels_and_scores_leave_out_no_object():
     images = torch.zeros(1, 3, 10, 20)
     logits, boxes = torch.tensor([[[0.0, 2.0, 0.0]]]), torch.tensor([[[0.5, 0.5, 0.2, 0.4]]])
-    (box,) = read_detr_boxes(logits, boxes, OutputSource(images, num_classes=2))[0]
+    (box,) = convert_detr_boxes(logits, boxes, OutputSource(images, num_classes=2))[0]
     assert box[:4].tolist() == pytest.approx([8, 3, 12, 7])
     assert box[4:].tolist() == pytest.approx(torch.tensor([0.0, 2.0, 0.0]).softmax(0)[:2].tolist())
-    (box,) = read_detr_boxes(logits, boxes, OutputSource(images, num_classes=3))[0]
+    (box,) = convert_detr_boxes(logits, boxes, OutputSource(images, num_classes=3))[0]
     assert box[4:].tolist() == pytest.approx([0.5, torch.tensor(2.0).sigmoid().item(), 0.5])
 
 
@@ -122,7 +122,9 @@ def test_of_a_list_of_detections_there_is_one_row_for_each_and_the_rest_is_empty
         "scores": torch.zeros(0),
         "labels": torch.zeros(0, dtype=torch.int64),
     }
-    boxes = read_detections([found, none], OutputSource(torch.zeros(2, 3, 8, 8), num_classes=2))
+    boxes = convert_torchvision_detections(
+        [found, none], OutputSource(torch.zeros(2, 3, 8, 8), num_classes=2)
+    )
     assert boxes.shape == (2, 300, 6)
     assert boxes[0, :2].tolist() == [
         pytest.approx([4, 5, 6, 7, 0.8, 0]),

@@ -10,14 +10,14 @@ from torch.testing import assert_close
 from teka import Grid
 from teka.audit import paste_on_canvas
 from teka.audit.movement import (
-    background_value,
+    background_tensor,
     bilinear_shift,
     blank_margins,
     check_lossless,
     check_window_shifts,
-    check_window_size,
     crop,
     fourier_shift,
+    parse_window_size,
     reflect,
 )
 from tests.raising import raises_for
@@ -66,13 +66,13 @@ def test_the_error_names_every_axis_and_how_many_images_lose_pixels():
 def test_a_background_that_fits_no_channel_or_is_not_finite_is_refused():
     for background in [(0.0, 1.0, 2.0), float("nan"), float("inf")]:
         with raises_for(background, ValueError, match="background must be"):
-            background_value(torch.zeros(1, 2, 5), background)
+            background_tensor(torch.zeros(1, 2, 5), background)
 
 
 def test_a_background_that_the_dtype_cannot_hold_is_refused():
     for background in [0.5, -1.0, 256.0]:
         with raises_for(background, ValueError, match=r"torch.uint8 holds"):
-            background_value(torch.zeros(1, 1, 5, dtype=torch.uint8), background)
+            background_tensor(torch.zeros(1, 1, 5, dtype=torch.uint8), background)
 
 
 def test_margins_of_what_is_no_batch_of_images_are_refused():
@@ -146,11 +146,11 @@ def test_a_window_that_would_leave_the_image_is_refused():
 def test_a_window_that_does_not_fit_is_refused():
     for crop_size in [9, (5,), (5, 14), (0, 5)]:
         with raises_for(crop_size, ValueError, match="crop_size must be"):
-            check_window_size("crop_size", (8, 13), crop_size)
+            parse_window_size("crop_size", (8, 13), crop_size)
 
 
 def test_one_size_serves_every_axis():
-    assert check_window_size("crop_size", (8, 13), 5) == (5, 5)
+    assert parse_window_size("crop_size", (8, 13), 5) == (5, 5)
 
 
 @st.composite

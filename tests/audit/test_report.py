@@ -17,8 +17,8 @@ from teka.audit.report import (
     Failure,
     PackedResponses,
     encode_image,
+    find_worst_images,
     make_examples,
-    worst_images,
 )
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
@@ -156,8 +156,8 @@ def test_images_that_change_at_most_shifts_come_first_and_those_with_something_t
     responses = measure_responses(
         left_or_right, images, SHIFTS, Movement("circular"), labels=labels
     )
-    assert worst_images(responses, 4) == (3, 1, 2, 0)
-    assert worst_images(responses, 2) == (3, 1)
+    assert find_worst_images(responses, 4) == (3, 1, 2, 0)
+    assert find_worst_images(responses, 2) == (3, 1)
 
 
 def test_an_example_has_the_answer_and_its_probability_at_every_shift():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.shifts import check_shifts, shift_order, shift_set
+from teka.audit.shifts import parse_shifts, shift_order, shift_set
 from tests.raising import raises_for
 
 
@@ -48,36 +48,36 @@ def test_a_negative_reach_or_no_axis_is_refused():
 
 
 def test_ints_and_tuples_become_one_step_for_each_axis_and_repeats_count_once():
-    assert check_shifts((5, 7), [3, (0, 3), (-5, 2), [1, 0]]) == ((0, 3), (-5, 2), (1, 0))
+    assert parse_shifts((5, 7), [3, (0, 3), (-5, 2), [1, 0]]) == ((0, 3), (-5, 2), (1, 0))
 
 
 def test_fractions_stay_and_whole_numbers_of_any_kind_are_ints():
     numbers = np.arange(-3, 3)
-    assert check_shifts((5, 7), [numbers[0], (numbers[5], 1)]) == ((0, -3), (2, 1))
-    steps = check_shifts((5, 7), [0.5, (0, 0.5), (1.0, np.float32(-2.25)), (1, -2.25)])
+    assert parse_shifts((5, 7), [numbers[0], (numbers[5], 1)]) == ((0, -3), (2, 1))
+    steps = parse_shifts((5, 7), [0.5, (0, 0.5), (1.0, np.float32(-2.25)), (1, -2.25)])
     assert steps == ((0, 0.5), (1, -2.25))
     assert type(steps[1][0]) is int
 
 
 def test_a_shift_may_be_as_long_as_the_canvas_but_not_longer():
-    assert check_shifts((5, 7), [(-5, 7), (-5, 6.75)]) == ((-5, 7), (-5, 6.75))
+    assert parse_shifts((5, 7), [(-5, 7), (-5, 6.75)]) == ((-5, 7), (-5, 6.75))
     for shift in ((6, 0), (5.25, 0)):
         with raises_for(
             shift, ValueError, match=rf"shifts must be .*\(5, 7\), got \({shift[0]}, 0\)"
         ):
-            check_shifts((5, 7), [shift])
+            parse_shifts((5, 7), [shift])
 
 
 def test_an_empty_set_is_refused():
     with pytest.raises(ValueError, match="at least one shift"):
-        check_shifts((5, 7), [])
+        parse_shifts((5, 7), [])
 
 
 def test_a_shift_needs_a_finite_number_for_each_axis():
     for shift in [(0.5,), (1, 2, 3), (0.0, float("nan")), (0.0, float("inf")), ("a", "b")]:
         # Past the annotations, as a caller without a type checker would come.
         with raises_for(shift, ValueError, match=r"shifts must be .*a finite number"):
-            inspect.unwrap(check_shifts)((5, 7), [shift])
+            inspect.unwrap(parse_shifts)((5, 7), [shift])
 
 
 SHIFTS = st.lists(st.tuples(*[st.integers(-11, 11)] * 2), min_size=1, max_size=40, unique=True)

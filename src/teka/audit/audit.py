@@ -17,7 +17,7 @@ from teka.audit.caveats import Caveat, warn_about_training_mode
 from teka.audit.layers.localize import LayerFindings, locate_layers
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.noise import NoiseFloor, noise_floor
-from teka.audit.measure.outputs import check_labels
+from teka.audit.measure.outputs import parse_labels
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, ModelError, evaluation_mode, tensor_hash, weights_hash
 from teka.audit.movement import Movement
@@ -29,8 +29,8 @@ from teka.audit.report import (
     Example,
     Failure,
     PackedResponses,
+    find_worst_images,
     make_examples,
-    worst_images,
 )
 from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.statistics.metrics import Metrics, summarize
@@ -96,7 +96,7 @@ class AuditContext:
         self.shifts = self.settings.shifts_for(self.sizes)
         self.few_images = self.images[:FEW_IMAGES].to(self.settings.device)
 
-    def attempt(
+    def run_stage(
         self, name: str, stage: Callable[[], None], *, ignore_budget: bool = False
     ) -> BaseException | None:
         """Run a stage of the audit. If it fails, record the error in the report and continue.
@@ -145,16 +145,16 @@ def run_main_stages(context: AuditContext) -> None:
     """
     settings = context.settings
     # Results are invalid if two calls on the same images give different outputs.
-    context.attempt(NOISE, partial(_measure_noise, context, precision=False))
+    context.run_stage(NOISE, partial(_measure_noise, context, precision=False))
     errors = [
-        context.attempt(f"mode {mode}", partial(_measure_mode, context, mode))
+        context.run_stage(f"mode {mode}", partial(_measure_mode, context, mode))
         for mode in settings.modes
     ]
     first_error = next(filter(None, errors), None)
     if first_error is not None and not context.responses:
         raise ValueError(str(first_error)) from first_error
-    context.attempt("examples", partial(_choose_examples, context))
-    context.attempt(VALIDITY, partial(_check_validity, context), ignore_budget=True)
+    context.run_stage("examples", partial(_choose_examples, context))
+    context.run_stage(VALIDITY, partial(_check_validity, context), ignore_budget=True)
 
 
 def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
@@ -180,7 +180,7 @@ def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
         if context.progress is not None:
             context.progress(name, index, len(stages), math.inf)
         try:
-            context.attempt(name, partial(stage, context))
+            context.run_stage(name, partial(stage, context))
         except KeyboardInterrupt:
             if not is_interruptible:
                 raise
@@ -276,7 +276,7 @@ def _run_protocol(context: AuditContext) -> None:
 
 def _choose_examples(context: AuditContext) -> None:
     for responses in context.responses:
-        worst = worst_images(responses, context.settings.num_examples)
+        worst = find_worst_images(responses, context.settings.num_examples)
         context.examples += make_examples(
             context.model, context.images, responses, worst, context.settings
         )
@@ -386,7 +386,7 @@ def audit(
     settings = settings or AuditSettings()
     if shifts is not None:
         settings = dataclasses.replace(settings, shifts=shifts)
-    _check_data(images, labels, class_names)
+    _check_images_and_labels(images, labels, class_names)
     for argument, value, kind in (
         ("name", name, str),
         ("command", command, str),
@@ -404,7 +404,7 @@ def audit(
         checkpoint = check_path("checkpoint", checkpoint)
         if not checkpoint.is_dir():
             raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
-    _check_layers(model, settings)
+    _check_layer_names(model, settings)
     context = AuditContext(
         model, images, labels, settings, progress, checkpoint, caveats=list(caveats)
     )
@@ -454,7 +454,7 @@ def audit(
     return make_report()
 
 
-def _check_layers(model: object, settings: AuditSettings) -> None:
+def _check_layer_names(model: object, settings: AuditSettings) -> None:
     """Check that the requested layers exist, before anything is measured."""
     if settings.layers is None or "layers" not in settings.parts:
         return
@@ -465,12 +465,14 @@ def _check_layers(model: object, settings: AuditSettings) -> None:
     check_names("layers", settings.layers, [name for name, _ in module.named_modules() if name])
 
 
-def _check_data(images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None) -> None:
+def _check_images_and_labels(
+    images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None
+) -> None:
     check_dense("images", images, "images", "channels", "height", "width")
     if not images.isfinite().all():
         raise wrong_argument("images", "NaN or infinity", "finite values")
     if labels is not None:
-        labels = check_labels(labels, len(images))
+        labels = parse_labels(labels, len(images))
     if class_names is None:
         return
     num_classes = len(check_names("class_names", class_names))

@@ -11,7 +11,7 @@ from teka.audit.measure.outputs import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model, output_difference
 from teka.audit.model_output import MULTILABEL
-from teka.audit.movement import ImageSet, Movement, background_value
+from teka.audit.movement import ImageSet, Movement, background_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of
@@ -202,7 +202,7 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
         return
     edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
     border = torch.cat([edge.transpose(0, 1).flatten(1) for edge in edges], dim=1)
-    fill = background_value(images, movement.background).flatten().expand(images.shape[1])
+    fill = background_tensor(images, movement.background).flatten().expand(images.shape[1])
     commonest = border.mode(dim=1).values
     share = (border == commonest[:, None]).double().mean(dim=1)
     wrong = (share >= BORDER_SHARE) & (commonest != fill)

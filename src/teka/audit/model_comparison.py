@@ -9,7 +9,7 @@ from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import evaluation_mode
 from teka.audit.report import AuditReport, Example, make_examples
-from teka.audit.statistics.comparison import Pair, compare_every_two, disagreement
+from teka.audit.statistics.comparison import Pair, compare_all_pairs, disagreement_mask
 from teka.checks import module_of
 from teka.codec import encode
 from teka.errors import wrong_argument
@@ -61,7 +61,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     pairs = [
         pair
         for mode in responses_by_mode
-        for pair in compare_every_two(mode, noise=noise, **intervals)
+        for pair in compare_all_pairs(mode, noise=noise, **intervals)
     ]
     return ModelComparison(_choose_common_examples(cases, reports, responses_by_mode), pairs)
 
@@ -110,7 +110,7 @@ def _choose_common_examples(
     for responses in responses_by_mode:
         if any(response.predictions is None for response in responses):
             continue
-        num_shifts = disagreement(responses).sum(dim=0)
+        num_shifts = disagreement_mask(responses).sum(dim=0)
         order = num_shifts.argsort(descending=True, stable=True).tolist()
         indices = order[: cases[0].settings.num_examples]
         for case, response, shown in zip(cases, responses, examples, strict=True):

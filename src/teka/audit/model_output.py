@@ -68,12 +68,14 @@ class OutputSource:
 # --- Selection of the measured field of a structured output
 
 
-def read_maps(value: Any, source: OutputSource) -> Float[Tensor, "batch classes *sizes"]:
+def upsample_segmentation(
+    value: Any, source: OutputSource
+) -> Float[Tensor, "batch classes *sizes"]:
     """Upsample a segmentation map bilinearly, so that it has class logits for every pixel."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
-def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
+def hidden_state_to_features(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
     """Convert the hidden state of a model to one feature vector for each image.
 
     For tokens (B, L, C), the vector is the class token if the model has one, and otherwise the mean
@@ -96,7 +98,7 @@ def read_hidden_state(value: Any, source: OutputSource) -> Float[Tensor, "batch 
     return state[:, 0] if has_class_token else state.mean(dim=1)
 
 
-def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) -> Boxes:
+def convert_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) -> Boxes:
     """Convert the outputs of a detector such as DETR to boxes in pixels, with a score per class.
 
     If there is one more logit than there are classes, the last logit stands for "no object", and
@@ -117,7 +119,9 @@ def read_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource) ->
     return torch.cat([corners * corners.new_tensor([width, height] * 2), scores], dim=-1)
 
 
-def read_detections(detections: Sequence[Mapping[str, Tensor]], source: OutputSource) -> Boxes:
+def convert_torchvision_detections(
+    detections: Sequence[Mapping[str, Tensor]], source: OutputSource
+) -> Boxes:
     """Convert the outputs of a torchvision detector to boxes in pixels, with a score per class.
 
     Args:
@@ -152,14 +156,14 @@ class OutputField(NamedTuple):
 
 # The first entry whose fields are all present is used.
 FIELDS = (
-    OutputField(("logits", "pred_boxes"), "boxes", read_detr_boxes),
+    OutputField(("logits", "pred_boxes"), "boxes", convert_detr_boxes),
     OutputField(("logits",), "auto"),
-    OutputField(("out",), "segmentation", read_maps),
+    OutputField(("out",), "segmentation", upsample_segmentation),
     OutputField(("image_embeds",), "features"),
     OutputField(("pooler_output",), "features"),
     OutputField(("cls_token_value",), "features"),
-    OutputField(("last_hidden_state",), "features", read_hidden_state),
-    OutputField(("feature_maps",), "features", read_hidden_state),
+    OutputField(("last_hidden_state",), "features", hidden_state_to_features),
+    OutputField(("feature_maps",), "features", hidden_state_to_features),
 )
 DETECTION = {"boxes", "scores", "labels"}
 FIELD_NAMES = tuple(dict.fromkeys(name for field in FIELDS for name in field.names))
@@ -180,11 +184,11 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
         ValueError: The output does not have the named field or any supported field. The message
             lists the fields that the output has.
     """
-    fields = fields_of(result)
+    fields = output_fields(result)
     if name is None:
         values, kind = _select_field(result, fields, source)
     elif fields is None or name not in fields:
-        names = ", ".join(map(repr, fields or ())) or "none, because it " + describe(result)
+        names = ", ".join(map(repr, fields or ())) or "none, because it " + describe_output(result)
         expected = f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}"
         raise wrong_value("output_name", name, expected)
     else:
@@ -204,7 +208,7 @@ def _select_field(
     if isinstance(result, list) and all(
         isinstance(image, Mapping) and image.keys() >= DETECTION for image in result
     ):
-        return read_detections(result, source), "boxes"
+        return convert_torchvision_detections(result, source), "boxes"
     present = {key: value for key, value in fields.items() if value is not None}
     for field in FIELDS:
         if present.keys() >= set(field.names):
@@ -212,7 +216,7 @@ def _select_field(
     tensors = [value for value in present.values() if isinstance(value, Tensor | np.ndarray)]
     if len(tensors) != 1:
         hint = "; output_name chooses one of several" if tensors else ""
-        raise ValueError(f"{describe(result)}, expected {EXPECTED_OUTPUT}{hint}")
+        raise ValueError(f"{describe_output(result)}, expected {EXPECTED_OUTPUT}{hint}")
     return as_tensor(tensors[0]), "auto"
 
 
@@ -225,7 +229,7 @@ def as_tensor(value: object) -> Tensor:
         except TypeError:
             raise ValueError(f"is an array of {array.dtype}, expected real numbers") from None
     if not isinstance(value, Tensor):
-        raise ValueError(f"{describe(value)}, expected {EXPECTED_OUTPUT}")
+        raise ValueError(f"{describe_output(value)}, expected {EXPECTED_OUTPUT}")
     device = value.device.type
     if value.layout != torch.strided or value.is_nested or value.is_quantized or device == "meta":
         raise ValueError(
@@ -236,9 +240,9 @@ def as_tensor(value: object) -> Tensor:
     return value
 
 
-def describe(result: object) -> str:
+def describe_output(result: object) -> str:
     """Describe an output for error messages, such as "is a dict of 'a' (torch.int64 of …)"."""
-    fields = fields_of(result)
+    fields = output_fields(result)
     kind = type(result).__name__
     if result is None or isinstance(result, Tensor | np.ndarray):
         return f"is {_describe_field(result)}"
@@ -255,7 +259,7 @@ def _describe_field(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def fields_of(result: object) -> dict[str, object] | None:
+def output_fields(result: object) -> dict[str, object] | None:
     """Return the fields of a dictionary, tuple or object, by their names or indices.
 
     Return None if the output has no fields, such as a tensor.
@@ -319,7 +323,7 @@ def _predict_label_set(values: Values, threshold: float) -> Predictions:
     return encode_label_sets(values > threshold)
 
 
-def _read_classes(values: Values) -> Predictions:
+def _class_indices(values: Values) -> Predictions:
     """Return the class indices (B,) from the output (B, 1) of a model that predicts them."""
     if (values < 0).any():
         smallest = int(values.min())
@@ -390,7 +394,7 @@ KINDS = (
         "classes",
         "the class of each image as a whole number, shape (batch,)",
         lambda values, image_size: not values.is_floating_point() and _vector_length(values) == 1,
-        _read_classes,
+        _class_indices,
     ),
     OutputKind(
         "multilabel_probabilities",
@@ -493,7 +497,7 @@ def infer_kind(
     else:
         expected = f"{KIND_BY_NAME[kind].expected}, because the requested kind is {kind!r}"
     if not KIND_BY_NAME[kind].accepts(values, image_size):
-        raise ValueError(f"the output of the model {describe(values)}, expected {expected}")
+        raise ValueError(f"the output of the model {describe_output(values)}, expected {expected}")
     shape = tuple(values.shape)
     if kind not in MAPS:
         if stride is not None:

@@ -15,7 +15,7 @@ from teka.audit.shifts import (
     CheckedShifts,
     SubpixelShift,
     SubpixelShifts,
-    check_shifts,
+    parse_shifts,
 )
 from teka.checks import check_dense, check_name, check_number, check_sequence, is_integer, is_number
 from teka.errors import wrong_shape, wrong_value
@@ -47,7 +47,7 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
         raise wrong_value(f"{argument}.dtype", images.dtype, "a real dtype")
 
 
-def check_background(background: Background) -> list[float | int]:
+def parse_background(background: Background) -> list[float | int]:
     """Check the argument `background`, and convert it to a list of floats.
 
     Raises:
@@ -62,13 +62,13 @@ def check_background(background: Background) -> list[float | int]:
     return list(map(float, values))
 
 
-def background_value(images: Images, background: Background) -> Tensor:
+def background_tensor(images: Images, background: Background) -> Tensor:
     """Convert a background to a tensor that has the dtype of the images and broadcasts with them.
 
     Raises:
         ValueError: The number of values is wrong, or the dtype cannot represent a value.
     """
-    values = torch.tensor(check_background(background), dtype=torch.float64)
+    values = torch.tensor(parse_background(background), dtype=torch.float64)
     channels = images.shape[1]
     if len(values) != channels and not is_number(background):
         expected = f"one value, or one for each of the {channels} channels"
@@ -84,7 +84,7 @@ def background_value(images: Images, background: Background) -> Tensor:
 def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
     """Count the rows or columns of background at each side of each image."""
     check_images(images)
-    occupied = (images != background_value(images, background)).any(dim=1)
+    occupied = (images != background_tensor(images, background)).any(dim=1)
     margins = []
     for axis in range(occupied.ndim - 1):
         line = occupied.movedim(axis + 1, 1).unsqueeze(-1).flatten(2).any(dim=2)
@@ -121,13 +121,13 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
     """
     check_images(images)
     sizes = tuple(images.shape[2:])
-    canvas = check_window_size("canvas_size", sizes, canvas_size)
-    canvases = background_value(images, background).expand(*images.shape[:2], *canvas).clone()
+    canvas = parse_window_size("canvas_size", sizes, canvas_size)
+    canvases = background_tensor(images, background).expand(*images.shape[:2], *canvas).clone()
     crop(canvases, sizes, (0,) * len(sizes)).copy_(images)
     return canvases
 
 
-def check_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[int, ...]:
+def parse_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[int, ...]:
     """Check the argument `canvas_size` or `crop_size`, and convert it to one integer for each axis.
 
     Args:
@@ -168,7 +168,7 @@ def crop(
     return images
 
 
-def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Images:
+def roll_and_fill(images: Images, shift: Sequence[int], value: Tensor) -> Images:
     """Shift images by whole pixels, and fill the pixels that enter with the given value."""
     moved = images.roll(tuple(shift), tuple(range(2, images.ndim)))
     for axis, step in enumerate(shift, 2):
@@ -178,7 +178,7 @@ def roll_and_blank(images: Images, shift: Sequence[int], value: Tensor) -> Image
     return moved
 
 
-def reflect(images: Images, shift: Sequence[int]) -> Images:
+def reflect_shift(images: Images, shift: Sequence[int]) -> Images:
     """Shift images by whole pixels, and fill the pixels that enter with a mirror image.
 
     Along an axis of size S, a shift by s pixels copies pixel r(i − s) of the image to pixel i. The
@@ -324,7 +324,7 @@ class Movement:
                 expected = "a number, or one for each channel or axis"
                 values = tuple(check_sequence(argument, values, expected))
                 object.__setattr__(self, argument, values)
-        check_background(self.background)
+        parse_background(self.background)
         for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
             owner = argument.removesuffix("_size")
             is_needed = self.mode == owner
@@ -352,7 +352,7 @@ class Movement:
         for argument in ("canvas_size", "crop_size"):
             size = getattr(self, argument)
             if size is not None:
-                return check_window_size(argument, image_size, size)
+                return parse_window_size(argument, image_size, size)
         return tuple(image_size)
 
     def place(self, images: Tensor) -> Images:
@@ -391,7 +391,7 @@ class Movement:
         """
         sizes = tuple(placed.shape[2:])
         mode = MODES[self.mode]
-        steps = check_shifts(sizes, shifts, argument)
+        steps = parse_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
         if fractions and not mode.takes_fractions:
             expected = f"whole numbers, because mode {self.mode!r} shifts by whole pixels"
@@ -415,11 +415,11 @@ class Movement:
             return bilinear_shift(placed, shift)
         whole = [int(step) for step in shift]
         if self.mode == "reflect":
-            return reflect(placed, whole)
+            return reflect_shift(placed, whole)
         if self.mode == "crop":
             return crop(placed, self.seen_size(placed.shape[2:]), whole).clone()
         if self.mode == "zero":
-            return roll_and_blank(placed, whole, background_value(placed, self.background))
+            return roll_and_fill(placed, whole, background_tensor(placed, self.background))
         return placed.roll(whole, tuple(range(2, placed.ndim)))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
-from teka.audit.movement import Movement, roll_and_blank
+from teka.audit.movement import Movement, roll_and_fill
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.intervals import (
     BootstrapSettings,
@@ -58,7 +58,7 @@ class ProtocolResult:
     metrics: dict[str, Metrics]
 
 
-def horn2021(
+def run_horn2021(
     function: Model, images: Images, labels: Labels, settings: AuditSettings = DEFAULT_SETTINGS
 ) -> ProtocolResult:
     """Evaluate the protocol of Horn et al. (2021): accuracy at 17 horizontal shifts.
@@ -107,7 +107,7 @@ def horn2021(
             )
         metrics[name] = summarize(responses, **settings.intervals)
         share = correct.double().mean(dim=0)
-        numbers[f"mean accuracy, {name}"] = _mean_share(share, settings)
+        numbers[f"mean accuracy, {name}"] = _estimate_mean(share, settings)
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return ProtocolResult(
         "horn2021",
@@ -121,7 +121,7 @@ def horn2021(
     )
 
 
-def zhang2019(
+def run_zhang2019(
     function: Model,
     images: Images,
     labels: Labels = None,
@@ -158,12 +158,12 @@ def zhang2019(
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
-        {"consistency of two crops": _mean_share(agreement.double().mean(dim=0), settings)},
+        {"consistency of two crops": _estimate_mean(agreement.double().mean(dim=0), settings)},
         {},
     )
 
 
-def chaman2021(
+def run_chaman2021(
     function: Model,
     images: Images,
     labels: Labels = None,
@@ -201,7 +201,7 @@ def chaman2021(
         # The window on the zero-padded image moves, so the content moves in the other direction.
         (
             "zero-padded",
-            lambda batch, place: roll_and_blank(
+            lambda batch, place: roll_and_fill(
                 batch, [-step for step in place], batch.new_zeros(())
             ),
         ),
@@ -209,7 +209,8 @@ def chaman2021(
         agreement = compare_random_positions(
             function, images, move, low=-largest, high=largest, passes=1, settings=settings
         )
-        numbers[f"consistency of two shifts, {name}"] = _mean_share(agreement[0].double(), settings)
+        consistency = _estimate_mean(agreement[0].double(), settings)
+        numbers[f"consistency of two shifts, {name}"] = consistency
     return ProtocolResult(
         "chaman2021",
         "Each image is shifted twice, by random steps of −m … m − 1 pixels along each axis, with "
@@ -225,7 +226,7 @@ def chaman2021(
 
 
 # Function of each protocol in `teka.audit.settings.PROTOCOL_NAMES`.
-PROTOCOLS = {"horn2021": horn2021, "zhang2019": zhang2019, "chaman2021": chaman2021}
+PROTOCOLS = {"horn2021": run_horn2021, "zhang2019": run_zhang2019, "chaman2021": run_chaman2021}
 
 
 def compare_random_positions(
@@ -270,6 +271,6 @@ def compare_random_positions(
     return agreement
 
 
-def _mean_share(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:
+def _estimate_mean(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:
     bootstrap = ImageBootstrap(len(shares), BootstrapSettings(**settings.intervals))
     return estimate_share(shares.numpy(), bootstrap)

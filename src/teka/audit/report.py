@@ -272,7 +272,7 @@ class AuditReport:
             raise ValueError(f"path {path}: {error}") from error
 
 
-def worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
+def find_worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
     """Return the indices of the images whose predictions change at the largest number of shifts.
 
     Images that are classified correctly without a shift come first.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
-from teka.audit.movement import TRANSLATION_MODES, Background, Movement, Size, check_background
-from teka.audit.shifts import CheckedShifts, complete_steps, read_steps, square_shifts
+from teka.audit.movement import TRANSLATION_MODES, Background, Movement, Size, parse_background
+from teka.audit.shifts import CheckedShifts, parse_steps, shifts_to_tuples, square_shifts
 from teka.audit.statistics.intervals import BootstrapSettings
 from teka.checks import check_device, check_name, check_names, check_number, check_sizes
 from teka.codec import encode
@@ -94,8 +94,8 @@ class AuditSettings:
         if not modes or len(set(modes)) < len(modes):
             raise wrong_value("modes", modes, "at least one mode, each once")
         if self.shifts is not None:
-            read_steps("shifts", self.shifts)
-        check_background(self.background)
+            parse_steps("shifts", self.shifts)
+        parse_background(self.background)
         if self.device is not None:
             check_device("device", self.device)
         if self.protocol is not None:
@@ -117,7 +117,7 @@ class AuditSettings:
         """Return the shifts for images of the given spatial size, including the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
-        return tuple(complete_steps([0.0, *read_steps("shifts", self.shifts)], len(sizes)))
+        return tuple(shifts_to_tuples([0.0, *parse_steps("shifts", self.shifts)], len(sizes)))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """Convert the settings to JSON data, with the shifts for the given image size."""

@@ -22,7 +22,7 @@ MOST_TOKENS = 10_000_000  # maximum total length of the permutations of a set
 Shift = SupportsIndex | Sequence[SupportsIndex]
 # The same with fractions, for the sub-pixel modes.
 SubpixelShift = SupportsFloat | SupportsIndex | Sequence[SupportsFloat | SupportsIndex]
-CheckedShift = tuple[int | float, ...]  # one step for each axis, as returned by `check_shifts`
+CheckedShift = tuple[int | float, ...]  # one step for each axis, as returned by `parse_shifts`
 CheckedShifts = tuple[CheckedShift, ...]
 WholeShifts = tuple[tuple[int, ...], ...]
 SubpixelShifts = Iterable[SubpixelShift]
@@ -41,7 +41,7 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
         max_shift: Largest shift m in pixels.
         num_axes: Number n of spatial axes.
     """
-    steps = _steps(max_shift, num_axes)
+    steps = _step_range(max_shift, num_axes)
     axes = range(num_axes)
     shifts = [tuple(step * (axis == other) for other in axes) for axis in axes for step in steps]
     return tuple(dict.fromkeys(shifts))
@@ -63,7 +63,7 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
     Raises:
         ValueError: There are too many shifts.
     """
-    steps = _steps(max_shift, num_axes)
+    steps = _step_range(max_shift, num_axes)
     if len(steps) ** num_axes > MOST_SHIFTS:
         expected = f"small enough for at most {MOST_SHIFTS:,} shifts"
         hint = f"There are (2 · {max_shift} + 1)^{num_axes} shifts."
@@ -110,10 +110,10 @@ def shift_set(
         shifts = [shift for shift in shifts if shift[1 if name == "dy" else 0] == 0]
     # Remove the rounding error of products.
     scaled = [[round(float(index * step), 9) for index in shift] for shift in shifts]
-    return tuple(complete_steps(scaled, num_axes=2))
+    return tuple(shifts_to_tuples(scaled, num_axes=2))
 
 
-def _steps(max_shift: int, num_axes: int) -> range:
+def _step_range(max_shift: int, num_axes: int) -> range:
     check_sizes({"max_shift": max_shift}, least=0, most=MOST_STEPS)
     check_sizes({"num_axes": num_axes}, most=MOST_AXES)
     return range(-max_shift, max_shift + 1)
@@ -146,7 +146,7 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> W
     return tuple(drawn)
 
 
-def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
+def parse_steps(argument: str, shifts: object) -> list[list[float] | float]:
     """Check that shifts are finite numbers, and convert them to floats.
 
     A shift with one number for each axis becomes a list. A single number stays a single number.
@@ -171,7 +171,7 @@ def read_steps(argument: str, shifts: object) -> list[list[float] | float]:
     return rows
 
 
-def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
+def shifts_to_tuples(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
     """Convert shifts to tuples with one step for each axis, and remove duplicates.
 
     A shift that is a single number moves along the last axis. Whole steps become ints.
@@ -183,7 +183,7 @@ def complete_steps(shifts: Iterable[list[float] | float], num_axes: int) -> list
     return list(dict.fromkeys(steps))
 
 
-def check_shifts(
+def parse_shifts(
     sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
 ) -> CheckedShifts:
     """Check that shifts fit images of the given size, and convert them to tuples.
@@ -200,7 +200,7 @@ def check_shifts(
     Raises:
         ValueError: There are no shifts, or a shift has a wrong length or is larger than the canvas.
     """
-    checked = complete_steps(read_steps(argument, shifts), len(sizes))
+    checked = shifts_to_tuples(parse_steps(argument, shifts), len(sizes))
     for steps in checked:
         if len(steps) != len(sizes):
             raise wrong_value(argument, steps, f"a finite number for each of the {len(sizes)} axes")

@@ -30,40 +30,41 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
         headline = f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}."
         modes = [_mode_sentence(metrics, report) for metrics in undecided]
         return headline, *modes, *_layer_sentences(report)
-    sentences = [_headline(report, undecided)]
+    sentences = [_headline_sentence(report, undecided)]
     if len(report.metrics) == 1:  # the headline describes the effect in this mode
-        if details := "; ".join(_describe_details(report.metrics[0])):
+        if details := "; ".join(_describe_other_metrics(report.metrics[0])):
             sentences.append(f"{details[0].upper()}{details[1:]}.")
     else:
         sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
     sentences += _layer_sentences(report)
     for protocol in report.protocols:
         numbers = "; ".join(
-            f"{name} {_write_estimate(number)}" for name, number in protocol.numbers.items()
+            f"{name} {_format_estimate(number)}" for name, number in protocol.numbers.items()
         )
         sentences.append(f"Protocol {protocol.name}: {numbers}.")
     return tuple(sentences)
 
 
-def _headline(report: AuditReport, undecided: Sequence[Metrics]) -> str:
+def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str:
     """Return the first sentence of the verdict, which describes the largest effect in any mode."""
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
-    worst = max(moved, key=_effect_size)
+    worst = max(moved, key=_effect_sort_key)
     described = [worst]
     if all(metrics.is_exact for metrics in moved if metrics not in undecided):
         if undecided:
-            return f"{_undecided_sentence(report)} ({_circumstances(undecided, report)})."
+            notes = _describe_images_and_modes(undecided, report)
+            return f"{_undecided_sentence(report)} ({notes})."
         described = moved
     longest = max(abs(step) for metrics in described for shift in metrics.shifts for step in shift)
     pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
     effect, detail = _describe_effect(worst)
-    notes = f"{detail}{_circumstances(described, report)}"
+    notes = f"{detail}{_describe_images_and_modes(described, report)}"
     return f"Moving the image by up to {pixels} {effect} ({notes})."
 
 
-def _effect_size(metrics: Metrics) -> tuple[float, float, float]:
+def _effect_sort_key(metrics: Metrics) -> tuple[float, float, float]:
     """Return a sort key for modes: the loss of overlap, the loss of consistency, and the error."""
     values = {name: number.value for name, number in metrics.numbers.items()}
     return (
@@ -84,14 +85,14 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
     if "overlap" in numbers:
         overlap = numbers["overlap"]
         effect = f"leaves a mean IoU of {format_share(overlap.value)} % with the moved output"
-        return f"{effect} for the original image", f"{_write_confidence(overlap)}; "
+        return f"{effect} for the original image", f"{_format_confidence_interval(overlap)}; "
     never = ""
     if "consistency" in numbers:
         same = numbers["consistency"]
         changed = replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
         if changed.value > 0:
             effect = f"changes the prediction in {format_share(changed.value)} % of cases"
-            return effect, f"{_write_confidence(changed)}; "
+            return effect, f"{_format_confidence_interval(changed)}; "
         never = ", and never the prediction"
     # An output of zero has no relative error.
     size = ""
@@ -100,7 +101,7 @@ def _describe_effect(metrics: Metrics) -> tuple[str, str]:
     return f"changes the output{size}{never}", ""
 
 
-def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
+def _describe_images_and_modes(moved: Sequence[Metrics], report: AuditReport) -> str:
     """Describe the number of images and the modes, such as "10 images, mode circular"."""
     num_images = min(metrics.num_images for metrics in moved)
     images = f"{num_images} image{'' if num_images == 1 else 's'}"
@@ -110,16 +111,16 @@ def _circumstances(moved: Sequence[Metrics], report: AuditReport) -> str:
     return f"{images}, mode{'' if len(modes) == 1 else 's'} {join_words(modes)}"
 
 
-def _write_ends(estimate: Estimate) -> str:
+def _format_ends(estimate: Estimate) -> str:
     return f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
 
 
-def _write_confidence(estimate: Estimate) -> str:
-    return f"{100 * estimate.confidence:g} % interval {_write_ends(estimate)}"
+def _format_confidence_interval(estimate: Estimate) -> str:
+    return f"{100 * estimate.confidence:g} % interval {_format_ends(estimate)}"
 
 
-def _write_estimate(estimate: Estimate) -> str:
-    return f"{format_share(estimate.value)} % ({_write_ends(estimate)})"
+def _format_estimate(estimate: Estimate) -> str:
+    return f"{format_share(estimate.value)} % ({_format_ends(estimate)})"
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
@@ -154,11 +155,11 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
     effect, detail = _describe_effect(metrics)
     notes = f" ({detail.removesuffix('; ')})" if detail else ""
-    parts = [f"{where}: moving the image {effect}{notes}", *_describe_details(metrics)]
+    parts = [f"{where}: moving the image {effect}{notes}", *_describe_other_metrics(metrics)]
     return f"{'; '.join(parts)}."
 
 
-def _describe_details(metrics: Metrics) -> list[str]:
+def _describe_other_metrics(metrics: Metrics) -> list[str]:
     """Describe the overlap, retrieval and accuracy in a mode, each as a clause of a sentence."""
     numbers = metrics.numbers
     if len(metrics.shifts) < 2:
@@ -170,17 +171,17 @@ def _describe_details(metrics: Metrics) -> list[str]:
     if "retrieval" in numbers:
         parts.append(
             "the features are nearest to those of the same unshifted image for "
-            f"{_write_estimate(numbers['retrieval'])} of the shifted images"
+            f"{_format_estimate(numbers['retrieval'])} of the shifted images"
         )
     if "accuracy" in numbers:
-        accuracy = f"{_write_estimate(numbers['accuracy'])} of the images are classified correctly"
+        accuracy = f"{_format_estimate(numbers['accuracy'])} of the images are classified correctly"
         if not metrics.is_exact:
             by_shift = metrics.curves["accuracy"].values
             worst = metrics.shifts[by_shift.index(min(by_shift))]
             accuracy += (
                 f" unshifted, {format_share(min(by_shift))} % at the worst shift, (dy, dx) = "
                 f"({', '.join(map(format_step, worst))}), and "
-                f"{_write_estimate(numbers['worst_shift_accuracy'])} at every shift"
+                f"{_format_estimate(numbers['worst_shift_accuracy'])} at every shift"
             )
         parts.append(accuracy)
     return parts

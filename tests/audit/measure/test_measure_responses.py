@@ -215,12 +215,12 @@ def test_the_time_left_is_estimated_from_the_pace_so_far():
     start = time.perf_counter()
     deadline = Deadline()
     time.sleep(0.01)
-    left = deadline.estimate_left(num_done=10, num_remaining=20)
+    left = deadline.estimate_seconds_left(num_done=10, num_remaining=20)
     assert 0.02 <= left <= 2 * (time.perf_counter() - start)
 
 
 def test_the_time_left_is_never_more_than_the_budget():
-    assert 0 <= Deadline(3.0).estimate_left(num_done=1, num_remaining=10**15) <= 3.0
+    assert 0 <= Deadline(3.0).estimate_seconds_left(num_done=1, num_remaining=10**15) <= 3.0
 
 
 def test_a_budget_ends():

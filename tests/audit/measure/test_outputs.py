@@ -12,9 +12,9 @@ from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.outputs import (
     align_maps,
     check_dense_shifts,
-    class_overlap,
+    compare_vectors,
+    segmentation_overlap,
     squared_errors,
-    vector_errors,
 )
 from teka.audit.movement import Movement
 from teka.audit.statistics.metrics import summarize
@@ -217,7 +217,7 @@ def test_overlap_of_classes_is_that_of_sets_of_cells(num_classes, seed):
     first, second = torch.randint(
         num_classes, (2, 3, 5, 7), generator=torch.Generator().manual_seed(seed)
     )
-    for row, found in enumerate(class_overlap(first, second, num_classes)):
+    for row, found in enumerate(segmentation_overlap(first, second, num_classes)):
         cells = [
             [
                 set((one[row] == kind).flatten().nonzero().flatten().tolist())
@@ -254,11 +254,11 @@ def test_the_change_of_probability_is_that_of_the_class_without_a_shift(kind):
     shifted = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64)
     if kind == "logits":
         unshifted, shifted = unshifted.log(), shifted.log()
-    change = vector_errors(shifted, unshifted, kind)["probability_change"]
+    change = compare_vectors(shifted, unshifted, kind)["probability_change"]
     torch.testing.assert_close(change, torch.tensor([0.5, 0.1], dtype=torch.float64))
 
 
 def test_a_single_logit_is_that_of_the_second_class():
     logits = torch.tensor([[0.7], [0.9]], dtype=torch.float64).logit()
-    change = vector_errors(logits[:1], logits[1:], "logits")["probability_change"]
+    change = compare_vectors(logits[:1], logits[1:], "logits")["probability_change"]
     torch.testing.assert_close(change, torch.tensor([0.2], dtype=torch.float64))

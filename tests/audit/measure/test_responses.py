@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from teka.audit import axis_shifts, measure_responses, summarize
-from teka.audit.measure.responses import check_same_images, take_common
+from teka.audit.measure.responses import check_same_images, select_common_shifts
 from teka.audit.movement import Movement
 from tests.audit.measure.models import present
 from tests.raising import raises_for
@@ -25,7 +25,7 @@ def without(responses, row, image):
 
 
 def test_the_shifts_in_common_are_those_complete_for_all(plain):
-    first, second = take_common([without(plain, 1, 2), plain])
+    first, second = select_common_shifts([without(plain, 1, 2), plain])
     assert first.shifts == second.shifts == ((0, 0), (1, 0))
     assert second.evaluated.shape == (2, 4)
 

@@ -5,9 +5,9 @@ import torch
 
 from teka.audit.statistics.comparison import (
     Pair,
-    compare_every_two,
+    compare_all_pairs,
     compare_responses,
-    disagreement,
+    disagreement_mask,
     find_best_models,
     holm_adjust,
 )
@@ -32,13 +32,13 @@ def answers(measure, shares, labelled=True):
 
 @pytest.fixture
 def best_models(measure):
-    pairs = compare_every_two(answers(measure, (0.2, 0.9, 0.5, 0.87)), num_resamples=100)
+    pairs = compare_all_pairs(answers(measure, (0.2, 0.9, 0.5, 0.87)), num_resamples=100)
     return {best.metric: best for best in find_best_models(pairs)}
 
 
 def test_every_two_models_are_compared_once(measure):
     responses = answers(measure, (0.2, 0.9, 0.5))
-    pairs = compare_every_two(responses, num_resamples=100, seed=3)
+    pairs = compare_all_pairs(responses, num_resamples=100, seed=3)
     assert [(pair.first, pair.second) for pair in pairs] == [(0, 1), (0, 2), (1, 2)]
     assert pairs[2].comparison == compare_responses(
         responses[1], responses[2], num_resamples=100, seed=3
@@ -51,7 +51,7 @@ def test_differences_within_the_noise_of_either_model_are_not_significant(measur
     clean = torch.randn(1, NUM_IMAGES, 3, generator=generator).repeat(len(SHIFTS), 1, 1)
     moved = torch.tensor([bool(any(shift)) for shift in SHIFTS])[:, None, None]
     responses = [measure(SHIFTS, clean + size * moved, labels) for size in (0.0, 1e-3, 2e-3)]
-    pairs = compare_every_two(responses, noise=[0.0, 0.0, 0.01], num_resamples=100)
+    pairs = compare_all_pairs(responses, noise=[0.0, 0.0, 0.01], num_resamples=100)
     p_values = [pair.comparison.numbers["mean_error"].p_value for pair in pairs]
     assert p_values == pytest.approx([1e-4, 1.0, 1.0])
 
@@ -67,12 +67,12 @@ def test_the_best_leads_by_its_differences_and_is_told_apart_where_they_are_sign
     )
     assert all(one.lower <= one.value <= one.upper for one in best.advantages.values())
     # Two images of 90 are no evidence, 36 are.
-    assert best.tied == [3]
-    assert best.beaten == [2, 0]
+    assert best.tied_models == [3]
+    assert best.worse_models == [2, 0]
 
 
 def test_p_values_are_adjusted_over_all_pairs_not_those_of_the_best_alone(measure):
-    pairs = compare_every_two(answers(measure, (0.5, 0.56, 0.51)), num_resamples=100)
+    pairs = compare_all_pairs(answers(measure, (0.5, 0.56, 0.51)), num_resamples=100)
     raw = [pair.comparison.numbers["accuracy"].p_value for pair in pairs]
     adjusted = holm_adjust(raw)
     (best,) = [best for best in find_best_models(pairs) if best.metric == "accuracy"]
@@ -86,14 +86,14 @@ def test_of_what_is_no_share_the_lowest_is_best(measure):
     moved = restless.error_squared.clone()
     moved[restless.moved] = 0.1 * restless.norm_squared[restless.moved] * torch.rand(NUM_IMAGES)
     restless = replace(restless, error_squared=moved)
-    pairs = compare_every_two([restless, steady], num_resamples=100)
+    pairs = compare_all_pairs([restless, steady], num_resamples=100)
     (best,) = [best for best in find_best_models(pairs) if best.metric == "mean_error"]
     assert best.model == 1
     assert best.advantages[0].value > 0
 
 
 def test_a_number_that_some_pair_lacks_has_no_best(measure):
-    pairs = compare_every_two(answers(measure, (0.2, 0.9, 0.5), labelled=False), num_resamples=100)
+    pairs = compare_all_pairs(answers(measure, (0.2, 0.9, 0.5), labelled=False), num_resamples=100)
     assert "accuracy" not in {best.metric for best in find_best_models(pairs)}
     lacking = replace(pairs[0].comparison, numbers={})
     assert find_best_models([Pair(0, 1, lacking), *pairs[1:]]) == []
@@ -101,13 +101,13 @@ def test_a_number_that_some_pair_lacks_has_no_best(measure):
 
 
 def test_models_disagree_where_not_all_are_right_or_all_wrong(measure):
-    apart = disagreement(answers(measure, (0.2, 0.9, 0.5)))
+    apart = disagreement_mask(answers(measure, (0.2, 0.9, 0.5)))
     assert apart.sum(dim=1).tolist() == [63] * len(SHIFTS)
-    assert not disagreement(answers(measure, (0.4, 0.4))).any()
+    assert not disagreement_mask(answers(measure, (0.4, 0.4))).any()
     # Without labels two wrong answers that differ are a disagreement too.
     one, other = answers(measure, (0.0, 0.0), labelled=False)
-    assert disagreement([one, replace(other, predictions=(other.predictions + 1) % 3)]).all()
-    assert not disagreement([one, other]).any()
+    assert disagreement_mask([one, replace(other, predictions=(other.predictions + 1) % 3)]).all()
+    assert not disagreement_mask([one, other]).any()
 
 
 def test_holm_adjusts_an_example_from_the_definition():

@@ -18,11 +18,11 @@ from teka.audit.statistics.intervals import (
     BootstrapSettings,
     ImageAverage,
     ImageBootstrap,
-    difference_curve,
+    estimate_difference_curve,
     estimate_extreme,
+    estimate_mean_curve,
     estimate_share,
-    mean_curve,
-    share_curve,
+    estimate_share_curve,
 )
 from tests.raising import raises_for
 
@@ -98,7 +98,7 @@ def test_impossible_counts_and_confidences_are_errors():
 def test_the_bootstrap_agrees_with_scipy():
     values = np.random.default_rng(0).exponential(size=60)
     bootstrap = ImageBootstrap(60, BootstrapSettings(num_resamples=20_000))
-    ends = bootstrap.interval(values.mean(), bootstrap.means(values))
+    ends = bootstrap.percentile_interval(values.mean(), bootstrap.resample_means(values))
     expected = stats.bootstrap(
         (values,), np.mean, n_resamples=20_000, method="percentile", rng=1
     ).confidence_interval
@@ -108,8 +108,10 @@ def test_the_bootstrap_agrees_with_scipy():
 def test_all_rows_share_the_resamples():
     values = np.random.default_rng(0).random((3, 40))
     bootstrap = ImageBootstrap(40, FEW)
-    np.testing.assert_allclose(bootstrap.means(values)[:, 1], bootstrap.means(values[1]))
-    np.testing.assert_allclose(bootstrap.means(np.ones(40)), 1.0, rtol=0, atol=0)
+    np.testing.assert_allclose(
+        bootstrap.resample_means(values)[:, 1], bootstrap.resample_means(values[1])
+    )
+    np.testing.assert_allclose(bootstrap.resample_means(np.ones(40)), 1.0, rtol=0, atol=0)
 
 
 def test_constant_rows_get_the_critical_value_of_independent_rows():
@@ -128,7 +130,7 @@ def correlated(shifts, images, correlation, random):
 
 def averaged(values, bootstrap):
     means = values.mean(axis=1)
-    return ImageAverage(means, bootstrap.means(values), values - means[:, None])
+    return ImageAverage(means, bootstrap.resample_means(values), values - means[:, None])
 
 
 def covers(lower, upper, truth):
@@ -144,7 +146,7 @@ def test_the_band_covers_the_shares_of_all_shifts_and_the_intervals_do_not(
     for seed in range(TRIALS):
         outcomes = correlated(25, images, correlation, random) < NormalDist().inv_cdf(share)
         bootstrap = ImageBootstrap(images, BootstrapSettings(num_resamples=200, seed=seed))
-        curve = share_curve(outcomes, bootstrap)
+        curve = estimate_share_curve(outcomes, bootstrap)
         band += covers(curve.band_lower, curve.band_upper, share)
         alone += covers(curve.lower, curve.upper, share)
         minimum = estimate_extreme(curve, "lowest", 0.95)
@@ -161,7 +163,7 @@ def test_the_band_and_the_interval_of_skewed_averages_cover():
     for seed in range(TRIALS):
         values = np.exp(correlated(15, 100, 0.5, random))
         bootstrap = ImageBootstrap(100, BootstrapSettings(num_resamples=200, seed=seed))
-        curve = mean_curve(averaged(values, bootstrap), bootstrap)
+        curve = estimate_mean_curve(averaged(values, bootstrap), bootstrap)
         band += covers(curve.band_lower, curve.band_upper, math.exp(0.5))
         interval += curve.lower[0] <= math.exp(0.5) <= curve.upper[0]
     assert band / TRIALS > 0.9
@@ -184,7 +186,7 @@ def test_a_mean_over_images_covers_although_shifts_of_an_image_depend_on_each_ot
 
 
 def test_a_share_known_by_definition_has_no_interval_and_another_share_of_one_has():
-    curve = share_curve(np.ones((3, 40), dtype=bool), ImageBootstrap(40, FEW), known=1)
+    curve = estimate_share_curve(np.ones((3, 40), dtype=bool), ImageBootstrap(40, FEW), known=1)
     assert curve.lower[1] == curve.band_lower[1] == 1.0
     assert curve.lower[0] == wilson_interval(40, 40)[0]
     assert 0.8 < curve.band_lower[0] < curve.lower[0] < 1.0
@@ -197,10 +199,10 @@ def test_bands_contain_intervals_which_contain_values():
     values = np.exp(normal)
     shares = 1 / (1 + values)
     for curve in (
-        share_curve(normal < 1, bootstrap),
-        mean_curve(averaged(values, bootstrap), bootstrap),
-        mean_curve(averaged(shares, bootstrap), bootstrap, is_share=True),
-        difference_curve(normal, ImageBootstrap(39, FEW)),
+        estimate_share_curve(normal < 1, bootstrap),
+        estimate_mean_curve(averaged(values, bootstrap), bootstrap),
+        estimate_mean_curve(averaged(shares, bootstrap), bootstrap, is_share=True),
+        estimate_difference_curve(normal, ImageBootstrap(39, FEW)),
     ):
         rows = (curve.band_lower, curve.lower, curve.values, curve.upper, curve.band_upper)
         for below, above in itertools.pairwise(rows):
@@ -210,7 +212,7 @@ def test_bands_contain_intervals_which_contain_values():
 def test_few_images_have_no_bootstrap_but_shares_have_the_interval_of_wilson():
     bootstrap = ImageBootstrap(9, FEW)
     values = np.random.default_rng(0).random((1, 9))
-    curve = mean_curve(averaged(values, bootstrap), bootstrap)
+    curve = estimate_mean_curve(averaged(values, bootstrap), bootstrap)
     assert curve.lower == curve.band_upper == curve.values
     assert curve.method == estimate_extreme(curve, "highest", 0.95).method == NO_INTERVAL
     share = estimate_share(values[0], bootstrap)
@@ -221,7 +223,7 @@ def test_few_images_have_no_bootstrap_but_shares_have_the_interval_of_wilson():
 def test_equal_images_give_an_average_without_interval_and_a_share_with_one():
     bootstrap = ImageBootstrap(40, FEW)
     values = np.full((1, 40), 0.107)
-    curve = mean_curve(averaged(values, bootstrap), bootstrap)
+    curve = estimate_mean_curve(averaged(values, bootstrap), bootstrap)
     assert estimate_extreme(curve, "highest", 0.95).method == NO_SPREAD
     share = estimate_share(values[0], bootstrap)
     assert share.lower < share.value < share.upper
@@ -244,7 +246,7 @@ def test_wilson_of_a_mean_share_rounds_the_number_of_successes_outward():
 
 def test_the_extreme_has_the_ends_of_the_band():
     outcomes = np.random.default_rng(0).random((5, 60)) < 0.8
-    curve = share_curve(outcomes, ImageBootstrap(60, FEW))
+    curve = estimate_share_curve(outcomes, ImageBootstrap(60, FEW))
     lowest = estimate_extreme(curve, "lowest", 0.95)
     assert (lowest.value, lowest.lower) == (min(curve.values), min(curve.band_lower))
     assert (lowest.upper, lowest.method) == (min(curve.band_upper), BAND)

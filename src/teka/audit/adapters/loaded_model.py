@@ -19,10 +19,10 @@ from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import Model, output_kind_of, weights_hash
 from teka.audit.model_output import (
     OutputSource,
-    fields_of,
     num_classes_of,
-    read_maps,
+    output_fields,
     select_output,
+    upsample_segmentation,
 )
 from teka.checks import check_flags, check_sizes
 from teka.codec import encode
@@ -356,13 +356,13 @@ def wrap_module(
         return list(normalized) if takes_lists else normalized
 
     def after(result: Any, images: Tensor) -> object:
-        has_logits = "logits" in (fields_of(result) or ())
+        has_logits = "logits" in (output_fields(result) or ())
         # If there are no logits, the fields of the output are needed later, to find its kind.
         if load_options.output_name is not None or (output == "auto" and not has_logits):
             return result
         source = OutputSource(images, module, num_outputs)
         values = select_output(result, source).values
-        return read_maps(values, source) if output == "segmentation" else values
+        return upsample_segmentation(values, source) if output == "segmentation" else values
 
     return LoadedModel(
         name,

@@ -17,7 +17,7 @@ from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import Model, ModelError, call_model, tensor_hash, weights_hash
 from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, flatten_vectors, infer_kind
 from teka.audit.movement import ImageSet, Movement, Size, check_images
-from teka.audit.shifts import CheckedShifts, SubpixelShifts, read_steps, shift_order
+from teka.audit.shifts import CheckedShifts, SubpixelShifts, parse_steps, shift_order
 from teka.checks import (
     check_callable,
     check_device,
@@ -90,7 +90,7 @@ class Measurement:
         self._function = function
         self._images = images.detach()
         self._movement = movement
-        steps = read_steps("shifts", shifts)
+        steps = parse_steps("shifts", shifts)
         # Check in chunks, because all padded images together may not fit into memory.
         for chunk in self._images.split(CHECKED_IMAGES):
             self.shifts = movement.check(movement.place(chunk.to(self._device)), steps)
@@ -105,7 +105,7 @@ class Measurement:
         check_memory("shifts", len(self.shifts), entries * ENTRY_BYTES, "responses")
         self._output = output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
-        self._labels = None if labels is None else outputs.check_labels(labels, len(images))
+        self._labels = None if labels is None else outputs.parse_labels(labels, len(images))
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
         self._references = torch.empty(0)
         self._tables = {"evaluated": torch.zeros(len(self.shifts), len(images), dtype=torch.bool)}
@@ -125,7 +125,7 @@ class Measurement:
         output = self._call_model(batch)
         evaluated = self.evaluated
         for shift, part in zip(shifts, output.unflatten(0, (len(shifts), -1)), strict=True):
-            not_finite = outputs.not_finite(part)
+            not_finite = outputs.find_nonfinite_images(part)
             if not_finite.any():
                 raise ModelError(
                     f"the output of the model holds NaN or infinity at shift {self.shifts[shift]} "
@@ -133,7 +133,7 @@ class Measurement:
                 )
             if shift == self._zero:
                 self._references[images] = part.cpu()
-            for name, values in self._compare(part, shift, images).items():
+            for name, values in self._compare_with_unshifted(part, shift, images).items():
                 if name not in self._tables:
                     empty = torch.full(evaluated.shape, -1)
                     if values.is_floating_point():
@@ -193,7 +193,7 @@ class Measurement:
         where = f"at shift {self.shifts[first]}{more}, images {images.start} to {images.stop - 1}"
         output, kind = call_model(self._function, moved, where)
         if len(self._tables) == 1:
-            self._read_first_output(output, kind, moved.shape[2:])
+            self._infer_from_first_output(output, kind, moved.shape[2:])
         output = flatten_vectors(output, self._output)
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             shape = (len(moved), *self._references.shape[1:])
@@ -204,7 +204,7 @@ class Measurement:
             )
         return output
 
-    def _read_first_output(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
+    def _infer_from_first_output(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
         """Determine the kind and the shape of all outputs from the first output."""
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
@@ -217,10 +217,10 @@ class Measurement:
         self._seen_size = tuple(seen_size)
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
-        self._labels = outputs.convert_labels(self._labels, self._output, output.shape[1])
+        self._labels = outputs.encode_labels(self._labels, self._output, output.shape[1])
         self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
-    def _compare(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
+    def _compare_with_unshifted(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
         """Return the tables of errors and predictions of the outputs for images at one shift."""
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
@@ -232,7 +232,7 @@ class Measurement:
                 "overlap": overlap,
             }
         if self._stride is None:
-            errors = outputs.vector_errors(output, reference, self._output)
+            errors = outputs.compare_vectors(output, reference, self._output)
             if self._output == "features" and output.ndim == 2:
                 own = torch.arange(images.start, images.stop)
                 errors |= outputs.feature_distances(output.cpu(), self._references, own)
@@ -243,7 +243,7 @@ class Measurement:
         errors = outputs.squared_errors(*compared)
         if self._output == "segmentation":
             predicted, expected = (maps.argmax(dim=1) for maps in compared)
-            errors["overlap"] = outputs.class_overlap(predicted, expected, output.shape[1])
+            errors["overlap"] = outputs.segmentation_overlap(predicted, expected, output.shape[1])
         return errors
 
 
@@ -341,7 +341,7 @@ class Deadline:
         """Seconds until the time limit, at least 0. Infinite if there is no limit."""
         return max(self._budget - self.seconds, 0.0)
 
-    def estimate_left(self, num_done: int, num_remaining: int) -> float:
+    def estimate_seconds_left(self, num_done: int, num_remaining: int) -> float:
         """Estimate the number of seconds until the work is done or the time limit is reached.
 
         Args:
@@ -466,7 +466,7 @@ def measure_responses(
             done = int(evaluated.sum())
             if progress is not None:
                 total = evaluated.numel()
-                progress(done, total, deadline.estimate_left(done - start, total - done))
+                progress(done, total, deadline.estimate_seconds_left(done - start, total - done))
             if saved is not None and saved.is_due:
                 saved.write(measurement.saved_tensors())
     except ModelError as error:

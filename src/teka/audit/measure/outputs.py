@@ -104,7 +104,7 @@ def intersection_over_union(
     return torch.where(union > 0, shared / union, 0.0)
 
 
-def check_labels(labels: Tensor, num_images: int) -> Tensor:
+def parse_labels(labels: Tensor, num_images: int) -> Tensor:
     """Check classes (N,) or multi-label targets (N, K), and convert them to int64 on the CPU.
 
     Multi-label targets are 0 or 1 and may have any dtype. Targets (N, 1) are treated as the classes
@@ -133,7 +133,7 @@ def check_labels(labels: Tensor, num_images: int) -> Tensor:
     return labels.to("cpu", torch.int64)
 
 
-def convert_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
+def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
     """Convert labels to the format of a classifier's predictions.
 
     Multi-label targets become integers, see `encode_label_sets`. If the model is not a classifier,
@@ -224,7 +224,7 @@ def align_maps(
     return response, reference
 
 
-def class_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
+def segmentation_overlap(found: Classes, expected: Classes, num_classes: int) -> Row:
     """Return the mean intersection over union of two segmentation maps for each image.
 
     The mean is over the classes that occur in at least one of the two maps.
@@ -273,7 +273,7 @@ def feature_distances(
     return {"cosine_distance": distance, "rank": 1 + nearer}
 
 
-def vector_errors(output: Answers, reference: Answers, kind: str) -> Tables:
+def compare_vectors(output: Answers, reference: Answers, kind: str) -> Tables:
     """Compare outputs that should not change under a shift, such as logits.
 
     The result contains squared errors and norms. For classifiers, it also contains the predictions
@@ -314,7 +314,7 @@ def _squared_norm(values: Tensor) -> Row:
     return to_widest_dtype(within).square().sum(dim=1)
 
 
-def not_finite(output: Tensor) -> Tensor:
+def find_nonfinite_images(output: Tensor) -> Tensor:
     """Return a mask of the images for which the output contains NaN or infinity."""
     axes = tuple(range(1, output.ndim))
     # A finite sum implies finite terms and is 40 times faster than checking each term. An infinite

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from teka.audit.model_output import OUTPUTS
 from teka.audit.movement import Movement
-from teka.audit.shifts import CheckedShifts, read_steps
+from teka.audit.shifts import CheckedShifts, parse_steps
 from teka.checks import (
     BOOL_DTYPES,
     INTEGER_DTYPES,
@@ -102,7 +102,7 @@ class Responses:
         check_instance("movement", self.movement, Movement)
         if not isinstance(self.shifts, Sequence):  # an iterator can be read only once
             raise wrong_value("shifts", self.shifts, "a list of shifts")
-        read_steps("shifts", self.shifts)
+        parse_steps("shifts", self.shifts)
         check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOL_DTYPES)
         for name, table in self.tables().items():
             check_dense(name, table)
@@ -184,7 +184,7 @@ class Responses:
         return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
 
-def take_common(responses: Sequence[Responses]) -> list[Responses]:
+def select_common_shifts(responses: Sequence[Responses]) -> list[Responses]:
     """Return the responses at the shifts at which every model was evaluated on all images."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [

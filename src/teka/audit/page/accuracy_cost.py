@@ -20,7 +20,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
         before = pair.comparison.numbers.get("accuracy")
         if before is None:
             continue
-        change = before.negated()
+        change = before.negate()
         if change.p_value > 1 - change.confidence:
             sentence = "Its accuracy on unshifted images does not change significantly"
         else:

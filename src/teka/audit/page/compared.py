@@ -18,7 +18,7 @@ from teka.audit.statistics.comparison import (
     Difference,
     Pair,
     find_best_models,
-    pairs_by_mode,
+    group_pairs_by_mode,
 )
 from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import NUMBERS
@@ -72,7 +72,7 @@ def describe_best_model(
     # The metric that most models define decides, and of several the first of `DECISIVE`.
     best = max(decisive or rankings, key=lambda best: len(best.advantages))
     others = [names[index] for index in best.advantages]
-    if best.tied:
+    if best.tied_models:
         headline = _describe_tie(best, names)
     else:
         beaten = join_words(others) if len(others) <= MOST_NAMED else f"all {len(others)} others"
@@ -86,7 +86,7 @@ def describe_best_model(
 
 
 def _describe_tie(best: BestModel, names: Sequence[str]) -> str:
-    tied = [names[index] for index in (best.model, *best.tied)]
+    tied = [names[index] for index in (best.model, *best.tied_models)]
     return f"no significant difference between {join_words(tied)}"
 
 
@@ -94,12 +94,12 @@ def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
     """Describe how much better the best model is than the other models in one metric."""
     title = metric_title(best.metric)
     parts = []
-    if best.tied:
-        most = "at most " if len(best.tied) > 1 else ""
-        size = _format_advantage(best.metric, best.advantages[best.tied[-1]])
+    if best.tied_models:
+        most = "at most " if len(best.tied_models) > 1 else ""
+        size = _format_advantage(best.metric, best.advantages[best.tied_models[-1]])
         parts.append(f"{_describe_tie(best, names)}: {most}{size}")
-    if best.beaten:
-        nearest, *more = best.beaten
+    if best.worse_models:
+        nearest, *more = best.worse_models
         way = "higher" if is_share(best.metric) else "lower"
         size = _format_advantage(best.metric, best.advantages[nearest])
         parts.append(f"{way} for {names[best.model]} than for {names[nearest]} by {size}")
@@ -153,7 +153,7 @@ def comparison_sections(
     """Return one section of the page for each mode, with the best model and all differences."""
     names = [report.name for report in reports]
     sections = []
-    for mode, mode_pairs in pairs_by_mode(pairs).items():
+    for mode, mode_pairs in group_pairs_by_mode(pairs).items():
         headline, evidence = describe_best_model(mode_pairs, reports)
         valid = valid_pairs(mode_pairs, reports)
         reference = find_reference_model(valid)

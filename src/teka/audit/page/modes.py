@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from teka.audit.movement import MODES, Movement, check_background
+from teka.audit.movement import MODES, Movement, parse_background
 from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, heat_map_chart
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
@@ -77,7 +77,7 @@ def describe_mode(movement: Movement) -> str:
     mode = MODES[movement.mode]
     words = mode.words
     if mode.has_background:
-        values = check_background(movement.background)
+        values = parse_background(movement.background)
         words += f" Background: {', '.join(f'{value:g}' for value in values)}."
     for name, size in (("Canvas", movement.canvas_size), ("Window", movement.crop_size)):
         if size is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
-from teka.audit.movement import Movement, check_background
+from teka.audit.movement import Movement, parse_background
 from teka.audit.page.charts import draw_curves, layer_chart
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.layers import explain_layers
@@ -202,7 +202,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
 
 def _movement_for_script(movement: Movement, example: Example) -> dict[str, Any]:
     """Return what the page's script needs to shift an image: mode, background and output size."""
-    background = check_background(movement.background)
+    background = parse_background(movement.background)
     if len(background) == 1:
         background *= example.channels
     return {
@@ -230,7 +230,7 @@ def write_page(
         reports: Reports, which the page shows side by side.
         path: File of the page.
         pairs: Comparisons of the models, from
-            `teka.audit.statistics.comparison.compare_every_two`, for paired differences.
+            `teka.audit.statistics.comparison.compare_all_pairs`, for paired differences.
 
     Returns:
         The path.

@@ -9,7 +9,7 @@ from teka.audit.page.metric_formatting import MISSING, format_interval
 from teka.audit.page.pages import models_by_caveat
 from teka.audit.page.text import results_table
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Pair, pairs_by_mode
+from teka.audit.statistics.comparison import Pair, group_pairs_by_mode
 from teka.errors import printable
 from teka.reporting.formatting import format_share
 from teka.reporting.tables import markdown_text
@@ -23,7 +23,7 @@ UNKNOWN_COLOR = "#4a5565"
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
     """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats."""
     parts = []
-    for mode_pairs in pairs_by_mode(pairs).values():
+    for mode_pairs in group_pairs_by_mode(pairs).values():
         headline, evidence = describe_best_model(mode_pairs, reports)
         parts += [
             f"**{markdown_text(headline)}**",

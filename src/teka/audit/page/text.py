@@ -21,7 +21,7 @@ from teka.audit.page.pages import (
     models_by_caveat,
 )
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Comparison, Pair, pairs_by_mode
+from teka.audit.statistics.comparison import Comparison, Pair, group_pairs_by_mode
 from teka.audit.statistics.metrics import NUMBERS
 from teka.errors import one_line, wrong_value
 from teka.reporting.tables import LONGEST_TEXT, Table
@@ -138,7 +138,7 @@ def _wrap(words: str, first: str = "") -> list[str]:
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
     """Describe the best model in each mode, and list the differences from the first model."""
     texts = []
-    for mode_pairs in pairs_by_mode(pairs).values():
+    for mode_pairs in group_pairs_by_mode(pairs).values():
         headline, evidence = describe_best_model(mode_pairs, reports)
         lines = _wrap(headline)
         for sentence in evidence:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
-from teka.audit.measure.responses import Responses, check_same_images, take_common
+from teka.audit.measure.responses import Responses, check_same_images, select_common_shifts
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import (
@@ -21,12 +21,12 @@ from teka.audit.statistics.intervals import (
     Curve,
     Estimate,
     ImageBootstrap,
-    add_two_images,
-    difference_curve,
+    append_artificial_images,
+    estimate_difference_curve,
     estimate_mean,
     has_interval,
 )
-from teka.audit.statistics.metrics import CURVES, NUMBERS, average_images
+from teka.audit.statistics.metrics import CURVES, NUMBERS, average_metric
 from teka.checks import check_instance, check_number, check_sizes
 from teka.precision import rounding_bound
 
@@ -48,7 +48,7 @@ class Difference(Estimate):
 
     p_value: float
 
-    def negated(self) -> "Difference":
+    def negate(self) -> "Difference":
         """Return the difference second minus first, with the interval swapped accordingly."""
         return replace(self, value=-self.value, lower=-self.upper, upper=-self.lower)
 
@@ -125,7 +125,7 @@ def compare_responses(
     check_instance("first", first, Responses)
     check_instance("second", second, Responses)
     check_same_images("second", first, second)
-    pair = take_common((first, second))
+    pair = select_common_shifts((first, second))
     noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
     bootstrap = ImageBootstrap(first.num_images, settings)
     padded_bootstrap = ImageBootstrap(first.num_images + 2, settings)
@@ -134,20 +134,20 @@ def compare_responses(
         tables = [metric.values_and_norms(responses) for responses in pair]
         if metric.is_share and tables[0] is not None and tables[1] is not None:
             values = tables[0][0].astype(float) - tables[1][0]
-            curves[name] = difference_curve(values, padded_bootstrap)
+            curves[name] = estimate_difference_curve(values, padded_bootstrap)
     numbers: dict[str, Difference] = {}
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
         if not all(map(metric.is_defined, pair)):
             continue
-        values, others = (metric.image_values(responses) for responses in pair)
+        values, others = (metric.values_per_image(responses) for responses in pair)
         differences = values.astype(float) - others
         if metric.is_share:
-            draws = padded_bootstrap.means(add_two_images(differences))
+            draws = padded_bootstrap.resample_means(append_artificial_images(differences))
             mean = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
             average, other = (
-                average_images(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
+                average_metric(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
                 for each in pair
             )
             value = float(average.values[0] - other.values[0])
@@ -239,7 +239,7 @@ class BestModel:
     advantages: dict[int, Difference]
 
     @property
-    def tied(self) -> list[int]:
+    def tied_models(self) -> list[int]:
         """Indices of the models that are not significantly worse than the best model."""
         return [
             model
@@ -248,12 +248,12 @@ class BestModel:
         ]
 
     @property
-    def beaten(self) -> list[int]:
+    def worse_models(self) -> list[int]:
         """Indices of the models that are significantly worse than the best model, best first."""
-        return [model for model in self.advantages if model not in self.tied]
+        return [model for model in self.advantages if model not in self.tied_models]
 
 
-def compare_every_two(
+def compare_all_pairs(
     responses: Sequence[Responses], *, noise: Sequence[float] | None = None, **options: Any
 ) -> tuple[Pair, ...]:
     """Compare each pair of models with `compare_responses`.
@@ -273,7 +273,7 @@ def compare_every_two(
     return tuple(pairs)
 
 
-def pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+def group_pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
     """Group comparisons by the mode in which the images were shifted."""
     by_mode: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -300,9 +300,9 @@ def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
             advantage = replace(difference, p_value=p_value)
             # Higher is better for shares. Lower is better for all other metrics.
             if not NUMBERS[metric].is_share:
-                advantage = advantage.negated()
+                advantage = advantage.negate()
             advantages[pair.first][pair.second] = advantage
-            advantages[pair.second][pair.first] = advantage.negated()
+            advantages[pair.second][pair.first] = advantage.negate()
         best = max(models, key=lambda model: sum(each.value for each in advantages[model].values()))
         ordered = sorted(advantages[best].items(), key=lambda item: item[1].value)
         best_models.append(BestModel(metric, best, dict(ordered)))
@@ -323,13 +323,13 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def disagreement(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
+def disagreement_mask(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
     """Return a mask of the shifts and images for which the classifiers disagree.
 
     With labels, they disagree if some of them are correct and some are wrong. Without labels, they
     disagree if they do not all predict the same class.
     """
-    common = take_common(responses)
+    common = select_common_shifts(responses)
     outcomes = [each.predictions if each.correct is None else each.correct for each in common]
     answers = torch.stack([outcome for outcome in outcomes if outcome is not None])
     return (answers != answers[0]).any(dim=0)

@@ -217,7 +217,7 @@ class ImageBootstrap:
         counts = [np.bincount(sample, minlength=self.num_images) for sample in samples]
         return np.stack(counts).astype(np.int16)
 
-    def means(self, values: Values) -> Draws:
+    def resample_means(self, values: Values) -> Draws:
         """Return the mean over the images in each resample.
 
         If a resample contains image i n_i times, the mean of the images' values v_i is
@@ -226,7 +226,7 @@ class ImageBootstrap:
         chunks = np.array_split(self._counts, math.ceil(self._counts.size / 2**22))
         return np.concatenate([chunk.astype(float) @ values.T for chunk in chunks]) / len(values.T)
 
-    def interval(self, value: Any, draws: Draws) -> Ends:
+    def percentile_interval(self, value: Any, draws: Draws) -> Ends:
         """Return the percentile interval of an average, extended so that it contains the average.
 
         Args:
@@ -237,7 +237,7 @@ class ImageBootstrap:
         lower, upper = np.quantile(draws, [tail, 1 - tail], axis=0)
         return np.minimum(lower, value), np.maximum(upper, value)
 
-    def deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
+    def standardized_deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
         """Return how far the average of each resample is from the average, in standard errors.
 
         Args:
@@ -249,18 +249,18 @@ class ImageBootstrap:
         varies = error > ROUNDING * np.abs(values)
         return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
 
-    def relative_deviations(self, average: "ImageAverage") -> Draws:
+    def bootstrap_t_deviations(self, average: "ImageAverage") -> Draws:
         """Return how far the average of each resample is from the average, for a bootstrap-t.
 
         Let θ be the average, θ* the average of a resample, and σ* the standard error of θ*. The
-        distance is |log(θ* / θ)| θ* / σ*. Unlike `deviations`, it allows for a skewed distribution
-        of the images' values. Source: Hall, "Theoretical comparison of bootstrap confidence
-        intervals", Annals of Statistics 16 (1988), 927–953.
+        distance is |log(θ* / θ)| θ* / σ*. Unlike `standardized_deviations`, it allows for a skewed
+        distribution of the images' values. Source: Hall, "Theoretical comparison of bootstrap
+        confidence intervals", Annals of Statistics 16 (1988), 927–953.
         """
         values = average.values
         draws = average.draws
         influence = average.influence
-        variance = self.means(influence**2) - self.means(influence) ** 2
+        variance = self.resample_means(influence**2) - self.resample_means(influence) ** 2
         error = np.sqrt(variance.clip(min=0) / max(self.num_images - 1, 1))
         varies = (draws > 0) & (error > ROUNDING * values)
         ratio = np.where(varies, draws / np.where(values > 0, values, 1.0), 1.0)
@@ -331,7 +331,7 @@ def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Esti
     confidence = bootstrap.settings.confidence
     if bootstrap.num_images < MINIMUM_IMAGES:
         return make_estimate(value, (value, value), confidence, NO_INTERVAL)
-    return make_estimate(value, bootstrap.interval(value, draws), confidence, BOOTSTRAP)
+    return make_estimate(value, bootstrap.percentile_interval(value, draws), confidence, BOOTSTRAP)
 
 
 def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
@@ -356,7 +356,7 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     if method == WILSON_IMAGES and num_different >= MINIMUM_IMAGES:
         if num_images != bootstrap.num_images:
             bootstrap = replace(bootstrap, num_images=num_images)
-        return estimate_mean(float(mean), bootstrap.means(shares), bootstrap)
+        return estimate_mean(float(mean), bootstrap.resample_means(shares), bootstrap)
     # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
     lower = wilson_interval(math.floor(successes), num_images, confidence)[0]
@@ -364,7 +364,7 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     return make_estimate(mean, (lower, upper), confidence, method)
 
 
-def share_curve(
+def estimate_share_curve(
     outcomes: Bool[ndarray, "shifts images"], bootstrap: ImageBootstrap, known: int | None = None
 ) -> Curve:
     """Return the share of successful images at each shift, with intervals and a band.
@@ -380,8 +380,8 @@ def share_curve(
     """
     shares = outcomes.mean(axis=1)
     unknown = np.arange(len(outcomes)) != known
-    draws = bootstrap.means(outcomes[unknown].astype(float))
-    critical = bootstrap.critical_value(bootstrap.deviations(shares[unknown], draws))
+    draws = bootstrap.resample_means(outcomes[unknown].astype(float))
+    critical = bootstrap.critical_value(bootstrap.standardized_deviations(shares[unknown], draws))
     ends = []
     for level in (bootstrap.settings.confidence, 2 * NormalDist().cdf(critical) - 1):
         ends += wilson_interval(outcomes.sum(axis=1), outcomes.shape[1], level)
@@ -390,13 +390,13 @@ def share_curve(
     return make_curve(shares, ends, WILSON)
 
 
-def mean_curve(
+def estimate_mean_curve(
     average: ImageAverage, bootstrap: ImageBootstrap, *, is_share: bool = False
 ) -> Curve:
     """Return a positive average over images at each shift, with bootstrap-t intervals and a band.
 
     The ends of an interval are θ exp(± c σ / θ), where θ is the average and σ its standard error.
-    For the interval at one shift, c is a quantile of the `relative_deviations` at this shift, or
+    For the interval at one shift, c is a quantile of the `bootstrap_t_deviations` at this shift, or
     the normal quantile if that is larger. For the band, c is the `critical_value` of all shifts.
 
     Args:
@@ -410,10 +410,10 @@ def mean_curve(
         return make_curve(values, [values] * 4, NO_INTERVAL)
     if is_share:
         lost = ImageAverage(1 - values, 1 - average.draws, -average.influence)
-        curve = mean_curve(lost, bootstrap)
+        curve = estimate_mean_curve(lost, bootstrap)
         ends = (curve.upper, curve.lower, curve.band_upper, curve.band_lower)
         return make_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
-    deviations = bootstrap.relative_deviations(average)
+    deviations = bootstrap.bootstrap_t_deviations(average)
     confidence = bootstrap.settings.confidence
     each_shift = np.quantile(deviations, confidence, axis=0).clip(_normal_quantile(confidence))
     error = average.influence.std(axis=1, ddof=1) / math.sqrt(bootstrap.num_images)
@@ -425,25 +425,26 @@ def mean_curve(
     return make_curve(values, ends, BOOTSTRAP)
 
 
-def add_two_images(differences: Values) -> ndarray:
+def append_artificial_images(differences: Values) -> ndarray:
     """Append two artificial images with the differences 1 and −1 (Bonett and Price 2012)."""
     ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
     return np.concatenate([differences, ends], axis=-1)
 
 
-def difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
+def estimate_difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
     """Return the mean difference of shares at each shift, with percentile intervals and a band.
 
     Args:
         differences: Difference between two models for each image at each shift.
-        bootstrap: Bootstrap over the images and the two images from `add_two_images`.
+        bootstrap: Bootstrap over the images and the two images from `append_artificial_images`.
     """
     values = differences.mean(axis=1)
-    padded = add_two_images(differences)
+    padded = append_artificial_images(differences)
     center = padded.mean(axis=1)
-    draws = bootstrap.means(padded)
-    width = bootstrap.critical_value(bootstrap.deviations(center, draws)) * draws.std(axis=0)
-    lower, upper = bootstrap.interval(values, draws)
+    draws = bootstrap.resample_means(padded)
+    critical = bootstrap.critical_value(bootstrap.standardized_deviations(center, draws))
+    width = critical * draws.std(axis=0)
+    lower, upper = bootstrap.percentile_interval(values, draws)
     band = np.minimum(center - width, lower), np.maximum(center + width, upper)
     ends = [end.clip(-1, 1) for end in (lower, upper, *band)]
     return make_curve(values, ends, BOOTSTRAP)

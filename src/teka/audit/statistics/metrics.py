@@ -17,10 +17,10 @@ from teka.audit.statistics.intervals import (
     ImageAverage,
     ImageBootstrap,
     estimate_extreme,
+    estimate_mean_curve,
     estimate_share,
+    estimate_share_curve,
     make_estimate,
-    mean_curve,
-    share_curve,
 )
 from teka.checks import check_instance
 from teka.precision import rounding_bound
@@ -98,7 +98,7 @@ class NumberMetric:
         has_shifts = bool(responses.moved) or self.over in ("zero", "lowest", "every")
         return has_shifts and CURVES[self.curve].read(responses) is not None
 
-    def image_values(self, responses: Responses) -> ndarray:
+    def values_per_image(self, responses: Responses) -> ndarray:
         """Return the value of each image, such as its share of shifts with the same prediction.
 
         If the metric is a share, it is the mean of these values. For the summary "correct", only
@@ -284,10 +284,10 @@ def summarize(
             continue
         if table[0].dtype == bool:
             known = complete.zero if metric.is_one_at_zero else None
-            curves[name] = share_curve(table[0], bootstrap, known)
+            curves[name] = estimate_share_curve(table[0], bootstrap, known)
         else:
-            averages[name] = average_images(metric, complete, bootstrap)
-            curves[name] = mean_curve(averages[name], bootstrap, is_share=metric.is_share)
+            averages[name] = average_metric(metric, complete, bootstrap)
+            curves[name] = estimate_mean_curve(averages[name], bootstrap, is_share=metric.is_share)
     numbers: dict[str, Estimate] = {}
     for name, metric in NUMBERS.items():
         if not metric.is_defined(complete):
@@ -295,11 +295,11 @@ def summarize(
         if metric.over in ("lowest", "highest"):
             numbers[name] = estimate_extreme(curves[metric.curve], metric.over, confidence)
         elif not metric.is_share:
-            mean = mean_curve(averages[metric.curve].mean_over(complete.moved), bootstrap)
+            mean = estimate_mean_curve(averages[metric.curve].mean_over(complete.moved), bootstrap)
             ends = mean.lower[0], mean.upper[0]
             numbers[name] = make_estimate(mean.values[0], ends, confidence, mean.method)
         else:
-            numbers[name] = estimate_share(metric.image_values(complete), bootstrap)
+            numbers[name] = estimate_share(metric.values_per_image(complete), bootstrap)
     return Metrics(
         responses.movement,
         responses.output,
@@ -313,7 +313,7 @@ def summarize(
     )
 
 
-def average_images(
+def average_metric(
     metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
 ) -> ImageAverage:
     """Compute the average of a metric over all images and over each resample, at each shift.
@@ -326,11 +326,11 @@ def average_images(
     values = table[0].astype(float)
     norms = table[1]
     means = values.mean(axis=1)
-    draws = bootstrap.means(values)
+    draws = bootstrap.resample_means(values)
     if norms is None:
         return ImageAverage(means, draws, values - means[:, None])
     scale = norms.mean(axis=1)
-    scales = bootstrap.means(norms)
+    scales = bootstrap.resample_means(norms)
     ratios = means / scale
     draws = np.where(scales > 0, draws / np.where(scales > 0, scales, 1.0), ratios)
     roots = np.sqrt(ratios)
