@@ -18,7 +18,7 @@ from teka.audit.movement import (
     crop,
     fourier_shift,
     parse_window_size,
-    reflect,
+    reflect_shift,
 )
 from tests.raising import raises_for
 
@@ -167,18 +167,18 @@ def test_it_is_a_window_of_the_mirrored_image(case):
     inside = tuple(
         slice(side - step, 2 * side - step) for side, step in zip(sizes, shift, strict=True)
     )
-    moved = reflect(torch.from_numpy(images), shift)
+    moved = reflect_shift(torch.from_numpy(images), shift)
     assert np.array_equal(moved.numpy(), mirrored[(slice(None), slice(None), *inside)])
 
 
 def test_the_edge_cell_is_not_repeated():
     line = torch.arange(5).reshape(1, 1, 5)
-    assert reflect(line, (2,)).flatten().tolist() == [2, 1, 0, 1, 2]
-    assert reflect(line, (-2,)).flatten().tolist() == [2, 3, 4, 3, 2]
+    assert reflect_shift(line, (2,)).flatten().tolist() == [2, 1, 0, 1, 2]
+    assert reflect_shift(line, (-2,)).flatten().tolist() == [2, 3, 4, 3, 2]
 
 
 def test_a_single_cell_stays():
-    assert torch.equal(reflect(torch.ones(1, 1, 1, 3), (1, 0)), torch.ones(1, 1, 1, 3))
+    assert torch.equal(reflect_shift(torch.ones(1, 1, 1, 3), (1, 0)), torch.ones(1, 1, 1, 3))
 
 
 ODD = [(11,), (5, 7), (3, 5, 7)]

@@ -6,10 +6,10 @@ from torch.nn import functional
 
 from teka.audit.protocols import (
     ProtocolResult,
-    chaman2021,
     compare_random_positions,
-    horn2021,
-    zhang2019,
+    run_chaman2021,
+    run_horn2021,
+    run_zhang2019,
 )
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
@@ -49,7 +49,7 @@ def random_bits(*shape: int) -> Tensor:
 def horn() -> ProtocolResult:
     # A column at 8 has 8 blank ones before it, of which 7 count; at 9 all 8 count.
     images = torch.cat([bars(8, 3), bars(9, 5), bars(15, 4), bars(22, 2), bars(23, 7)])
-    return horn2021(left_half, images, torch.tensor([1] * 12 + [0] * 9))
+    return run_horn2021(left_half, images, torch.tensor([1] * 12 + [0] * 9))
 
 
 def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_those_worked_out_by_hand():
@@ -83,7 +83,7 @@ def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_th
 )
 def test_horn_refuses_what_it_is_not_defined_for(images, labels, message: str):
     with pytest.raises(ValueError, match=message):
-        horn2021(left_half, images, labels)
+        run_horn2021(left_half, images, labels)
 
 
 def test_zhangs_consistency_is_that_of_the_authors_loop():
@@ -93,7 +93,7 @@ def test_zhangs_consistency_is_that_of_the_authors_loop():
         assert batch.shape[2:] == (224, 224)
         return first_pixel_class(batch)
 
-    result = zhang2019(answers, images, settings=AuditSettings(batch_size=3, seed=4))
+    result = run_zhang2019(answers, images, settings=AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
     agree, seen = 0, 0
     for _ in range(5):
@@ -109,14 +109,14 @@ def test_zhangs_consistency_is_that_of_the_authors_loop():
     assert 0 < agree < seen
     assert result.counts == {"images": 7, "passes": 5, "batch size": 3}
     with pytest.raises(ValueError, match="256, 256"):
-        zhang2019(answers, torch.zeros(2, 1, 224, 224))
+        run_zhang2019(answers, torch.zeros(2, 1, 224, 224))
 
 
 @pytest.mark.parametrize(("side", "max_shift"), [(9, 3), (37, 32)])
 def test_chamans_circular_consistency_is_that_of_the_authors_loop(side: int, max_shift: int):
     torch.manual_seed(0)
     images = torch.rand(7, 1, side, side + 1) ** 4
-    result = chaman2021(corner_class, images, settings=AuditSettings(batch_size=3, seed=4))
+    result = run_chaman2021(corner_class, images, settings=AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
     agree = 0
     for start in (0, 3, 6):
@@ -134,7 +134,7 @@ def test_chamans_circular_consistency_is_that_of_the_authors_loop(side: int, max
 def test_chamans_zero_padded_consistency_is_that_of_the_authors_slices():
     torch.manual_seed(0)
     images, most = torch.rand(7, 1, 9, 10) ** 4, 3
-    result = chaman2021(corner_class, images, settings=AuditSettings(batch_size=7, seed=5))
+    result = run_chaman2021(corner_class, images, settings=AuditSettings(batch_size=7, seed=5))
     np.random.seed(5)
     shifts = [np.random.randint(-most, most, 2) for _ in range(2)]
     padded = functional.pad(images, (most,) * 4)
@@ -145,7 +145,7 @@ def test_chamans_zero_padded_consistency_is_that_of_the_authors_slices():
     expected = float((answers[0] == answers[1]).double().mean())
     assert result.numbers["consistency of two shifts, zero-padded"].value == pytest.approx(expected)
     with pytest.raises(ValueError, match="at least 3 for protocol 'chaman2021'"):
-        chaman2021(corner_class, torch.zeros(2, 1, 2, 9))
+        run_chaman2021(corner_class, torch.zeros(2, 1, 2, 9))
 
 
 def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_do_not():
