@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import pad
 
-from reproduction.study.measure import accuracy, compute_logits
+from reproduction.study.measure import compute_logits, measure_accuracy
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import wilson_interval
 from teka.checks import check_sizes
@@ -127,7 +127,7 @@ def train(
     start = time.perf_counter()
 
     def print_accuracy(step: int) -> None:
-        share = accuracy(model.eval(), dataset.validation)
+        share = measure_accuracy(model.eval(), dataset.validation)
         model.train()
         epoch, seconds = step // steps_per_epoch, time.perf_counter() - start
         print(f"epoch {epoch}: held out {share:.4f}, {seconds:.0f} s", flush=True)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from reproduction.horn2021.report import read_study_at_scale, select_models, write_paper_comparison
 from reproduction.sample_efficiency.report import write_report
-from reproduction.sample_efficiency.train import train_cell
+from reproduction.sample_efficiency.train import train_study_model
 from reproduction.study import Study, read_study, run_study, write_study
 from reproduction.study.step_seconds import measure_step_seconds
 from reproduction.study.study import Levels
@@ -18,7 +18,7 @@ from teka.errors import wrong_value
 
 
 @dataclass(frozen=True)
-class GridOptions:
+class StudyOptions:
     """Options of the commands that train the models of a study.
 
     Args:
@@ -39,8 +39,8 @@ class GridOptions:
 
 
 SAMPLE_EFFICIENCY = Path(__file__).with_name("sample_efficiency")
-Grid = Annotated[GridOptions, Parameter(name="*")]
-NO_OPTIONS = GridOptions()
+Grid = Annotated[StudyOptions, Parameter(name="*")]
+NO_OPTIONS = StudyOptions()
 
 
 def study(
@@ -117,7 +117,9 @@ def sample_efficiency(
         command: The command line.
     """
     plan = read_study(SAMPLE_EFFICIENCY / "study.yaml")
-    train_and_report(plan, out, grid, write_report, train_cell=train_cell, command=command)
+    train_and_report(
+        plan, out, grid, write_report, train_study_model=train_study_model, command=command
+    )
 
 
 def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
@@ -132,7 +134,7 @@ def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
 def train_and_report(
     plan: Study,
     folder: Path,
-    grid: GridOptions,
+    grid: StudyOptions,
     write_page: Callable[[Study, Path], str],
     *,
     only: Levels | None = None,

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from reproduction.benchmarks.measurement import run_script
-from reproduction.study.measure import accuracy
+from reproduction.study.measure import measure_accuracy
 from reproduction.training import train_custom_model
 from teka.data import Normalize, load
 from teka.files import write_json
@@ -121,7 +121,7 @@ def main(*, out: Path = Path("runs/audited")) -> None:
         train_custom_model(
             classifier, dataset, Run.from_fields(learning_rate=learning_rate, **RECIPE)
         )
-        share = accuracy(classifier, dataset.test)
+        share = measure_accuracy(classifier, dataset.test)
         print(f"{name}: accuracy {share:.1%}", flush=True)
 
     for name in CONFIGS:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reproduction.benchmarks.measurement import run_script
-from reproduction.study.measure import accuracy, measure_stability
+from reproduction.study.measure import measure_accuracy, measure_stability
 from reproduction.study.study import StabilitySettings
 from teka.audit import wilson_interval
 from teka.data import load
@@ -35,7 +35,7 @@ def measure_packaged_model(name: str, data_dir: str) -> pd.DataFrame:
     """Print the accuracy of a model, and return the unchanged predictions by kind of shift."""
     model = load_model(name)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
-    share = accuracy(model, test)
+    share = measure_accuracy(model, test)
     interval = wilson_interval(round(share * len(test)), len(test))
     print(f"\n{name}: accuracy {share} of {len(test)}, interval {interval}")
     crop_size = 3 * min(model.image_size) // 16 * 4  # whole patches

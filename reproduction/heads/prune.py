@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.study.measure import accuracy, count_flops_per_image
+from reproduction.study.measure import count_flops_per_image, measure_accuracy
 from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
@@ -167,5 +167,5 @@ def _measure_model(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops": count_flops_per_image(model, dataset)[0],
-        "accuracy": accuracy(model, dataset.test),
+        "accuracy": measure_accuracy(model, dataset.test),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.study import Study, read_cells, read_study, write_study
+from reproduction.study import Study, read_results_table, read_study, write_study
 from reproduction.study.report import format_mean, group_by_model
 from teka.checks import check_name
 from teka.files import write_bytes
@@ -79,7 +79,7 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
     Returns:
         The text of the page `table1.md`.
     """
-    cells = read_cells(study, folder)
+    cells = read_results_table(study, folder)
     has_class_1 = cells.classes.map(lambda classes: "1" in (classes or {}))
     if has_class_1.any():
         write_bytes(Path(folder) / "figure1.png", to_png(draw_figure1(cells[has_class_1])))
@@ -105,7 +105,7 @@ def draw_figure1(cells: pd.DataFrame) -> Figure:
     lines are from Figure 1 of the paper, with shifts rescaled to the width of our images.
 
     Args:
-        cells: Table of `read_cells` with models that were measured on shifted images of class 1.
+        cells: Table of `read_results_table`, measured on shifted images of class 1.
     """
     data_sets = cells.index.unique("data")
     figure = Figure((6 * len(data_sets), 4), layout="constrained")

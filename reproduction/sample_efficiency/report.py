@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.study.cells import read_cells
+from reproduction.study.cells import read_results_table
 from reproduction.study.report import format_mean, format_number, margin_of_error, write_page
 from reproduction.study.study import Study
 from teka.files import write_bytes
@@ -86,7 +86,7 @@ def _format_geometric_mean(counts: pd.Series) -> str:
 
 def write_report(study: Study, folder: Path) -> str:
     """Write `summary.md` and `accuracy.png` about the trained models, and return the text."""
-    cells = read_cells(study, folder).reset_index()
+    cells = read_results_table(study, folder).reset_index()
     tables = {}
     for quantity, heading in QUANTITIES.items():
         groups = cells.groupby([*LEVELS, "num_images"], sort=False)[quantity]

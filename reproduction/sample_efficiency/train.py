@@ -17,7 +17,7 @@ from reproduction.sample_efficiency.images import (
 )
 from reproduction.study.cells import TRAINING
 from reproduction.study.measure import compute_logits
-from reproduction.study.study import Cell
+from reproduction.study.study import StudyModel
 from reproduction.training import train_steps
 from teka.data import Split
 from teka.files import make_directory
@@ -28,8 +28,8 @@ NUM_STEPS = 1200
 SAVE_EVERY = 300
 
 
-def train_cell(
-    cell: Cell, folder: Path, *, data_dir: str | None = None, command: str = ""
+def train_study_model(
+    cell: StudyModel, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Train one model of the study, and measure its accuracy on unmoved and on moved test images.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from reproduction.studies.small_models import run_tuned_study, train_small_model
 from reproduction.study import read_study
-from reproduction.study.study import Cell
+from reproduction.study.study import StudyModel
 from teka.nn import Attention, LearnedRelativeKernel
 
 STUDY = read_study(Path(__file__).with_suffix(".yaml"))
@@ -41,7 +41,7 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
     layer.output.register_forward_pre_hook(record_ratio)
 
 
-def train_cell(cell: Cell, folder: Path, **options: Any) -> dict[str, Any]:
+def train_study_model(cell: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
     """Train a model with one of the denominators, and measure the size of its outputs."""
     ratios: list[float] = []
 
@@ -60,7 +60,7 @@ def main(*, data_dir: str | None = None, processes: int = 1) -> None:
     """Tune the learning rate of every denominator, and train the models that are missing."""
     *_, largest_rate = STUDY.factors["rate"]
     options = {"data_dir": data_dir, "processes": processes}
-    run_tuned_study(STUDY, RESULTS, train_cell, last_rate=largest_rate, **options)
+    run_tuned_study(STUDY, RESULTS, train_study_model, last_rate=largest_rate, **options)
 
 
 if __name__ == "__main__":

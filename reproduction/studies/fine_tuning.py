@@ -16,7 +16,7 @@ import torch
 from joblib import Memory
 from torch import nn
 
-from reproduction.study.measure import accuracy
+from reproduction.study.measure import measure_accuracy
 from reproduction.study.report import format_mean
 from reproduction.training import train_custom_model
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
@@ -47,7 +47,10 @@ def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
     responses = measure_responses(model, shifted.images, SHIFTS, MOVEMENT, labels=shifted.labels)
     assert responses.correct is not None
     correct_at_every_shift = responses.correct.all(dim=0).double().mean().item()
-    return {"accuracy": accuracy(model, test), "worst_shift_accuracy": correct_at_every_shift}
+    return {
+        "accuracy": measure_accuracy(model, test),
+        "worst_shift_accuracy": correct_at_every_shift,
+    }
 
 
 def run_seed(seed: int, data_dir: str) -> pd.DataFrame:

@@ -26,7 +26,7 @@ from torch.nn.functional import softplus
 from reproduction.benchmarks.measurement import interleaved_medians
 from reproduction.studies.small_models import run_tuned_study, train_small_model
 from reproduction.study import read_study
-from reproduction.study.study import Cell
+from reproduction.study.study import StudyModel
 from teka import Grid
 from teka.files import write_json
 from teka.functional import FeatureKernel
@@ -160,7 +160,7 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
     layer.backend = "linear"
 
 
-def train_cell(cell: Cell, folder: Path, **options: Any) -> dict[str, Any]:
+def train_study_model(cell: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
     """Train a model with one of the attentions, and measure its error under circular shifts."""
     change_attention = partial(replace_kernel, candidate=cell.labels["candidate"])
     model, dataset, result = train_small_model(cell, change_attention, **options)
@@ -200,7 +200,7 @@ def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False
     if times:
         write_json(TIMES, measure_milliseconds())
     else:
-        run_tuned_study(STUDY, RESULTS, train_cell, data_dir=data_dir, processes=processes)
+        run_tuned_study(STUDY, RESULTS, train_study_model, data_dir=data_dir, processes=processes)
 
 
 if __name__ == "__main__":

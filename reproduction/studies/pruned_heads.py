@@ -27,7 +27,7 @@ THRESHOLDS = (1e5, 1e3, 100.0, 10.0, 3.0)
 def train_and_prune(seed: int) -> dict[str, Any]:
     """Train the network of a seed, remove its degenerate heads, and train it again."""
     folder, pruned = RUNS / f"seed-{seed}", RUNS / f"seed-{seed}-pruned"
-    run = STUDY.make_cell({"model": "SA quadratic generalized"}, seed).run
+    run = STUDY.make_study_model({"model": "SA quadratic generalized"}, seed).run
     train(run, folder, resume=True, progress_bar=False)
     if not pruned.exists():
         trained = restore(folder)

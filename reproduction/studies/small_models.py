@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from reproduction.study import Study, read_cells, run_study
-from reproduction.study.measure import accuracy, compute_logits
-from reproduction.study.run_cell import load_dataset
-from reproduction.study.study import Cell
+from reproduction.study import Study, read_results_table, run_study
+from reproduction.study.measure import compute_logits, measure_accuracy
+from reproduction.study.study import StudyModel
+from reproduction.study.train_and_measure import load_dataset
 from reproduction.training import train_steps
 from teka.data import Dataset
 from teka.nn import Attention
@@ -25,7 +25,7 @@ FIRST_TUNING_SEED = 100
 
 
 def train_small_model(
-    cell: Cell,
+    cell: StudyModel,
     change_attention: Callable[[Attention], None],
     *,
     data_dir: str | None = None,
@@ -34,7 +34,7 @@ def train_small_model(
     """Train a model on one thread with AdamW and a one-cycle schedule, and measure it.
 
     Args:
-        cell: Cell of a study, with the number of epochs, the largest learning rate and the seed.
+        cell: Model of a study, with the number of epochs, the largest learning rate and the seed.
         change_attention: Function that changes an attention layer of the new model in place.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the result.
@@ -80,14 +80,14 @@ def train_small_model(
         **provenance(command),
     }
     if run.seed < FIRST_TUNING_SEED:
-        result["accuracy"] = accuracy(model, dataset.test)
+        result["accuracy"] = measure_accuracy(model, dataset.test)
     return model, dataset, result
 
 
 def run_tuned_study(
     study: Study,
     folder: Path,
-    train_cell: Callable[..., dict[str, Any]],
+    train_study_model: Callable[..., dict[str, Any]],
     *,
     last_rate: str = "",
     data_dir: str | None = None,
@@ -98,14 +98,16 @@ def run_tuned_study(
     Args:
         study: Study with the factors "data", "candidate" and "rate".
         folder: Folder of its results.
-        train_cell: Function that trains a cell, see `run_study`.
+        train_study_model: Function that trains one model, see `run_study`.
         last_rate: Learning rate that is trained only where the largest of the others is the best.
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time.
     """
     options = {"data_dir": data_dir, "processes": processes}
     command = f"python -m {study.script}"
-    train = partial(run_study, study, folder, train_cell=train_cell, command=command, **options)
+    train = partial(
+        run_study, study, folder, train_study_model=train_study_model, command=command, **options
+    )
     rates = [rate for rate in study.factors["rate"] if rate != last_rate]
     tuning_seeds = [str(seed) for seed in study.seeds if seed >= FIRST_TUNING_SEED]
     train(only={"seed": tuning_seeds, "rate": rates})
@@ -122,7 +124,7 @@ def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     The best rate has the smallest held-out loss, averaged over the tuning seeds. Models with these
     seeds are those without a test accuracy.
     """
-    cells = read_cells(study, folder)
+    cells = read_results_table(study, folder)
     tuning = cells[cells.accuracy.isna()]
     losses = tuning.groupby(level=["data", "candidate", "rate"], sort=False).validation_loss.mean()
     best: Any = losses.groupby(level=["data", "candidate"], sort=False).idxmin()

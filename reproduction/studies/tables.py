@@ -15,7 +15,7 @@ import pandas as pd
 
 from reproduction.studies import bounded_rotary, interval_coverage, linear_positions
 from reproduction.study import read_study
-from reproduction.study.cells import read_cells
+from reproduction.study.cells import read_results_table
 from reproduction.study.report import add_differences, format_markdown_table, summarize_seeds
 from teka.files import read_json, write_bytes
 
@@ -47,7 +47,7 @@ DIFFERENCE = {"at_equal_steps": "difference"}
 def read_results(name: str) -> Any:
     """Read the results of a study, with the differences of models from their reference models."""
     study = read_study(STUDIES / f"{name}.yaml")
-    cells = read_cells(study, STUDIES / name)
+    cells = read_results_table(study, STUDIES / name)
     if study.script:
         # Models that only tuned the learning rate have no test accuracy.
         cells = cells.dropna(subset="accuracy").droplevel("rate")

@@ -1,8 +1,8 @@
 """Studies, which train a model for every combination of options, and compare the models."""
 
-from reproduction.study.cells import read_cells
+from reproduction.study.cells import read_results_table
 from reproduction.study.report import write_study
 from reproduction.study.run_study import run_study
 from reproduction.study.study import Study, read_study
 
-__all__ = ["Study", "read_cells", "read_study", "run_study", "write_study"]
+__all__ = ["Study", "read_results_table", "read_study", "run_study", "write_study"]

@@ -34,7 +34,7 @@ NUMBERS = [
 OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability"]
 
 
-def load_cells(path: Path) -> dict[str, dict[str, Any]]:
+def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
     """Read the saved results of all models, by the name of the model. A missing file has none.
 
     Raises:
@@ -49,10 +49,10 @@ def load_cells(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path} must be a file of cells ({error}).") from error
 
 
-def add_cell(path: Path, name: str, content: dict[str, Any]) -> None:
+def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
     """Add the results of a model to a file, whose bytes do not depend on the order of additions."""
     with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
-        cells = load_cells(path) | {name: content}
+        cells = load_saved_results(path) | {name: content}
         lines = [
             json.dumps({"name": name, **cells[name]}, ensure_ascii=False) + "\n"
             for name in sorted(cells)
@@ -60,7 +60,7 @@ def add_cell(path: Path, name: str, content: dict[str, Any]) -> None:
         write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
 
 
-def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
+def read_results_table(study: Study, folder: str | Path) -> pd.DataFrame:
     """Read the saved results of a study as a table with one row for each model.
 
     The index gives the level of each factor, and the seed. If the loss of a model diverged, the
@@ -71,8 +71,8 @@ def read_cells(study: Study, folder: str | Path) -> pd.DataFrame:
         ValueError: The folder has no results of the study, or a file is invalid.
     """
     folder = Path(folder)
-    saved = load_cells(folder / CELLS)
-    cells = [cell for cell in study.cells() if cell.name in saved]
+    saved = load_saved_results(folder / CELLS)
+    cells = [cell for cell in study.models() if cell.name in saved]
     if not cells:
         raise wrong_value("folder", str(folder), "the folder of a study, with saved cells")
     index = pd.DataFrame([{**cell.labels, "seed": cell.run.seed} for cell in cells])

@@ -43,7 +43,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
         "forward_flops": forward_flops,
         "training_flops": training_flops,
         "test_images": len(test),
-        "accuracy": accuracy(model, test),
+        "accuracy": measure_accuracy(model, test),
         **_measure_shifts(model, _select_shifted(test, measure), measure),
         "stability": {
             mode: measure_stability(model, test, mode, settings)
@@ -65,7 +65,7 @@ def compute_logits(
         )
 
 
-def accuracy(model: nn.Module, split: Split) -> float:
+def measure_accuracy(model: nn.Module, split: Split) -> float:
     """Return the share of the images of a split that a model classifies correctly."""
     return _mean(compute_logits(model, split.images).argmax(dim=1) == split.labels)
 

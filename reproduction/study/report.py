@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from reproduction.study.cells import read_cells
+from reproduction.study.cells import read_results_table
 from reproduction.study.study import Study
 from teka.files import write_bytes
 
@@ -91,7 +91,7 @@ def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.Dat
     reference model.
 
     Args:
-        cells: Table of `read_cells`, with one row for each model.
+        cells: Table of `read_results_table`, with one row for each model.
         reference: Levels of the reference model by factor.
     """
     rows = dict(zip(cells.index, cells.to_dict("records"), strict=True))
@@ -136,7 +136,7 @@ def summarize_seeds(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.Data
     and the mean of other numbers. Columns without any value are left out.
 
     Args:
-        cells: Table of `read_cells`, with one row for each model.
+        cells: Table of `read_results_table`, with one row for each model.
         headings: Names of the columns of `cells` to summarize, and their headings in the result.
     """
     groups = group_by_model(cells)
@@ -184,7 +184,7 @@ def write_study(
         name: Name of the page without the suffix ".md".
         tables: Tables by heading that come first, instead of the table of accuracies.
     """
-    cells = add_differences(read_cells(study, folder), study.reference)
+    cells = add_differences(read_results_table(study, folder), study.reference)
     tables = dict(tables or {})
     if not tables and len(study.factors.keys() - {"data"}) > 1:
         accuracy = group_by_model(cells).accuracy.agg(format_mean)
@@ -203,7 +203,7 @@ def write_page(
     Args:
         path: File to write.
         study: The study.
-        cells: Table of `read_cells`, with one row for each model.
+        cells: Table of `read_results_table`, with one row for each model.
         tables: Tables by heading.
         notes: Text that explains the tables.
     """
@@ -220,7 +220,7 @@ def write_page(
 def describe_training(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     """Return a table of the hardware, the versions and the dates of the training."""
     conditions = {
-        "trained models": f"{cells.accuracy.count()} of {len(study.cells())}",
+        "trained models": f"{cells.accuracy.count()} of {len(study.models())}",
         "diverged models": cells.failed.count(),
     }
     for name, heading in CONDITIONS.items():

@@ -19,9 +19,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import track
 
-from reproduction.study.cells import CELLS, TRAINING, add_cell, load_cells
-from reproduction.study.run_cell import run_cell
-from reproduction.study.study import Cell, Levels, Study
+from reproduction.study.cells import CELLS, TRAINING, load_saved_results, save_model_results
+from reproduction.study.study import Levels, Study, StudyModel
+from reproduction.study.train_and_measure import train_and_measure
 from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
@@ -34,7 +34,7 @@ def run_study(
     study: Study,
     out: str | Path,
     *,
-    train_cell: Callable[..., dict[str, Any]] | None = None,
+    train_study_model: Callable[..., dict[str, Any]] | None = None,
     data_dir: str | None = None,
     processes: int = 1,
     parallel: str = "loky",
@@ -49,8 +49,8 @@ def run_study(
     Args:
         study: The study.
         out: Folder of the results.
-        train_cell: Function that takes a cell and the folder, and returns the results to save. By
-            default `run_cell` with the measurements of the study.
+        train_study_model: Function that takes a model of the study and the folder, and returns
+            the results to save. The default is `train_and_measure`.
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time, each with an equal share of
             the CPU cores.
@@ -69,15 +69,15 @@ def run_study(
         ChildProcessError: A process was killed.
     """
     check_sizes({"processes": processes})
-    cells = study.cells(only)
+    cells = study.models(only)
     folder = resolve_path("out", make_directory("out", out))
     train = functools.partial(
-        train_cell or functools.partial(run_cell, measure=study.measure),
+        train_study_model or functools.partial(train_and_measure, measure=study.measure),
         folder=folder,
         data_dir=None if data_dir is None else str(resolve_path("data_dir", data_dir)),
         command=command,
     )
-    saved = load_cells(folder / CELLS)
+    saved = load_saved_results(folder / CELLS)
     for cell in cells:
         check_saved_run(saved, cell, folder)
     calls = [joblib.delayed(_train_alone)(train, cell) for cell in cells if cell.name not in saved]
@@ -87,7 +87,7 @@ def run_study(
         results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
         try:
             for name, content in track(results, "cells", len(cells), num_finished, console=console):
-                add_cell(folder / CELLS, name, content)
+                save_model_results(folder / CELLS, name, content)
                 shutil.rmtree(folder / TRAINING / name, ignore_errors=True)
                 num_finished += 1
                 print(f"{num_finished}/{len(cells)} {name}", flush=True)
@@ -99,7 +99,9 @@ def run_study(
     return folder
 
 
-def _train_alone(train: Callable[[Cell], dict[str, Any]], cell: Cell) -> tuple[str, dict[str, Any]]:
+def _train_alone(
+    train: Callable[[StudyModel], dict[str, Any]], cell: StudyModel
+) -> tuple[str, dict[str, Any]]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
         with _hide_launcher():
@@ -119,12 +121,12 @@ def _hide_launcher() -> Iterator[None]:
         yield
 
 
-def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: Cell, folder: Path) -> None:
+def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: StudyModel, folder: Path) -> None:
     """Check that the saved results of a model come from a run with the same options.
 
     Args:
         saved: Saved results of all models, by the name of the cell.
-        cell: Cell of the study.
+        cell: Model of the study.
         folder: Folder of the results, for the error message.
 
     Raises:

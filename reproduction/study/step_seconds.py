@@ -10,8 +10,8 @@ import torch
 
 from reproduction.benchmarks.measurement import interleaved_medians
 from reproduction.study.cells import STEP_SECONDS
-from reproduction.study.run_cell import load_dataset
 from reproduction.study.study import Study
+from reproduction.study.train_and_measure import load_dataset
 from reproduction.training import train_steps
 from teka.files import make_directory, write_json
 from teka.provenance import provenance
@@ -43,7 +43,7 @@ def measure_step_seconds(
     Returns:
         The path of the file `step_seconds.json`.
     """
-    cells = study.cells({"seed": [str(study.seeds[0])]})
+    cells = study.models({"seed": [str(study.seeds[0])]})
     torch.set_num_threads(max(1, joblib.cpu_count() // processes))
     steps = {cell.name: make_training_step(cell.run.replace(data_dir=data_dir)) for cell in cells}
     medians = interleaved_medians(steps, SECONDS, time.process_time)

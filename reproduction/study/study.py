@@ -20,7 +20,7 @@ Levels = Mapping[str, Sequence[str]]  # some levels of some factors, to select m
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyModel:
     """One model of a study: the level of each factor, and the training run with these options."""
 
     labels: Mapping[str, str]
@@ -105,7 +105,7 @@ class Study:
     >>> from reproduction.study import Study
     >>> kernels = {"relu": {"kernel": "relu"}, "softmax": {"kernel": "softmax"}}
     >>> study = Study("kernels", {"kernel": kernels}, base={"epochs": 3}, seeds=(0, 1, 2))
-    >>> cells = study.cells(only={"kernel": ["relu"]})
+    >>> cells = study.models(only={"kernel": ["relu"]})
     >>> len(cells), cells[0].name, cells[0].run.epochs
     (3, 'relu--seed-0', 3)
 
@@ -142,13 +142,13 @@ class Study:
         self._check_levels("reference", {key: [level] for key, level in self.reference.items()})
         for levels in self.leave_out:
             self._check_levels("leave_out", levels)
-        names = [cell.name for cell in self.cells({"seed": [str(self.seeds[0])]})]
+        names = [cell.name for cell in self.models({"seed": [str(self.seeds[0])]})]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
             expected = "levels whose names differ in letters or digits"
             raise wrong_value("factors", duplicate, expected)
 
-    def cells(self, only: Levels | None = None) -> list[Cell]:
+    def models(self, only: Levels | None = None) -> list[StudyModel]:
         """Return the models of the study, ordered by seed.
 
         Args:
@@ -167,13 +167,13 @@ class Study:
                 _has_chosen_levels(all_levels, left_out) for left_out in self.leave_out
             )
             if _has_chosen_levels(all_levels, only) and not is_left_out:
-                cells.append(self.make_cell(labels, seed))
+                cells.append(self.make_study_model(labels, seed))
         if not cells:
             expected = "factors with levels that are not all left out"
             raise wrong_value("only" if only else "factors", dict(only or self.factors), expected)
         return cells
 
-    def make_cell(self, labels: Mapping[str, str], seed: int) -> Cell:
+    def make_study_model(self, labels: Mapping[str, str], seed: int) -> StudyModel:
         """Return the model with a level of each factor and a seed."""
         fields: dict[str, Any] = {}
         for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
@@ -181,7 +181,7 @@ class Study:
                 fields |= _read_recipe(options["recipe"])
             fields |= {name: value for name, value in options.items() if name != "recipe"}
         try:
-            return Cell(labels, Run.from_dict({**fields, "seed": seed}))
+            return StudyModel(labels, Run.from_dict({**fields, "seed": seed}))
         except ValueError as error:
             raise ValueError(f"cell {', '.join(labels.values())}: {error}") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import teka
-from reproduction.study.cells import load_cells
+from reproduction.study.cells import load_saved_results
 from teka.files import read_json
 from teka.training import Run
 from tests.campaign.fixtures import TINY
@@ -87,7 +87,7 @@ def kill_studies(number: int, seed: int, folder: Path, study: Path) -> Tally:
         kills = 0
         while kills < number:
             out = folder / f"killed-{temporary.name}-{kills}"
-            while len(load_cells(out / "cells.jsonl.gz")) < 4 and kills < number:
+            while len(load_saved_results(out / "cells.jsonl.gz")) < 4 and kills < number:
                 kills += 1
                 process = _start(STUDY, folder, "study.yaml", out.name, temporary)
                 workers = _kill(process, out, source, span=4.0)
@@ -175,7 +175,7 @@ def _litter(folder: Path) -> list[str]:
 
 
 def _cells(folder: Path) -> dict[str, list[object]]:
-    cells = load_cells(folder / "cells.jsonl.gz")
+    cells = load_saved_results(folder / "cells.jsonl.gz")
     return {name: [content[key] for key in DECIDED] for name, content in cells.items()}
 
 

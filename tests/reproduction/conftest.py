@@ -2,7 +2,7 @@ import pytest
 
 from reproduction.__main__ import run
 from reproduction.study import Study
-from reproduction.study.cells import add_cell
+from reproduction.study.cells import save_model_results
 
 
 def saved_cell(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
@@ -66,11 +66,11 @@ def save_study(tmp_path):
         seeds = tuple(sorted({levels[-1] for levels in cells}))
         study = Study("fake", factors, seeds=seeds, **fields)
         folder = tmp_path / "study"
-        for cell in study.cells():
+        for cell in study.models():
             content = cells.get((*cell.labels.values(), cell.run.seed))
             if content is not None:
                 saved = {"labels": cell.labels, "seed": cell.run.seed, **content}
-                add_cell(folder / "cells.jsonl.gz", cell.name, saved)
+                save_model_results(folder / "cells.jsonl.gz", cell.name, saved)
         return study, folder
 
     return save

@@ -7,7 +7,7 @@ import yaml
 from reproduction.__main__ import run as main
 from reproduction.commands import parse_levels
 from reproduction.horn2021 import report
-from reproduction.study.cells import load_cells
+from reproduction.study.cells import load_saved_results
 from tests.reproduction.study.conftest import TINY
 
 CELL = "squared-relu--seed-0"
@@ -27,7 +27,7 @@ def study(tmp_path_factory):
 
 def test_the_results_are_next_to_the_file(study):
     folder = study.with_suffix("")
-    cells = load_cells(folder / "cells.jsonl.gz")
+    cells = load_saved_results(folder / "cells.jsonl.gz")
     assert cells.keys() == {CELL, "softmax--seed-0"}
     assert (folder / "summary.md").is_file()
     assert cells[CELL]["command"] == f"python -m reproduction study {study} --processes 1"
@@ -44,7 +44,7 @@ def test_summary_trains_nothing_and_prints_the_tables(study, capsys):
 def test_only_trains_a_part(study, tmp_path):
     options = ["--only", "kernel=softmax", "--only", "seed=0", "--out", str(tmp_path)]
     assert main(["study", str(study), *options]) == 0
-    assert load_cells(tmp_path / "cells.jsonl.gz").keys() == {"softmax--seed-0"}
+    assert load_saved_results(tmp_path / "cells.jsonl.gz").keys() == {"softmax--seed-0"}
 
 
 def test_step_seconds_writes_a_file(study, tmp_path, capsys, monkeypatch):
@@ -113,7 +113,9 @@ def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "FOLDER", tmp_path)
     out = tmp_path / "out"
     assert main(["reproduce", "figure1", "--only", "data=mnist", "--out", str(out)]) == 0
-    assert load_cells(out / "cells.jsonl.gz").keys() == {"mnist--performer-absolute--seed-0"}
+    assert load_saved_results(out / "cells.jsonl.gz").keys() == {
+        "mnist--performer-absolute--seed-0"
+    }
     assert (out / "figure1.png").is_file()
     assert "| trained models | 1 of 2 |" in capsys.readouterr().out
 

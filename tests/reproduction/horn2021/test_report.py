@@ -13,7 +13,7 @@ from reproduction.horn2021.report import (
     read_study_at_scale,
     write_paper_comparison,
 )
-from reproduction.study import read_cells
+from reproduction.study import read_results_table
 from tests.reproduction.conftest import failed_cell, saved_cell
 
 NAMES = ("data", "model")
@@ -40,7 +40,7 @@ def cells(save_study):
         for model in (*MODELS, "AlexNet")
         for seed in (0, 1)
     }
-    return read_cells(*save_study(saved, names=NAMES))
+    return read_results_table(*save_study(saved, names=NAMES))
 
 
 def test_the_tables_of_the_paper():
@@ -69,7 +69,7 @@ def test_the_accuracy_table_has_the_accuracies_of_the_paper_next_to_ours(save_st
         ("mnist", "Performer (strategy 1 exact)", 0): shifted_cell(0.9),
         ("mnist", "Performer (mine)", 0): failed_cell(),
     }
-    table = make_accuracy_table(read_cells(*save_study(cells, names=NAMES)))
+    table = make_accuracy_table(read_results_table(*save_study(cells, names=NAMES)))
     assert table.loc["AlexNet"].tolist() == [99.07, "91.0 ± 12.7", 67.99, "50.0", "2.5M"]
     assert table.loc["Performer (strategy 1 exact)", "mnist: paper"] == 98.8
     mine = table.loc["Performer (mine)"]
@@ -116,7 +116,7 @@ def test_the_committed_tables_equal_the_committed_cells(scale):
     folder = Path(__file__).parents[3] / "reproduction" / "horn2021" / scale
     page = (folder / "table1.md").read_text(encoding="utf-8")
     for model, row in make_accuracy_table(
-        read_cells(read_study_at_scale(scale), folder)
+        read_results_table(read_study_at_scale(scale), folder)
     ).iterrows():
         for text in row.filter(like="ours"):
             assert text in page, model

@@ -17,14 +17,14 @@ def test_every_model_of_the_paper_is_trained_on_every_data_set(scale):
     assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
     assert set(map(find_name_in_paper, study.factors["model"])) >= set(read_paper_table().index)
     models = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer", "performer"}
-    assert {cell.run.model for cell in study.cells()} == models
+    assert {cell.run.model for cell in study.models()} == models
     assert len(study.seeds) >= 3
 
 
 @pytest.mark.parametrize(("scale", "image_size"), [("full-cpu", None), ("one-stem", 32)])
 def test_models_at_full_resolution_share_a_recipe_and_have_evaluation_seeds(scale, image_size):
     study = read_study_at_scale(scale)
-    runs = [cell.run for cell in study.cells({"seed": ["10"]})]
+    runs = [cell.run for cell in study.models({"seed": ["10"]})]
     assert study.seeds == (10, 11, 12)
     assert {run.image_size for run in runs} == {image_size}
     for data in study.factors["data"]:
@@ -41,7 +41,7 @@ def test_models_at_full_resolution_share_a_recipe_and_have_evaluation_seeds(scal
 
 def test_the_full_scale_follows_the_protocol_of_the_paper():
     study = read_study_at_scale("full")
-    run = study.make_cell({"data": "mnist", "model": "Performer (absolute)"}, 0).run
+    run = study.make_study_model({"data": "mnist", "model": "Performer (absolute)"}, 0).run
     model = (run.image_size, run.dim, run.depth, run.heads, run.dropout, run.stem)
     assert model == (32, 256, 6, 8, 0.1, "patch")
     optimizer = (run.optimizer, run.learning_rate, run.betas, run.batch_size)
@@ -62,7 +62,7 @@ def test_the_models_at_full_scale_have_the_numbers_of_parameters_of_the_paper():
         "Performer (strategy 2 exact)": 4_579_562,
         "Performer (squared relu × rotary)": 4_433_050,
     }.items():
-        run = study.make_cell({"data": "cifar10", "model": model}, 0).run
+        run = study.make_study_model({"data": "cifar10", "model": model}, 0).run
         with torch.device("meta" if run.model == "vgg16" else "cpu"):
             made = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
         assert sum(parameter.numel() for parameter in made.parameters()) == num_parameters, model

@@ -4,9 +4,9 @@ import torch
 from reproduction.__main__ import run as main
 from reproduction.sample_efficiency import train as training
 from reproduction.sample_efficiency.report import interpolate_images_needed, write_report
-from reproduction.sample_efficiency.train import draw_batch_indices, train_cell
+from reproduction.sample_efficiency.train import draw_batch_indices, train_study_model
 from reproduction.study import Study, read_study, run_study
-from reproduction.study.cells import CELLS, load_cells
+from reproduction.study.cells import CELLS, load_saved_results
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": 4, "stem": "polyphase", "periodic": True}
 STUDY = Study(
@@ -36,7 +36,7 @@ def few_steps():
 
 
 def train(folder, **only):
-    run_study(STUDY, folder, train_cell=train_cell, only=only, command="python")
+    run_study(STUDY, folder, train_study_model=train_study_model, only=only, command="python")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def folder(tmp_path_factory):
 
 
 def test_every_cell_is_one_line_of_one_file(folder):
-    cells = load_cells(folder / CELLS)
-    assert list(cells) == sorted(cell.name for cell in STUDY.cells())
+    cells = load_saved_results(folder / CELLS)
+    assert list(cells) == sorted(cell.name for cell in STUDY.models())
     assert {path.name for path in folder.iterdir()} <= {CELLS, "training"}
     for cell in cells.values():
         assert cell["num_steps"] == 6
@@ -59,7 +59,7 @@ def test_every_cell_is_one_line_of_one_file(folder):
 
 
 def test_exact_models_predict_the_same_for_moved_images(folder):
-    cells = load_cells(folder / CELLS)
+    cells = load_saved_results(folder / CELLS)
     cell = cells["digits--as-published--rotary-default--1000--seed-10"]
     assert cell["consistency"] == 1
     assert cell["accuracy"] == cell["moved_accuracy"]
@@ -81,11 +81,11 @@ def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeyp
     levels = {"training": ["random shifts"], "model": ["absolute"]}
     with pytest.raises(IndexError):
         train(tmp_path, **levels)
-    assert not load_cells(tmp_path / CELLS)
+    assert not load_saved_results(tmp_path / CELLS)
     monkeypatch.setattr(training, "draw_batch_indices", original)
     train(tmp_path, **levels)
-    ((name, cell),) = load_cells(tmp_path / CELLS).items()
-    whole = load_cells(folder / CELLS)[name]
+    ((name, cell),) = load_saved_results(tmp_path / CELLS).items()
+    whole = load_saved_results(folder / CELLS)[name]
     assert cell["seconds"] is None  # the time before the kill is not known
     for quantity in ("accuracy", "moved_accuracy", "consistency"):
         assert cell[quantity] == whole[quantity], quantity
@@ -101,7 +101,7 @@ def test_every_size_has_the_same_number_of_steps(num_images):
 
 def test_the_study_has_the_cells_of_the_protocol():
     study = read_study(training.Path(training.__file__).with_name("study.yaml"))
-    assert len(study.cells()) == 378
+    assert len(study.models()) == 378
     assert study.seeds == (10, 11, 12)
 
 

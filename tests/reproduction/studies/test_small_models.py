@@ -5,7 +5,7 @@ import pytest
 
 from reproduction.studies.small_models import find_best_rates, run_tuned_study
 from reproduction.study import Study
-from reproduction.study.cells import CELLS, add_cell, load_cells
+from reproduction.study.cells import CELLS, load_saved_results, save_model_results
 
 
 def make_study(*rates: str) -> Study:
@@ -17,7 +17,7 @@ def make_study(*rates: str) -> Study:
     return Study("tuned", factors, seeds=(100, 0))
 
 
-def train_cell(cell: Any, folder: Path, **options: Any) -> dict[str, Any]:
+def train_study_model(cell: Any, folder: Path, **options: Any) -> dict[str, Any]:
     """Return a result whose loss is smallest at the rate 0.02, and an accuracy after tuning."""
     loss = (cell.run.learning_rate - 0.02) ** 2 + (cell.run.seed == 0)
     result = {"seed": cell.run.seed, "validation_loss": loss}
@@ -26,8 +26,8 @@ def train_cell(cell: Any, folder: Path, **options: Any) -> dict[str, Any]:
 
 def test_the_best_rate_has_the_smallest_loss_on_the_tuning_seeds(tmp_path: Path):
     study = make_study("0.01", "0.02", "0.04")
-    for cell in study.cells():
-        add_cell(tmp_path / CELLS, cell.name, train_cell(cell, tmp_path))
+    for cell in study.models():
+        save_model_results(tmp_path / CELLS, cell.name, train_study_model(cell, tmp_path))
     levels = {"data": ["digits"], "candidate": ["ε = 0.1"], "rate": ["0.02"]}
     assert find_best_rates(study, tmp_path) == [levels]
 
@@ -44,6 +44,6 @@ def test_a_study_trains_the_tuning_seeds_and_then_the_best_rate(
     rates: list[str], last_rate: str, trained: list[str], tmp_path: Path
 ):
     study = make_study(*rates, *([last_rate] if last_rate else []))
-    run_tuned_study(study, tmp_path, train_cell, last_rate=last_rate)
+    run_tuned_study(study, tmp_path, train_study_model, last_rate=last_rate)
     names = {f"digits--ε-0.1--{rate}--seed-100" for rate in trained}
-    assert load_cells(tmp_path / CELLS).keys() == {*names, "digits--ε-0.1--0.02--seed-0"}
+    assert load_saved_results(tmp_path / CELLS).keys() == {*names, "digits--ε-0.1--0.02--seed-0"}

@@ -2,8 +2,8 @@ import gzip
 
 import pytest
 
-from reproduction.study import read_cells
-from reproduction.study.cells import add_cell, load_cells
+from reproduction.study import read_results_table
+from reproduction.study.cells import load_saved_results, save_model_results
 from teka.files import write_json
 from tests.reproduction.conftest import failed_cell, saved_cell
 
@@ -14,8 +14,8 @@ CELLS = {
 }
 
 
-def test_read_cells_has_a_row_for_each_saved_cell_in_the_order_of_the_study(save_study):
-    cells = read_cells(*save_study(CELLS))
+def test_read_results_table_has_a_row_for_each_saved_cell_in_the_order_of_the_study(save_study):
+    cells = read_results_table(*save_study(CELLS))
     assert cells.index.names == ["data", "kernel", "seed"]
     assert list(cells.index) == list(CELLS)
     assert cells.accuracy.tolist()[:2] == [0.9, 0.8]
@@ -27,14 +27,14 @@ def test_read_cells_has_a_row_for_each_saved_cell_in_the_order_of_the_study(save
 def test_a_folder_without_cells_is_an_error(save_study, tmp_path):
     study, _ = save_study(CELLS)
     with pytest.raises(ValueError, match="folder must be the folder of a study, with saved cells"):
-        read_cells(study, tmp_path)
+        read_results_table(study, tmp_path)
 
 
 def test_cpu_seconds_are_steps_times_the_seconds_of_one(save_study):
     study, folder = save_study(CELLS)
     models = [{"labels": {"data": "mnist", "kernel": "softmax"}, "seconds": 0.02}]
     write_json(folder / "step_seconds.json", {"models": models})
-    cells = read_cells(study, folder)
+    cells = read_results_table(study, folder)
     assert cells.process_seconds.iloc[0] == 2.0
     curve = cells.learning_curve.iloc[0]
     assert [point["process_seconds"] for point in curve] == [1.0, 2.0]
@@ -45,17 +45,17 @@ def test_the_same_cells_give_the_same_bytes_in_any_order(tmp_path):
     paths = [tmp_path / "first.jsonl.gz", tmp_path / "second.jsonl.gz"]
     for path, names in zip(paths, ("abc", "cab"), strict=True):
         for name in names:
-            add_cell(path, name, saved_cell(0.9))
+            save_model_results(path, name, saved_cell(0.9))
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    assert load_cells(paths[0]) == dict.fromkeys("abc", saved_cell(0.9))
+    assert load_saved_results(paths[0]) == dict.fromkeys("abc", saved_cell(0.9))
 
 
 def test_a_cell_replaces_the_cell_with_its_name(tmp_path):
     path = tmp_path / "cells.jsonl.gz"
-    assert load_cells(path) == {}
+    assert load_saved_results(path) == {}
     for accuracy in (0.9, 0.75):
-        add_cell(path, "a", {"accuracy": accuracy})
-    assert load_cells(path) == {"a": {"accuracy": 0.75}}
+        save_model_results(path, "a", {"accuracy": accuracy})
+    assert load_saved_results(path) == {"a": {"accuracy": 0.75}}
 
 
 def test_damaged_files_are_errors(save_study):
@@ -65,4 +65,4 @@ def test_damaged_files_are_errors(save_study):
     for damaged in (content[:-9], b"{}", gzip.compress(b"[1]\n"), gzip.compress(b"{}\n")):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"cells\.jsonl\.gz must be a file of cells"):
-            read_cells(study, folder)
+            read_results_table(study, folder)

@@ -26,7 +26,7 @@ def test_every_model_that_the_paper_trains_from_scratch_is_a_level():
 
 @pytest.mark.parametrize("model", sorted(paper_models().keys() - {PRUNED}))
 def test_a_level_has_the_parameters_and_the_recipe_of_the_paper(model):
-    run = FULL.make_cell({"model": model}, 0).run
+    run = FULL.make_study_model({"model": model}, 0).run
     recipe = (run.data, run.image_size, run.epochs, run.optimizer, run.momentum)
     assert recipe == ("cifar10", None, 300, "sgd", 0.9)
     with torch.device("meta"):
@@ -37,7 +37,7 @@ def test_a_level_has_the_parameters_and_the_recipe_of_the_paper(model):
 
 @pytest.mark.parametrize("study", [FULL, SMALL], ids=lambda study: study.name)
 def test_every_model_can_be_built(study):
-    for cell in study.cells({"seed": ["0"]}):
+    for cell in study.models({"seed": ["0"]}):
         side = cell.run.image_size or 32
         channels = 3 if cell.run.data == "cifar10" else 1
         cell.run.make_model(image_size=(side, side), in_channels=channels, num_classes=10)

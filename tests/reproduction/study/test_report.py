@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from reproduction.studies.small_models import FIRST_TUNING_SEED
-from reproduction.study import read_cells, read_study, write_study
-from reproduction.study.cells import load_cells
+from reproduction.study import read_results_table, read_study, write_study
+from reproduction.study.cells import load_saved_results
 from reproduction.study.report import add_differences, format_mean, format_number
 from reproduction.study.run_study import check_saved_run
 from tests.reproduction.conftest import failed_cell, saved_cell
@@ -49,7 +49,7 @@ def test_signed_means_have_a_sign():
 
 def differences(save_study, ours, reference):
     cells = {("mnist", "relu", 0): ours, ("mnist", "softmax", 0): reference}
-    table = add_differences(read_cells(*save_study(cells)), REFERENCE)
+    table = add_differences(read_results_table(*save_study(cells)), REFERENCE)
     assert table.loc["mnist", "softmax", 0][["at_equal_steps", "at_equal_time"]].isna().all()
     return table.loc["mnist", "relu", 0]
 
@@ -89,7 +89,7 @@ def test_cells_without_learning_curves_are_compared_by_their_accuracy(save_study
 @pytest.mark.parametrize("missing", [failed_cell(), None], ids=["failed", "unfinished"])
 def test_cells_without_a_finished_reference_have_no_differences(save_study, missing):
     cells = {("mnist", "relu", 0): saved_cell(), ("mnist", "softmax", 0): missing}
-    table = add_differences(read_cells(*save_study(cells)), REFERENCE)
+    table = add_differences(read_results_table(*save_study(cells)), REFERENCE)
     assert table[["at_equal_steps", "at_equal_time"]].isna().to_numpy().all()
 
 
@@ -138,13 +138,13 @@ def test_committed_cells_of_every_study_load():
     assert len(folders) == 15
     for path in folders:
         study = read_study(path.parent.with_suffix(".yaml"))
-        cells = read_cells(study, path.parent)
+        cells = read_results_table(study, path.parent)
         # Scripts do not measure models with a tuning seed on test images.
         seeds = cells.index.get_level_values("seed")
         is_tuning = (seeds >= FIRST_TUNING_SEED) & bool(study.script)
         assert cells.accuracy[~is_tuning].between(0, 1).all()
         assert cells.accuracy[is_tuning].isna().all()
         assert cells.accuracy.count() >= 9
-        first = study.cells({"seed": [str(study.seeds[0])]})[0]
-        assert first.name in load_cells(path)
-        check_saved_run(load_cells(path), first, path.parent)
+        first = study.models({"seed": [str(study.seeds[0])]})[0]
+        assert first.name in load_saved_results(path)
+        check_saved_run(load_saved_results(path), first, path.parent)

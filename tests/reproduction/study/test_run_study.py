@@ -11,7 +11,7 @@ from dask.config import set as set_dask_config
 from joblib.externals.loky import get_reusable_executor
 
 from reproduction.study import read_study, run_study
-from reproduction.study.cells import add_cell, load_cells
+from reproduction.study.cells import load_saved_results, save_model_results
 from tests.campaign.kills import is_running
 
 # Values that do not depend on the speed of the machine.
@@ -42,12 +42,12 @@ FORK = multiprocessing.get_context("fork")
 def reproducible(folder):
     return {
         name: [content[key] for key in REPRODUCIBLE]
-        for name, content in load_cells(folder / "cells.jsonl.gz").items()
+        for name, content in load_saved_results(folder / "cells.jsonl.gz").items()
     }
 
 
 def test_every_cell_is_saved_and_checkpoints_are_removed(finished):
-    assert load_cells(finished / "cells.jsonl.gz").keys() == CELLS
+    assert load_saved_results(finished / "cells.jsonl.gz").keys() == CELLS
     assert not list((finished / "training").rglob("*.ckpt"))
 
 
@@ -98,19 +98,19 @@ def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
 ):
     folder = tmp_path / "other"
     shutil.copytree(finished, folder)
-    content = load_cells(folder / "cells.jsonl.gz")["softmax--none--seed-3"]
+    content = load_saved_results(folder / "cells.jsonl.gz")["softmax--none--seed-3"]
     content["run"]["dim"] = 16
-    add_cell(folder / "cells.jsonl.gz", "softmax--none--seed-3", content)
+    save_model_results(folder / "cells.jsonl.gz", "softmax--none--seed-3", content)
     with pytest.raises(ValueError, match="softmax--none--seed-3 differs in dim"):
         run_study(read_study(tiny_study), folder)
 
 
 def test_older_cells_can_lack_fields_and_have_none_as_dropout(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "older")
-    for name, content in load_cells(folder / "cells.jsonl.gz").items():
+    for name, content in load_saved_results(folder / "cells.jsonl.gz").items():
         del content["run"]["epsilon"]
         content["run"]["dropout"] = None
-        add_cell(folder / "cells.jsonl.gz", name, content)
+        save_model_results(folder / "cells.jsonl.gz", name, content)
     run_study(read_study(tiny_study), folder)
 
 
@@ -126,7 +126,7 @@ def test_a_cell_whose_loss_diverges_is_saved_as_failed(tiny_fields, write, tmp_p
     tiny_fields["base"] |= {"learning_rate": 1e30, "gradient_clip": 0.0, "warmup": 0.0, "epochs": 2}
     only = {"kernel": ["softmax"], "seed": ["0"]}
     folder = run_study(read_study(write(tiny_fields)), tmp_path / "out", only=only)
-    content = load_cells(folder / "cells.jsonl.gz")["softmax--none--seed-0"]
+    content = load_saved_results(folder / "cells.jsonl.gz")["softmax--none--seed-0"]
     assert "the loss is" in content["failed"]
     assert "accuracy" not in content
 

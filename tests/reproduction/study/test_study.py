@@ -1,7 +1,7 @@
 import pytest
 
 from reproduction.study import read_study
-from reproduction.study.study import Cell, MeasureSettings, StabilitySettings, make_file_name
+from reproduction.study.study import MeasureSettings, StabilitySettings, StudyModel, make_file_name
 from teka.training import Run
 
 
@@ -10,7 +10,7 @@ def names(cells):
 
 
 def test_cells_are_the_grid_seed_by_seed_without_combinations_that_are_left_out(tiny_fields, write):
-    assert names(read_study(write(tiny_fields)).cells()) == [
+    assert names(read_study(write(tiny_fields)).models()) == [
         "softmax--none--seed-0",
         "squared-relu--none--seed-0",
         "squared-relu--absolute--seed-0",
@@ -23,7 +23,7 @@ def test_cells_are_the_grid_seed_by_seed_without_combinations_that_are_left_out(
 def test_levels_override_the_base(tiny_fields, write):
     tiny_fields["factors"]["position"]["absolute"]["dim"] = 16
     study = read_study(write(tiny_fields))
-    run = study.make_cell({"kernel": "squared relu", "position": "absolute"}, 3).run
+    run = study.make_study_model({"kernel": "squared relu", "position": "absolute"}, 3).run
     assert (run.kernel, run.position, run.dim, run.heads, run.seed) == (
         "squared_relu",
         "absolute",
@@ -34,7 +34,7 @@ def test_levels_override_the_base(tiny_fields, write):
 
 
 def test_only_selects_cells(tiny_fields, write):
-    cells = read_study(write(tiny_fields)).cells({"kernel": ["squared relu"], "seed": ["3"]})
+    cells = read_study(write(tiny_fields)).models({"kernel": ["squared relu"], "seed": ["3"]})
     assert names(cells) == ["squared-relu--none--seed-3", "squared-relu--absolute--seed-3"]
 
 
@@ -48,7 +48,7 @@ def test_only_selects_cells(tiny_fields, write):
 )
 def test_unknown_levels_in_only_are_errors(tiny_fields, write, only, message):
     with pytest.raises(ValueError, match=message):
-        read_study(write(tiny_fields)).cells(only)
+        read_study(write(tiny_fields)).models(only)
 
 
 def test_missing_keys_have_default_values(write):
@@ -62,9 +62,9 @@ def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
     tiny_fields["base"] |= {"recipe": "horn2021", "learning_rate": 0.25}
     tiny_fields["factors"]["position"]["none"] |= {"recipe": "teka", "dropout": 0.5}
     study = read_study(write(tiny_fields))
-    absolute = study.make_cell({"kernel": "squared relu", "position": "absolute"}, 0).run
+    absolute = study.make_study_model({"kernel": "squared relu", "position": "absolute"}, 0).run
     assert (absolute.optimizer, absolute.batch_size, absolute.learning_rate) == ("adam", 22, 0.25)
-    none = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
+    none = study.make_study_model({"kernel": "squared relu", "position": "none"}, 0).run
     assert (none.optimizer, none.learning_rate, none.dropout, none.dim) == ("adamw", 0.001, 0.5, 8)
 
 
@@ -124,7 +124,10 @@ def test_levels_with_the_same_file_name_are_errors(tiny_fields, write):
 
 def test_a_cell_is_named_after_its_levels_and_seed():
     labels = {"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"}
-    assert Cell(labels, Run(seed=3)).name == "fashion-mnist--elu-1--content-rotation-heads--seed-3"
+    assert (
+        StudyModel(labels, Run(seed=3)).name
+        == "fashion-mnist--elu-1--content-rotation-heads--seed-3"
+    )
 
 
 @pytest.mark.parametrize(

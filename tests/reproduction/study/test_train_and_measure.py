@@ -1,9 +1,9 @@
 import pytest
 
 from reproduction.study import read_study
-from reproduction.study.cells import load_cells
+from reproduction.study.cells import load_saved_results
 from reproduction.study.measure import count_flops_per_image
-from reproduction.study.run_cell import run_cell
+from reproduction.study.train_and_measure import train_and_measure
 from teka.codec import encode
 from teka.models import read_config
 from teka.training.trainer import load_data
@@ -11,7 +11,7 @@ from teka.training.trainer import load_data
 
 @pytest.fixture(scope="module")
 def cells(finished):
-    return load_cells(finished / "cells.jsonl.gz")
+    return load_saved_results(finished / "cells.jsonl.gz")
 
 
 def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(cells):
@@ -58,7 +58,7 @@ def test_the_data_folder_is_not_saved(cells):
 
 def test_flops_count_matrix_products(tiny_study):
     study = read_study(tiny_study)
-    run = study.make_cell({"kernel": "squared relu", "position": "none"}, 0).run
+    run = study.make_study_model({"kernel": "squared relu", "position": "none"}, 0).run
     dataset = load_data(run)
     model = run.make_model(image_size=dataset.image_size, in_channels=1, num_classes=10).eval()
     forward, training = count_flops_per_image(model, dataset)
@@ -71,16 +71,16 @@ def test_flops_count_matrix_products(tiny_study):
 def test_a_run_without_validation_images_is_an_error(tiny_fields, write, tmp_path):
     tiny_fields["base"]["validation_size"] = 0
     study = read_study(write(tiny_fields))
-    cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
+    cell = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
     with pytest.raises(ValueError, match=r"validation_size must be at least 1"):
-        run_cell(cell, tmp_path, measure=study.measure)
+        train_and_measure(cell, tmp_path, measure=study.measure)
 
 
 def test_a_run_with_early_stopping_is_measured_after_every_epoch(tiny_fields, write, tmp_path):
     tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
     study = read_study(write(tiny_fields))
-    cell = study.make_cell({"kernel": "softmax", "position": "none"}, 0)
-    content = run_cell(cell, tmp_path, measure=study.measure)
+    cell = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
+    content = train_and_measure(cell, tmp_path, measure=study.measure)
     curve = content["learning_curve"]
     assert isinstance(curve, list)
     steps = [point["step"] for point in curve]
@@ -96,6 +96,6 @@ def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_field
     tiny_fields["factors"] = {"position": {"quadratic": {"position": "quadratic"}}}
     del tiny_fields["leave_out"], tiny_fields["reference"]
     study = read_study(write(tiny_fields))
-    (cell, _) = study.cells()
-    run_cell(cell, tmp_path, measure=study.measure)
+    (cell, _) = study.models()
+    train_and_measure(cell, tmp_path, measure=study.measure)
     assert (tmp_path / "heads" / f"{cell.name}.npz").is_file()

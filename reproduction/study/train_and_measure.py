@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from reproduction.heads.record import HEADS_FILE
 from reproduction.study.cells import TRAINING
 from reproduction.study.measure import compute_logits, measure_model
-from reproduction.study.study import Cell, MeasureSettings
+from reproduction.study.study import MeasureSettings, StudyModel
 from teka.codec import encode
 from teka.data import Dataset, Split
 from teka.errors import wrong_value
@@ -81,8 +81,8 @@ class LearningCurve(Callback):
         return step * self.num_points // total > (step - 1) * self.num_points // total
 
 
-def run_cell(
-    cell: Cell,
+def train_and_measure(
+    cell: StudyModel,
     folder: Path,
     *,
     measure: MeasureSettings,
