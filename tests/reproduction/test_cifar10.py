@@ -48,7 +48,7 @@ def test_a_killed_training_gives_the_same_model(dataset, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(cifar10, "accuracy", kill)
+        patched.setattr(cifar10, "measure_accuracy", kill)
         with pytest.raises(KeyboardInterrupt):
             run(dataset, folders[1])
     resumed, other_result = run(dataset, folders[1])
