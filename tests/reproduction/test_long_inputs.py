@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Generator
@@ -51,7 +53,7 @@ def test_the_command_trains_and_measures(digits, tmp_path, monkeypatch):
     words = ["long-inputs", "--seed", "10", "--out", str(tmp_path), "--steps", "2", "2", "2"]
     words += ["--test-scenes", "3"]
     assert main(words) == 0
-    result = read_json(tmp_path / "linear-seed-10.json")
+    result: Any = read_json(tmp_path / "linear-seed-10.json")
     assert result["seconds_per_step"].keys() == {"30", "32", "34"}
     assert 0 <= result["test"]["other_class"] <= 1
     assert result["test"]["scenes"] == 3
