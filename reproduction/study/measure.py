@@ -32,7 +32,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
         measure: Settings of the measurements.
 
     Returns:
-        The measurements by name, as they are saved in the results of a study.
+        The measurements by the names that the results file of a study uses.
     """
     forward_flops, training_flops = count_flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -26,7 +26,7 @@ def images(number=3, channels=2):
 
 
 class Bottleneck(nn.Module):
-    """Sum of two branches with a stride, one of which has another layer before the stride."""
+    """Sum of two strided branches. Another layer precedes the stride of the first branch."""
 
     def __init__(self, channels, stride):
         super().__init__()

@@ -287,7 +287,7 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
 def copy_with_noisy_edges(
     images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """Return four copies of the images, two of which have noise at their edges.
+    """Return two unchanged copies of the images and two copies with noise at their edges.
 
     Comparing the model's values for these copies shows which cells depend on the edge of the image.
 

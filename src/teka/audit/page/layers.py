@@ -14,8 +14,8 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     """List the layers that explain the result of an audit, such as the first to break equivariance.
 
     Returns:
-        For each layer: what it does in words that follow its name, its name, and its class, error
-        and fix.
+        Three texts for each layer: a statement that continues its name, its name, and details (its
+        class, its error and a fix).
     """
     if layers is None:
         return []

@@ -30,7 +30,7 @@ EVEN_WEIGHTS = 0.02
 # Relative error under a shift that rounding in float64 can explain.
 FLOAT64_ROUNDING = 1e-8
 
-# What each problem means, and what to do about it.
+# Meaning of each problem, and the recommended change.
 RECOMMENDATIONS = {
     "collapsed features": "The output is nearly the mean of the values for every query. Use more "
     "random features (num_features), queries and keys of smaller norm, or a kernel without random "
@@ -66,7 +66,7 @@ RECOMMENDATIONS = {
 class Finding:
     """A problem that `teka.diagnose` has found in an attention layer.
 
-    `str` returns the measurement, what it means and a recommendation.
+    As text, a finding gives the measurement, its meaning and a recommendation.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
