@@ -1,4 +1,4 @@
-"""Plan of an attention call: its kernels and positions, and the fastest algorithm (backend)."""
+"""Settings of an attention call, and the choice of the fastest algorithm (backend) for it."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from teka.functional.backends.costs import (
     resolve_backend,
 )
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
-from teka.functional.backends.linear import attention_sums_without_positions, compute_features
+from teka.functional.backends.linear import attention_sums_without_positions, make_linear_inputs
 from teka.functional.backends.triton import TritonAngles, can_use_triton
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import (
@@ -96,7 +96,7 @@ def unchecked_attention(
         plan = replace(plan, backend="linear", group=group)
     else:
         plan = plan.with_backend(backend, query, key, value)
-    return plan.compute(query, key, value, key_mask=key_mask, query_mask=query_mask)
+    return plan.attend(query, key, value, key_mask=key_mask, query_mask=query_mask)
 
 
 def make_attention_plan(
@@ -109,10 +109,9 @@ def make_attention_plan(
     is_causal: bool,
     scale: float | None = None,
 ) -> "AttentionPlan":
-    """Collect the kernels, positions and options of an attention call in an `AttentionPlan`.
+    """Create the settings of an attention call from the kernels, positions and options.
 
-    Kernels that are given by name are created. A ValueError is raised if the kernels and the
-    positions are not compatible.
+    Kernels that are given by name are created. The kernels must be compatible with the positions.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -145,7 +144,7 @@ def make_attention_plan(
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """All settings of an attention call: everything except its queries, keys and values.
+    """Settings of an attention call, such as its kernels, positions and algorithm (backend).
 
     Args:
         kernel: Content kernel.
@@ -210,7 +209,7 @@ class AttentionPlan:
             dim += relative.num_position_features
             relative = None
         product_size = self.kernel.inner_product_size(dim)
-        dense_passes, num_appended = self._dense_passes(relative, batch)
+        dense_passes, num_appended = self._dense_work(relative, batch)
         costs = {
             "dense": dense_cost(
                 num_queries, num_keys, product_size + num_appended, dim_value, passes=dense_passes
@@ -231,11 +230,11 @@ class AttentionPlan:
         num_heads = heads * batch
         return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
-    def _dense_passes(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
-        """Return the work of the backend "dense" that depends on the kernels.
+    def _dense_work(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
+        """Return the cost of the kernels if attention computes the full weight matrix.
 
-        These are the number of passes over the matrix of all weights, and the number of entries
-        that are appended to queries and keys.
+        The cost consists of the number of passes over the matrix, and of the number of entries that
+        are appended to each query and key.
         """
         if self.kernel.is_softmax:
             # PyTorch's fused kernel stores no matrix.
@@ -251,7 +250,7 @@ class AttentionPlan:
                 passes = 3 + math.ceil((passes - 3) / batch)
         return passes + self.kernel.extra_dense_passes, 0
 
-    def compute(
+    def attend(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
         """Compute attention of queries, keys and values with the settings of this plan.
@@ -301,7 +300,7 @@ class AttentionPlan:
         """Compute attention in float64, because products of the inputs may overflow in float32.
 
         In causal attention, the outputs before the first token with large elements are computed in
-        float32, so that later tokens do not change how they are rounded.
+        float32, so that later tokens do not change the rounding of earlier outputs.
         """
         output = self._run_backend(
             query.double(), key.double(), value.double(), key_mask, query_mask
@@ -325,7 +324,7 @@ class AttentionPlan:
     ) -> Outputs:
         """Compute attention with the algorithm (backend) of the plan.
 
-        NaN and infinity must have been replaced, and the vectors of masked tokens must be 0.
+        The inputs must be finite, and the vectors of masked tokens must be 0.
         """
         with without_autocast(query.device.type):
             plan, query, key = self.append_position_features(query, key)
@@ -377,7 +376,7 @@ class AttentionPlan:
         # Elementwise operations are faster on contiguous memory than on the transposed heads of
         # projections.
         query, key = query.contiguous(), key.contiguous()
-        tokens = compute_features(kernel, query, key, value, group=self.group, **options)
+        tokens = make_linear_inputs(kernel, query, key, value, group=self.group, **options)
         sums = self._weighted_sums(tokens)
         if kernel.normalizes_by_count:
             ones = torch.ones_like(query[..., :1])
@@ -400,9 +399,9 @@ class AttentionPlan:
     ) -> tuple["AttentionPlan", Tensor, Tensor]:
         """Append features of the positions to queries and keys, if the relative kernel has any.
 
-        Inner products of the longer vectors contain the positions. The returned plan therefore has
-        no relative kernel. With other relative kernels, the plan, the queries and the keys are
-        returned unchanged.
+        Inner products of the longer vectors contain the position-dependent weights. The returned
+        plan therefore has no relative kernel. If the relative kernel has no such features, the
+        plan, the queries and the keys are returned unchanged.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -437,7 +436,7 @@ class AttentionPlan:
         )
 
     def _triton_angles(self, query: Queries, key: Keys, value: Values) -> TritonAngles | None:
-        """Return rotary angles for the Triton kernels, or None if they cannot compute this call."""
+        """Return rotary angles for the Triton kernels, or None if they cannot compute the call."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None
@@ -488,7 +487,7 @@ def _attend_packed(
             copies = [point_parts[index].expand(query.shape[0], -1, -1) for index in indices]
             batch_plan = replace(plan, positions=Positions(points=torch.cat(copies)))
         batch_plan = batch_plan.with_backend(backend, *batch)
-        output = batch_plan.compute(*batch, key_mask=None, query_mask=None)
+        output = batch_plan.attend(*batch, key_mask=None, query_mask=None)
         for index, part in zip(indices, output.chunk(len(indices)), strict=True):
             outputs[index] = part
     return torch.cat(outputs, dim=2)

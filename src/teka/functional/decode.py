@@ -13,8 +13,8 @@ from teka.functional.attention_plan import AttentionPlan, check_query_key_value,
 from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE
 from teka.functional.backends.linear import (
     DecodingState,
-    compute_features,
     decoding_step_without_positions,
+    make_linear_inputs,
 )
 from teka.functional.kernels.content_kernel import ContentKernel, mask_features
 from teka.functional.positions import Positions, as_coordinates
@@ -106,7 +106,7 @@ def decode(
         if num_tokens > 1:
             # The state is right, but each query has seen all tokens.
             causal_plan = plan.with_backend("auto", query, key, value)
-            output = causal_plan.compute(query, key, value, key_mask=key_mask, query_mask=None)
+            output = causal_plan.attend(query, key, value, key_mask=key_mask, query_mask=None)
         return output, replace(state, num_tokens=num_earlier + num_tokens, kernels=kernels)
     outputs = []
     for token in range(num_tokens):
@@ -175,7 +175,7 @@ def _advance_state(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.append_position_features(query, key)
-        tokens = compute_features(
+        tokens = make_linear_inputs(
             kernel, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
         )
         if key_mask is not None and tokens.log_scale is None:

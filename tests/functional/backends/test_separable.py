@@ -14,7 +14,7 @@ from teka.functional import (
     draw_projection,
 )
 from teka.functional.backends import feature_chunks
-from teka.functional.backends.separable import apply_axis_matrices
+from teka.functional.backends.separable import attend_axis_by_axis
 from teka.functional.positions import Positions
 from tests.contracts.cases import (
     build_relative,
@@ -51,7 +51,7 @@ def test_axis_sums_equal_the_sums_over_all_pairs(sides: tuple[tuple[int, ...], t
     expected = (query_features @ key_features.mT * pairs) @ value
     assert (
         relative_error(
-            apply_axis_matrices(query_features, key_features, value, *matrices), expected
+            attend_axis_by_axis(query_features, key_features, value, *matrices), expected
         )
         < 1e-13
     )
@@ -61,8 +61,8 @@ def test_axis_sums_have_first_second_and_forward_derivatives():
     tensors = draw((2, 3), (3, 2), num_features=2)
     tensors = [tensor[:1, :1] if tensor.ndim == 4 else tensor[:1] for tensor in tensors]
     leaves = [tensor.requires_grad_() for tensor in tensors]
-    assert gradcheck(apply_axis_matrices, leaves, check_forward_ad=True)
-    assert gradgradcheck(apply_axis_matrices, leaves)
+    assert gradcheck(attend_axis_by_axis, leaves, check_forward_ad=True)
+    assert gradgradcheck(attend_axis_by_axis, leaves)
 
 
 def run(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Inputs and results of linear attention: features of queries and keys, and sums over keys."""
+"""Inputs of linear attention, and the numerators and denominators of its outputs."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,8 @@ UNDERFLOW = {torch.float32: 1e-25, torch.float64: 1e-290}
 def append_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
     """Append a channel of ones to the values, so that one sum gives numerator and denominator.
 
-    The denominator of attention is the sum of the weights, which is the weighted sum of ones.
+    The weighted sum of the values is the numerator of attention, and the weighted sum of ones is
+    its denominator.
     """
     return torch.cat([value, value.new_ones(*value.shape[:-1], 1)], dim=-1)
 
@@ -43,8 +44,8 @@ def append_ones(value: Values) -> Float[Tensor, "batch heads keys channels"]:
 class AttentionFeatures:
     """Feature vectors of queries or keys in linear attention.
 
-    Inner products of query and key features are the attention weights. Numerator and denominator of
-    the output may use different features.
+    The inner product of the features of a query and a key is their attention weight. The numerator
+    and the denominator of an output may use different features.
 
     Args:
         numerator: Vectors whose inner products are the weights of the numerator.
@@ -61,10 +62,11 @@ class AttentionFeatures:
         return self.denominator or ((1.0, self.numerator),)
 
     def concatenate_denominator_features(self) -> Tensor:
-        """Concatenate all feature vectors of the attention denominator into one.
+        """Concatenate all feature vectors of the attention denominator into one long vector.
 
-        The denominator is Σ_t w_t a_tᵀb_t, a weighted sum of inner products of features of a query
-        and a key. Multiplying the features by √w_t turns it into one inner product of long vectors.
+        The denominator of a query and a key is a weighted sum of inner products, Σ_t w_t a_tᵀb_t.
+        Each feature vector is multiplied by √w_t, so that the inner product of the long vectors is
+        this sum.
         """
         return torch.cat([math.sqrt(weight) * part for weight, part in self.denominator], dim=-1)
 
@@ -165,8 +167,9 @@ class WeightedSums:
     def normalize(self, *, nonnegative: bool) -> Outputs:
         """Divide the numerators by the denominators to get the attention outputs.
 
-        A query whose weights are all 0 gets an output of 0 instead of NaN. If all weights are
-        `nonnegative`, this also applies to a sum of weights below the normal range of the dtype.
+        A query whose weights are all 0 gets an output of 0 instead of NaN. If no weight can be
+        negative (`nonnegative`), this also applies to a sum of weights that is below the smallest
+        normal number of the dtype.
         """
         denominator = self.denominator
         empty = (
@@ -180,9 +183,9 @@ class WeightedSums:
     ) -> "WeightedSums":
         """Compute attention again for the queries whose weights have all underflowed to 0.
 
-        Weights underflow if the position-dependent weight of a masked key is far larger than the
-        others. This check is made in eager mode only. Compiled graphs and `torch.func` transforms
-        leave the sums unchanged.
+        Weights underflow if a masked key has a far larger position-dependent weight than all other
+        keys. Underflow is detected in eager mode only. In compiled graphs and `torch.func`
+        transforms, the sums are returned unchanged.
 
         Args:
             tokens: Inputs from which the sums were computed.
@@ -243,8 +246,8 @@ def add_prefix_tokens(
 ) -> WeightedSums:
     """Add tokens without a position, such as a class token, to the sums of linear attention.
 
-    The given sums contain only tokens with a position. The results of queries without a position
-    are put before those of the other queries.
+    The given sums contain only tokens with a position. In the result, the queries without a
+    position come first.
 
     Args:
         sums: Sums of the tokens with a position over each other.

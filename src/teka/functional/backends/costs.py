@@ -1,7 +1,7 @@
 """Cost model that predicts which attention algorithm (backend) is the fastest for an input.
 
-The cost of an algorithm is the number of its multiply-adds and of the bytes that it moves. Measured
-constants convert this cost to a time.
+The cost of an algorithm is the number of its multiply-adds and of the bytes that it moves. The time
+is estimated from this cost and from speeds that were measured once.
 """
 
 import math
@@ -54,10 +54,9 @@ GPU_SPEED = BackendTimes(0.0, 0.0, 1.0, 20.0)
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated amount of work of an attention algorithm, for one head of one sample.
+    """Estimated work of an attention algorithm for one head of one sample, in the forward pass.
 
-    It counts multiply-adds and bytes of the forward pass. The fastest algorithm is chosen by these
-    costs.
+    The work consists of multiply-adds and of bytes moved. The fastest algorithm is chosen by it.
 
     Args:
         multiply_adds: Number of multiply-adds.
@@ -70,7 +69,7 @@ class Cost:
     heads: int = 1
 
     def estimated_time(self, backend: str, device_type: str = "cpu") -> float:
-        """Convert this amount of work to an estimated time per head, to compare algorithms.
+        """Convert the multiply-adds and bytes to an estimated time per head, to compare algorithms.
 
         The time is in nanoseconds on a CPU. On a GPU the unit is arbitrary, because no speed was
         measured there.
@@ -81,9 +80,9 @@ class Cost:
 
 
 def resolve_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Replace the backend "auto" by the attention algorithm with the lowest estimated cost.
+    """Return the attention algorithm with the lowest estimated cost for the backend "auto".
 
-    Any other name is checked and returned.
+    The name of any other backend is returned unchanged.
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -105,7 +104,7 @@ def resolve_backend(backend: str, costs: dict[str, Cost], device_type: str = "cp
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Numbers of tokens and features of an attention head, from which costs are estimated."""
+    """Sizes of one attention head, from which the costs of attention algorithms are estimated."""
 
     num_queries: int
     num_keys: int
@@ -117,20 +116,20 @@ class AttentionSizes:
 def dense_cost(
     num_queries: int, num_keys: int, inner_product_size: int, dim_value: int, *, passes: int
 ) -> Cost:
-    """Estimate the amount of work of attention that computes the weight of every query–key pair.
+    """Estimate the work of attention that computes the weight of every query–key pair.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     pairs = num_queries * num_keys
     return Cost(pairs * (inner_product_size + dim_value + 1), pairs * passes * 2 * BYTES)
 
 
 def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
-    """Estimate the amount of work of linear attention.
+    """Estimate the work of linear attention, from the number of tokens and features.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm. Causal
-    attention also computes the weights of all pairs of tokens within short chunks. Some relative
-    kernels multiply the number of features by `feature_multiplier`.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
+    Causal attention also computes the weights of all pairs of tokens within short chunks. If
+    positions are combined with the features, their number is multiplied by `feature_multiplier`.
     """
     num_features = sizes.num_features * feature_multiplier
     num_products = (sizes.num_queries + sizes.num_keys) * num_features
@@ -144,9 +143,9 @@ def linear_cost(sizes: AttentionSizes, feature_multiplier: int = 1) -> Cost:
 
 
 def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
-    """Estimate the amount of work of linear attention whose weights decay with the distance.
+    """Estimate the work of linear attention whose weights decay with the distance.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     if grid.num_axes == 1:
         cost = linear_cost(replace(sizes, is_causal=True))
@@ -158,9 +157,9 @@ def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
 
 
 def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the amount of work of attention with one matrix of position weights per axis.
+    """Estimate the work of linear attention that processes the axes of a grid one at a time.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     channels = num_features * (dim_value + 1)
     multiply_adds, moved, size = 0, 0, key.num_tokens
@@ -178,9 +177,9 @@ def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) ->
 
 
 def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the amount of work of attention that is computed by fast Fourier transforms.
+    """Estimate the work of linear attention by fast Fourier transforms (FFT).
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     sides = zip(query.shape, key.shape, query.periodic, strict=True)
     sizes = [
@@ -193,9 +192,9 @@ def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
 
 
 def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int) -> Cost:
-    """Estimate the amount of work of attention that first sums all keys at equal distance.
+    """Estimate the work of linear attention that first sums all keys at equal distance.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     # A product with a weight takes as long as five additions (measured). Distant tokens take as
     # long as near rings.
@@ -207,9 +206,10 @@ def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int)
 def signed_offset_cost(
     num_tokens: int, num_features: int, dim_value: int, max_distance: int
 ) -> Cost:
-    """Estimate the amount of work of linear attention with one weight per clipped offset.
+    """Estimate the work of linear attention with one weight for each offset of up to k tokens.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
+    The maximum k is `max_distance`.
     """
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)
@@ -217,10 +217,10 @@ def signed_offset_cost(
 
 
 def window_cost(tiling: Tiling, inner_product_size: int, dim_value: int) -> Cost:
-    """Estimate the amount of work of attention to local windows.
+    """Estimate the work of attention in which each query attends to a local window of keys.
 
-    The estimate counts multiply-adds and bytes, and is used to choose the fastest algorithm. The
-    keys and values around each tile of the grid are copied.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
+    The keys and values around each tile of the grid are copied, which is counted, too.
     """
     num_tiles = math.prod(tiling.counts)
     # torch.compile cannot trace a generator as an argument.

@@ -104,10 +104,10 @@ def scan(
 def _decayed_sums_before(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return, for each cell along an axis, the sum of all earlier cells with decaying weights.
+    """Return the decaying sum of all earlier vectors, for each position along an axis.
 
-    In the sum of cell i, the cell j has the weight exp(−rate · (i − 1 − j)). Sums within a block of
-    cells are matrix products. The sums of whole blocks are accumulated recursively.
+    The sum at position i is Σ_{j < i} exp(−rate · (i − 1 − j)) · cells[j]. Sums within a block of
+    positions are matrix products. The sums of whole blocks are accumulated recursively.
     """
     side = cells.shape[2]
     length = side if side <= 2 * BLOCK else BLOCK

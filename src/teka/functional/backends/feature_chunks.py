@@ -41,7 +41,7 @@ def sum_over_features(
     *arguments: object,
     copies: int = 1,
 ) -> QueryChannels:
-    """Apply a function to chunks of the features of queries and keys, and add the results.
+    """Apply a function to chunks of the query and key features, and add the results.
 
     Chunks limit the memory. The backward pass computes each chunk again instead of storing it.
 
@@ -83,9 +83,9 @@ def outer_product(
 def apply_sums_to_queries(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Multiply the features of each query by sums over keys, to get attention numerators.
+    """Multiply the features of each query by sums over keys, to get the numerators of attention.
 
-    A sum over keys adds the outer products of their features and values (see `outer_product`).
+    Each sum is over the outer products of key features and values (see `outer_product`).
     """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

@@ -140,9 +140,8 @@ OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[T
 def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
     """Find a regular lattice of points that contains the tokens of two grids.
 
-    For every axis, return the distance between neighboring lattice points, and how many lattice
-    steps neighboring tokens of each grid are apart. Return None if there is no such lattice, or if
-    it has too many points.
+    Return, for every axis, the spacing of the lattice and the spacings of both grids in lattice
+    steps. Return None if there is no such lattice, or if it has too many points.
     """
     if positions.grids is None:
         return None
@@ -169,12 +168,12 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return a table of all offsets between two grids, and the codes that index the table.
+    """Return a table of all offsets between two grids, and integer codes that index the table.
 
-    Queries and keys get integer codes. The offset from key j to query i is entry query_code[i] −
-    key_code[j] of the table. For a token without a position, such as a class token, this index is
-    beyond the end of the table. Return None if the table would be large, or if both grids do not
-    lie on one regular lattice. The offsets have the dtype and the device of `like`.
+    The offset from key j to query i is entry query_code[i] − key_code[j] of the table. For a token
+    without a position, such as a class token, this index is beyond the end of the table. Return
+    None if the table would be large, or if the grids do not lie on one regular lattice. The offsets
+    have the dtype and the device of `like`.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

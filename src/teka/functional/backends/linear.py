@@ -339,11 +339,12 @@ def _scaled_causal_attention_sums(
     channels: Channels,
     rate: Float[Tensor, "heads"] | None,
 ) -> Channels:
-    """Compute sums of causal linear attention for features that are scaled to avoid overflow.
+    """Compute numerators or denominators of causal linear attention, scaled to avoid overflow.
 
-    The features of each key have been divided by a scale, which is given by its logarithm. The sums
-    of a query are divided by the largest scale of its own key and all earlier keys. `channels` are
-    the values, or ones for the denominator. `rate` is the decay of the weights with the distance.
+    The features of each key have been divided by a positive number s_j, given by its logarithm
+    `log_scale`. The result for a query is divided by the largest s_j of its own key and all earlier
+    keys. For numerators, `channels` are the values, and for denominators they are ones. `rate` is
+    the rate at which weights decay with the distance.
     """
     num_tokens = channels.shape[2]
     state = channels.new_zeros(*channels.shape[:2], key.shape[-1], channels.shape[-1])
@@ -366,11 +367,11 @@ def _causal_attention_sums_of_block(
     log_peak: Float[Tensor, "batch heads"],
     rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, Tensor, Tensor]:
-    """Compute sums of causal linear attention for a block of chunks of tokens.
+    """Compute numerators or denominators of causal linear attention for some chunks of tokens.
 
     Pairs of tokens within a chunk are computed directly. Keys of earlier chunks contribute through
-    the recurrent state, a sum over keys. The state is divided by the largest scale of these keys to
-    prevent overflow.
+    the recurrent state, which is a sum over these keys. To avoid overflow, the state is divided by
+    the largest scale of their features.
 
     Args:
         tokens: Vectors of queries and keys, log scales, and channels: values or ones.
@@ -437,7 +438,7 @@ def running_maximum(values: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*b
     return values
 
 
-def compute_features(
+def make_linear_inputs(
     kernel: FeatureKernel,
     query: Queries,
     key: Keys,
@@ -448,7 +449,7 @@ def compute_features(
     is_causal: bool,
     group: ProcessGroup | None = None,
 ) -> LinearAttentionInputs:
-    """Map queries and keys to features, and collect them with the values."""
+    """Compute the features of queries and keys, as inputs of linear attention with the values."""
     # The sums of several processes need a log scale for each key, because a factor of all keys
     # would be different in every process.
     query_features, key_features, log_scale = kernel.map_to_features(
@@ -480,8 +481,8 @@ def linear_attention_sums(
 ) -> WeightedSums:
     """Compute the numerator and denominator of each output of linear attention.
 
-    Both are sums over the keys. Attention is bidirectional or causal. If the tokens are divided
-    among several processes, the sums include the keys of all processes.
+    Both are sums over all keys, or over the keys up to the query if attention is causal. If the
+    tokens are divided among several processes, the keys of all processes are included.
 
     Args:
         tokens: Values and log scales. Its features are not used.

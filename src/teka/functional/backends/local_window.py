@@ -23,10 +23,10 @@ TILE_SIDES = {1: 64, 2: 8, 3: 4}
 
 @dataclass(frozen=True)
 class Tiling:
-    """Division of a grid of tokens, such as an image, into equal tiles with a margin.
+    """Division of a grid of tokens, such as an image, into tiles of equal size with a margin.
 
-    A tile and its margin contain all keys that the queries of the tile attend to. The last tile
-    along an axis may extend beyond the grid.
+    The queries of a tile attend only to keys in the tile and its margin. The last tile along an
+    axis may extend beyond the grid.
 
     Args:
         grid: The grid.
@@ -50,10 +50,10 @@ class Tiling:
     def tile_token_indices(
         self, margin: int, device: torch.device
     ) -> tuple[Int[Tensor, "tiles cells"], Bool[Tensor, "tiles cells"]]:
-        """Return the indices of the tokens in each tile, and a mask of the indices that exist.
+        """Return the indices of the tokens in each tile, and a mask of the indices that are valid.
 
-        A tile includes a margin of the given width. The mask is False for cells of the tile that
-        are outside the grid. Their indices are arbitrary.
+        A tile includes a margin of the given width. The mask is False where a tile extends beyond
+        the grid, and the index there is arbitrary.
         """
         tokens = torch.zeros(1, 1, dtype=torch.long, device=device)
         is_inside = torch.ones(1, 1, dtype=torch.bool, device=device)
@@ -72,7 +72,7 @@ class Tiling:
         return tokens, is_inside
 
     def inverse_tile_order(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return indices that bring tokens from the order of the tiles to the order of the grid."""
+        """Return the indices that reorder tokens from tile order back to the order of the grid."""
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
         for axis, side in enumerate(self.grid.shape):

@@ -116,7 +116,7 @@ def causal_ring_attention_sums(
 def signed_offset_attention_sums(
     log_entries: RingWeights, tokens: LinearAttentionInputs, grid: Grid
 ) -> WeightedSums:
-    """Compute linear attention on a sequence, with one weight per signed and clipped offset.
+    """Compute linear attention on a sequence, with one weight for each signed and clipped offset.
 
     Keys before and after the query have different weights. A causal pass covers the keys up to each
     query, and a second causal pass over the reversed sequence covers the later keys.
@@ -168,12 +168,12 @@ def _weighted_rings(
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Return sums of the vectors at each Manhattan distance from every cell of a grid.
+    """Sum the vectors at each Manhattan distance from every cell of a grid.
 
-    `cells` contains one vector for each cell. Entry r of the result is the sum at distance r, and
-    the last entry that at `max_distance` or more. Sums are never subtracted from each other,
-    because the difference would lose digits. A periodic axis must be longer than 2 · (max_distance
-    − 1) cells.
+    `cells` contains one vector for each cell. Entry r of the result contains the sums at distance
+    r. The last entry contains the sums at `max_distance` and beyond. Sums are never subtracted from
+    each other, because the difference would lose digits. A periodic axis must be longer than 2 ·
+    (max_distance − 1) cells.
     """
     zeros = torch.zeros_like(cells)
     near = [cells] + [zeros] * (max_distance - 1)
@@ -196,10 +196,11 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 
 
 def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
-    """Extend sums of cells at equal Manhattan distance by one more axis of the grid.
+    """Extend sums over cells at equal Manhattan distance by one more axis of the grid.
 
-    The Manhattan distance is the sum of the distances along all axes. A cell that is t steps away
-    along the new axis therefore adds its sum at distance r − |t| to the new sum at distance r.
+    Entry r of `rings` sums the cells at distance r along the previous axes. A cell at distance r −
+    t along them and t steps away along the new axis is at distance r, because Manhattan distances
+    add.
     """
     sums = [rings[0]]
     after = rings[0]
@@ -212,11 +213,11 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 
 
 def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Return, for each cell along an axis, the sum of the cells on one side of it.
+    """Sum, for each cell along an axis, all cells on one side of it.
 
     A positive `step` sums earlier cells, and a negative `step` sums later cells. Cells that are
-    closer than |step| are left out. On a periodic axis, the shorter way around decides whether a
-    cell is earlier or later. If both ways are equally long, it is later.
+    closer than |step| are left out. On a periodic axis, a cell is earlier or later by the shorter
+    way around. If both ways are equally long, it is later.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
@@ -237,9 +238,9 @@ def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cel
 
 
 def _shift_cells(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Shift a tensor by some steps along a dimension, circularly if it is periodic.
+    """Shift a tensor along a dimension by some steps.
 
-    Otherwise, zeros are shifted in.
+    A periodic dimension is rolled. Otherwise, zeros are shifted in.
     """
     side = cells.shape[dim]
     if step == 0:

@@ -1,7 +1,8 @@
-"""Linear attention with one matrix of position weights per axis (the backend "toeplitz").
+"""Linear attention with position weights that are a product over the axes (backend "toeplitz").
 
-If the position-dependent weight is a product of one factor per axis, attention on an image needs
-only one matrix for rows and one for columns, instead of a matrix of all pairs of pixels.
+On an image, the weight of a query and a key is then the product of a weight for their rows and a
+weight for their columns. Attention needs only one matrix of weights for rows and one for columns,
+instead of a matrix of all pairs of pixels.
 """
 
 import torch
@@ -43,20 +44,25 @@ def separable_attention_sums(
     """
     matrices = [torch.exp(matrix) for matrix in log_matrices]
     features = (tokens.query_features, tokens.key_features)
-    sums = sum_over_features(apply_axis_matrices, *features, append_ones(tokens.value), *matrices)
+    sums = sum_over_features(attend_axis_by_axis, *features, append_ones(tokens.value), *matrices)
     return WeightedSums.from_channels(sums, log_peak).recompute_underflowed(tokens, log_weight_rows)
 
 
-def apply_axis_matrices(
+def attend_axis_by_axis(
     query_features: QueryFeatures,
     key_features: KeyFeatures,
     value: KeyChannels,
     *matrices: Float[Tensor, "heads _ _"],
 ) -> QueryChannels:
-    """Compute sums of linear attention on a grid with one matrix of position weights per axis.
+    """Compute numerators and denominators of linear attention, one axis of the grid at a time.
 
-    The matrices are applied one after another to the outer products of each key's features and
-    value, which are then multiplied by the features of the queries.
+    The position-dependent weight of a query and a key is a product over the axes, and `matrices`
+    contains its factors along each axis. The sum over all keys,
+
+        Σ_j c(x_i − x_j) φ(k_j) v_jᵀ,
+
+    therefore takes one matrix product for each axis. Its product with the features φ(q_i) is the
+    output of the function.
     """
     batch, heads = value.shape[:2]
     maps = outer_product(key_features, value)

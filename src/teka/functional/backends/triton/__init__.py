@@ -44,16 +44,16 @@ class TritonAngles:
 
     @property
     def angle_tensors(self) -> tuple[Tensor, ...]:
-        """All rotary angles as one tuple of tensors, which is empty without a rotation."""
+        """The rotary angles as a tuple of tensors. It is empty if nothing is rotated."""
         if self.query_angles is None or self.key_angles is None:
             return ()
         return self.query_angles, self.key_angles
 
 
 def can_use_triton(kernel: ContentKernel, query: Tensor, value: Tensor) -> bool:
-    """Return True if the Triton kernels for linear attention can compute an attention call.
+    """Return True if the Triton kernels for linear attention support the kernel and the inputs.
 
-    The feature map, the dtype, the sizes and the device must be supported.
+    The feature map, the dtype, the sizes and the device of the inputs must be supported.
     """
     is_available = IS_INTERPRETED or (query.is_cuda and IS_ENABLED)
     if not HAS_TRITON or not is_available or query.dtype not in DTYPES:

@@ -33,8 +33,12 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def token_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the memory rows of tokens in a tensor that is stored heads first or tokens first."""
+def memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
+    """Return the rows of some tokens of a head in the memory of a tensor of token vectors.
+
+    Each row is the vector of one token and head. The rows are ordered by head and then token if
+    `heads_first`, otherwise by token and then head.
+    """
     if heads_first:
         rows = head * num_tokens + tokens
     else:
@@ -284,9 +288,9 @@ def compute_and_store_gradients(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Compute and store the gradients of queries or keys and of their rotary angles.
+    """Compute and store the gradients of queries or keys, and of their rotary angles.
 
-    They follow from the gradients of the features, with and without rotation.
+    They are computed from the gradients of the features with and without rotation.
     """
     if rotary:
         block = compute_angles_gradient(rotated, grad_rotated, size)

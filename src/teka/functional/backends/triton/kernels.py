@@ -9,7 +9,7 @@ where peak is the largest exponent of the keys' features.
 A sequence is divided into segments, and a segment into blocks. One program processes one segment of
 one head:
 
-1. `sum_keys` computes the state of every segment of keys.
+1. `compute_segment_states` computes the state of every segment of keys.
 2. If causal, `scan_segments` replaces these states by the state of all earlier segments. Otherwise
    they are added.
 3. `compute_outputs` computes the outputs. If causal, the state is updated block by block, and the
@@ -33,8 +33,8 @@ from teka.functional.backends.triton.feature_maps import (
     load_and_map_features,
     load_and_mark_nonfinite,
     load_block,
+    memory_rows,
     store_block,
-    token_rows,
 )
 
 
@@ -67,7 +67,7 @@ def empty_state(size: tl.constexpr, channels: tl.constexpr):
 
 
 @triton.jit
-def add_to_state(
+def decay_and_add_to_state(
     value_sum,
     plain_sum,
     length_sum,
@@ -80,10 +80,11 @@ def add_to_state(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Multiply the recurrent state of linear attention by a decay factor, and add new keys to it.
+    """Decay the recurrent state of linear attention, and add sums over a block of tokens to it.
 
-    The state consists of sums over keys. For numerators, a key adds the product of its features and
-    its value. For denominators, it adds its features times its scale, which is 0 if it is masked.
+    The state is multiplied by `decay`. The sums over keys are Σ features · valueᵀ for the
+    numerators and Σ features · weight for the denominators, where masked keys have weight 0. The
+    backward pass adds queries and gradients in the same way to the gradient of the state.
     """
     product = tl.dot(tl.trans(rotated), values, input_precision=precision)
     value_sum = value_sum * decay + product
@@ -94,7 +95,7 @@ def add_to_state(
 
 
 @triton.jit
-def add_keys(
+def add_keys_without_overflow(
     value_sum,
     plain_sum,
     length_sum,
@@ -108,16 +109,17 @@ def add_keys(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Add a block of keys to the state of linear attention, which consists of sums over keys.
+    """Add a block of keys to the recurrent state of linear attention, without overflow.
 
-    The sums are divided by 2^peak to prevent overflow, where the peak is the largest exponent of
-    the keys' features. The new state and its new peak are returned.
+    The features of a key are stored divided by a power of 2, whose exponent is given. The state is
+    divided by 2^peak, where the peak is the largest exponent of its keys. The new state and its new
+    peak are returned.
     """
     new_peak = tl.maximum(tl.max(tl.where(keep, exponent, NO_KEY), axis=0), peak)
     weights = tl.where(keep, tl.exp2(tl.minimum(exponent - new_peak, 0.0)), 0.0)
     values = values * weights[:, None]
     decay = tl.exp2(peak - new_peak)
-    value_sum, plain_sum, length_sum = add_to_state(
+    value_sum, plain_sum, length_sum = decay_and_add_to_state(
         value_sum,
         plain_sum,
         length_sum,
@@ -139,7 +141,7 @@ def compute_query_feature_gradients(
 ):
     """Compute the gradients of query features from those of numerators and denominators.
 
-    In linear attention, numerators and denominators are products of query features and sums over
+    In linear attention, numerators and denominators are products of query features with sums over
     keys.
     """
     grad_rotated = tl.dot(grad_numerator, tl.trans(value_sum), input_precision=precision)
@@ -150,11 +152,11 @@ def compute_query_feature_gradients(
 
 @triton.jit
 def compute_causal_pair_scales(exponent, keep, peak):
-    """Return the scale factor of every query–key pair in a block of causal linear attention.
+    """Return a scale for every query–key pair in a block of causal linear attention.
 
-    The features of a key are stored divided by a power of 2. The factor restores this power,
-    relative to the largest exponent of the keys up to the query, so that it does not overflow. The
-    factor of later or masked keys is 0.
+    The features of a key are stored divided by a power of 2. Multiplying by the scale undoes this
+    division, up to a power of 2 that all keys of a query have in common, so that nothing overflows.
+    The scale of later and masked keys is 0.
     """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
@@ -178,8 +180,8 @@ def compute_pair_weights(
 ):
     """Return the attention weights of all query–key pairs in a block of tokens.
 
-    With rotary position embedding, numerators and denominators of the outputs have different
-    weights, so two matrices are returned.
+    Two matrices are returned, because with rotary position embedding, the weights in the numerator
+    of an output differ from those in its denominator.
     """
     weights = tl.dot(rotated, tl.trans(key_rotated), input_precision=precision)
     totals = weights
@@ -226,7 +228,7 @@ def load_output_gradients(
     dim_value: tl.constexpr,
     channels: tl.constexpr,
 ):
-    """Load the gradients of outputs, and compute those of their numerators and denominators.
+    """Load the gradients of outputs, and compute the gradients of numerators and denominators.
 
     Each output of linear attention is a numerator divided by a denominator.
     """
@@ -244,9 +246,9 @@ def load_output_gradients(
 
 @triton.jit
 def load_peak_before_block(block_peaks, head, token, num_tokens, block: tl.constexpr):
-    """Load the largest exponent of all keys before a block of tokens.
+    """Load the largest exponent of the features of all keys before a block of tokens.
 
-    To prevent overflow, features are stored as numbers times a power of 2 with an exponent.
+    Features are stored divided by a power of 2 with this exponent, to prevent overflow.
     """
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
@@ -259,9 +261,9 @@ def scan_segments(
 ):
     """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
-    This is an exclusive scan. From one segment to the next, the accumulated sums are multiplied by
-    a decay factor, and the sums of the segment, multiplied by a weight, are added. With
-    `is_reversed`, the scan starts at the last segment.
+    The sums of earlier segments are accumulated one segment after another. At each step, the
+    accumulated sums are multiplied by the segment's decay, and the sums of the segment, multiplied
+    by its weight, are added. With `is_reversed`, the scan starts at the last segment.
     """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -278,7 +280,7 @@ def scan_segments(
 
 
 @triton.jit
-def sum_keys(
+def compute_segment_states(
     key,
     value,
     key_mask,
@@ -308,10 +310,12 @@ def sum_keys(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Sum the products of features and values over the keys in one segment of a sequence.
+    """Compute the recurrent state of linear attention for one segment of a sequence.
 
-    The largest exponent of the keys' features is stored as well. In causal attention, keys and
-    values with NaN or infinity are skipped, and the exponent becomes NaN.
+    The state sums the products of key features and values over the keys of the segment. It is
+    stored divided by 2^peak to avoid overflow, where the peak is the largest exponent of the key
+    features. In causal attention, keys and values with NaN or infinity are left out, and mark the
+    segment by a peak of NaN.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -320,7 +324,7 @@ def sum_keys(
     past_poison = peak * 0.0
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
-        rows = token_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
         keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
         values, value_poison = load_and_mark_nonfinite(
@@ -347,7 +351,7 @@ def sum_keys(
             poison += value_poison
             keep = keep & (poison == poison)
             past_poison += tl.sum(poison, axis=0)
-        value_sum, plain_sum, length_sum, peak = add_keys(
+        value_sum, plain_sum, length_sum, peak = add_keys_without_overflow(
             value_sum,
             plain_sum,
             length_sum,
@@ -405,8 +409,8 @@ def compute_outputs(
 ):
     """Compute the outputs of linear attention for one segment of queries, from sums over keys.
 
-    The inverses of the denominators are stored for the backward pass. In causal attention, the
-    largest exponent of the keys' features up to the end of each block is stored as well.
+    For the backward pass, the inverses of the denominators are stored as well. In causal attention,
+    so is the largest exponent of the key features up to the end of each block.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -419,7 +423,7 @@ def compute_outputs(
     peak = tl.where(past_poison == past_poison, peak, NO_KEY)
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
-        rows = token_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
         inside = tokens < num_tokens
         angle_rows = head % num_query_angles * num_tokens + tokens
         _, poison, _, _, rotated, plain, lengths, _, _ = load_and_map_features(
@@ -491,7 +495,7 @@ def compute_outputs(
             is_seen = order[:, None] >= order[None, :]
             poison += past_poison + tl.sum(tl.where(is_seen, key_poison[None, :], 0.0), axis=1)
             past_poison += tl.sum(key_poison, axis=0)
-            value_sum, plain_sum, length_sum, peak = add_keys(
+            value_sum, plain_sum, length_sum, peak = add_keys_without_overflow(
                 value_sum,
                 plain_sum,
                 length_sum,
@@ -570,7 +574,7 @@ def compute_query_gradients(
     grad_value_sum, grad_plain_sum, grad_length_sum = empty_state(size, channels)
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
-        rows = token_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
         head_rows = head * num_tokens + tokens
         inside = tokens < num_tokens
         angle_rows = head % num_query_angles * num_tokens + tokens
@@ -634,7 +638,7 @@ def compute_query_gradients(
             length_sum,
             precision,
         )
-        grad_value_sum, grad_plain_sum, grad_length_sum = add_to_state(
+        grad_value_sum, grad_plain_sum, grad_length_sum = decay_and_add_to_state(
             grad_value_sum,
             grad_plain_sum,
             grad_length_sum,
@@ -658,7 +662,7 @@ def compute_query_gradients(
             grad_rotated += pair_rotated
             grad_plain += pair_plain
             grad_lengths += pair_lengths
-            value_sum, plain_sum, length_sum, peak = add_keys(
+            value_sum, plain_sum, length_sum, peak = add_keys_without_overflow(
                 value_sum,
                 plain_sum,
                 length_sum,
@@ -762,7 +766,7 @@ def compute_key_gradients(
     for step in range(0, tl.cdiv(stop - index * segment, block)):
         start = (tl.cdiv(stop, block) - 1 - step) * block
         tokens = start + tl.arange(0, block)
-        rows = token_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
         head_rows = head * num_tokens + tokens
         inside = tokens < num_tokens
         keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
@@ -858,7 +862,7 @@ def compute_key_gradients(
             grad_plain += pair_plain
             grad_lengths += pair_lengths
             fading = tl.exp2(first_peak - largest)
-            grad_value_sum, grad_plain_sum, grad_length_sum = add_to_state(
+            grad_value_sum, grad_plain_sum, grad_length_sum = decay_and_add_to_state(
                 grad_value_sum,
                 grad_plain_sum,
                 grad_length_sum,

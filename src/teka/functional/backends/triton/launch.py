@@ -149,7 +149,7 @@ class TritonLaunch:
         return tokens.transpose(1, 2).contiguous().transpose(1, 2)
 
     def num_segments(self, tokens: Tensor) -> int:
-        """Return the number of segments of a sequence.
+        """Return the number of segments into which the kernels divide a sequence.
 
         One GPU program processes one segment of one attention head.
         """
@@ -215,8 +215,8 @@ class TritonLaunch:
     ) -> None:
         """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
-        Causal linear attention needs this scan. `decays` and `weights` have one number for each
-        segment, as described in `kernels.scan_segments`.
+        Causal linear attention needs them. `decays` and `weights` have one number for each segment,
+        as described in `kernels.scan_segments`.
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
@@ -233,7 +233,7 @@ class TritonLaunch:
 
     @property
     def kernel_inputs(self) -> tuple[Tensor, ...]:
-        """Arguments of every Triton kernel: queries, keys, values, mask, and sines and cosines."""
+        """Queries, keys, values, key mask, and sines and cosines of angles, for the kernels."""
         tables = [
             function(angles)
             for angles in (self.query_angles, self.key_angles)
@@ -247,7 +247,9 @@ class TritonLaunch:
         inputs = self.kernel_inputs
         states = self.allocate_states(self.num_segments(self.key))
         peaks = self.allocate_floats(states.shape[1])
-        self.launch_kernel(kernels.sum_keys, self.key, *inputs[1:4], *inputs[6:], states, peaks)
+        self.launch_kernel(
+            kernels.compute_segment_states, self.key, *inputs[1:4], *inputs[6:], states, peaks
+        )
         if self.is_causal:
             peaks_after = peaks.cummax(dim=-1).values
             state_peaks = pad(peaks_after[:, :-1], (1, 0), value=NO_KEY.value)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from teka.functional.backends.linear import attention_sums_without_positions, compute_features
+from teka.functional.backends.linear import attention_sums_without_positions, make_linear_inputs
 from teka.functional.backends.triton import CONTENT_KERNELS, TritonAngles
 from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
 from teka.functional.kernels.content_kernel import FeatureKernel
@@ -172,7 +172,7 @@ def _twice_differentiable_attention(inputs: Sequence[Any], options: TritonOption
     kernel_class = {kind.name: kind for kind in CONTENT_KERNELS}[options.kernel]
     is_floored = issubclass(kernel_class, FlooredRelu)
     kernel = kernel_class(options.epsilon) if is_floored else kernel_class()
-    tokens = compute_features(
+    tokens = make_linear_inputs(
         kernel,
         query.float(),
         key.float(),
