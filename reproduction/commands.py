@@ -26,8 +26,7 @@ class StudyOptions:
             be selected too. --only can be repeated.
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time.
-        parallel: "loky" for processes of this machine, "dask" for a new local cluster, or
-            "dask:ADDRESS" for a running one.
+        parallel: "loky" for processes of this machine, or "dask:ADDRESS" for a Dask cluster.
         summary: Train nothing, and write the tables and figures of the models that are trained.
     """
 

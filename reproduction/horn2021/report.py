@@ -79,17 +79,17 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
     Returns:
         The text of the page `table1.md`.
     """
-    cells = read_results_table(study, folder)
-    has_class_1 = cells.classes.map(lambda classes: "1" in (classes or {}))
+    results = read_results_table(study, folder)
+    has_class_1 = results.classes.map(lambda classes: "1" in (classes or {}))
     if has_class_1.any():
-        write_bytes(Path(folder) / "figure1.png", to_png(draw_figure1(cells[has_class_1])))
-    tables = {"Test accuracy (%), paper (one run) and ours": make_accuracy_table(cells)}
+        write_bytes(Path(folder) / "figure1.png", to_png(draw_figure1(results[has_class_1])))
+    tables = {"Test accuracy (%), paper (one run) and ours": make_accuracy_table(results)}
     return write_study(study, folder, name="table1", tables=tables)
 
 
-def make_accuracy_table(cells: pd.DataFrame) -> pd.DataFrame:
+def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:
     """Compare our test accuracies with those of the paper, and give the paper's parameters."""
-    ours = group_by_model(cells).accuracy.agg(format_mean).unstack("data", sort=False)
+    ours = group_by_model(results).accuracy.agg(format_mean).unstack("data", sort=False)
     paper = read_paper_table().reindex(ours.index.map(find_name_in_paper)).set_index(ours.index)
     table = pd.DataFrame(index=ours.index)
     for data in ours:
@@ -98,20 +98,20 @@ def make_accuracy_table(cells: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{"parameters: paper": paper.parameters})
 
 
-def draw_figure1(cells: pd.DataFrame) -> Figure:
+def draw_figure1(results: pd.DataFrame) -> Figure:
     """Draw the accuracy on images of class 1 against their shift along x, for each model.
 
     Solid lines are means over seeds, and bands reach from the lowest to the highest seed. Dotted
     lines are from Figure 1 of the paper, with shifts rescaled to the width of our images.
 
     Args:
-        cells: Table of `read_results_table`, measured on shifted images of class 1.
+        results: Table of `read_results_table`, measured on shifted images of class 1.
     """
-    data_sets = cells.index.unique("data")
+    data_sets = results.index.unique("data")
     figure = Figure((6 * len(data_sets), 4), layout="constrained")
     axes = dict(zip(data_sets, figure.subplots(1, len(data_sets), squeeze=False)[0], strict=True))
     paper = read_paper_figure().set_index(["data", "model"])
-    for index, ((data, model), group) in enumerate(group_by_model(cells)):
+    for index, ((data, model), group) in enumerate(group_by_model(results)):
         curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
         accuracy = 100 * pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]])
         accuracy = accuracy.sort_index(axis=1)

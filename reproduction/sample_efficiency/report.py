@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.study.cells import read_results_table
 from reproduction.study.report import format_mean, format_number, margin_of_error, write_page
+from reproduction.study.results import read_results_table
 from reproduction.study.study import Study
 from teka.files import write_bytes
 from teka.reporting.plots import line_color, to_png
@@ -53,18 +53,18 @@ def interpolate_images_needed(accuracy: pd.Series, target: float) -> float:
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def compare_images_needed(cells: pd.DataFrame, quantity: str) -> pd.Series:
+def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
     """Return how many images each model needs to match the default model with 1,000 images.
 
     Args:
-        cells: Table with one row for each model.
+        results: Table with one row for each model.
         quantity: Name of the column with the accuracy.
 
     Returns:
         The numbers of images of each model, as text of `_format_geometric_mean`.
     """
     levels = ["data", "seed", "training", "model"]
-    table = cells.set_index([*levels, "num_images"])[quantity]
+    table = results.set_index([*levels, "num_images"])[quantity]
     curves = table.unstack("num_images", sort=False).sort_index(axis=1)
     needed: dict[Any, float] = {}
     for name, curve in curves.iterrows():
@@ -86,32 +86,36 @@ def _format_geometric_mean(counts: pd.Series) -> str:
 
 def write_report(study: Study, folder: Path) -> str:
     """Write `summary.md` and `accuracy.png` about the trained models, and return the text."""
-    cells = read_results_table(study, folder).reset_index()
+    results = read_results_table(study, folder).reset_index()
     tables = {}
     for quantity, heading in QUANTITIES.items():
-        groups = cells.groupby([*LEVELS, "num_images"], sort=False)[quantity]
+        groups = results.groupby([*LEVELS, "num_images"], sort=False)[quantity]
         tables[heading] = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
     needed = {
-        "as published": compare_images_needed(cells, "accuracy"),
-        "at random positions": compare_images_needed(cells, "moved_accuracy"),
+        "as published": compare_images_needed(results, "accuracy"),
+        "at random positions": compare_images_needed(results, "moved_accuracy"),
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)
-    write_bytes(folder / "accuracy.png", to_png(draw_accuracies(cells)))
-    seconds = f"CPU seconds of a training, median: {format_number(cells.process_seconds.median())}."
-    return write_page(folder / "summary.md", study, cells, tables, f"{NOTES}\n\n{seconds}")
+    write_bytes(folder / "accuracy.png", to_png(draw_accuracies(results)))
+    seconds = (
+        f"CPU seconds of a training, median: {format_number(results.process_seconds.median())}."
+    )
+    return write_page(folder / "summary.md", study, results, tables, f"{NOTES}\n\n{seconds}")
 
 
-def draw_accuracies(cells: pd.DataFrame) -> Figure:
+def draw_accuracies(results: pd.DataFrame) -> Figure:
     """Draw the accuracy on moved test images by number of training images, for each data set."""
-    panels = cells.data.unique()
+    panels = results.data.unique()
     figure = Figure((1 + 4.5 * len(panels), 4), dpi=130, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, data in zip(axes, panels, strict=True):
         ends = []
         for index, (training, model, label) in enumerate(LINES):
-            is_shown = (cells.data == data) & (cells.training == training) & (cells.model == model)
-            groups = cells[is_shown].groupby("num_images").moved_accuracy
+            is_shown = (
+                (results.data == data) & (results.training == training) & (results.model == model)
+            )
+            groups = results[is_shown].groupby("num_images").moved_accuracy
             if not is_shown.any():
                 continue
             mean, half = 100 * groups.mean(), 100 * margin_of_error(groups)

@@ -15,8 +15,8 @@ from reproduction.sample_efficiency.images import (
     make_random_movement,
     move_test_images,
 )
-from reproduction.study.cells import TRAINING
 from reproduction.study.measure import compute_logits
+from reproduction.study.results import TRAINING
 from reproduction.study.study import StudyModel
 from reproduction.training import train_steps
 from teka.data import Split
@@ -29,7 +29,7 @@ SAVE_EVERY = 300
 
 
 def train_study_model(
-    cell: StudyModel, folder: Path, *, data_dir: str | None = None, command: str = ""
+    study_model: StudyModel, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Train one model of the study, and measure its accuracy on unmoved and on moved test images.
 
@@ -37,13 +37,13 @@ def train_study_model(
     continues after its last checkpoint.
 
     Args:
-        cell: The model, with its training run and the number of training images.
+        study_model: The model, with its training run and the number of training images.
         folder: Folder of the study, for the checkpoint.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
     """
     torch.set_num_threads(1)
-    run = cell.run
+    run = study_model.run
     dataset = load_on_canvas(run.data, run.image_size, data_dir)
     margin = (CANVAS - run.image_size) // 2
     num_images = run.train_size or len(dataset.train)
@@ -51,7 +51,7 @@ def train_study_model(
     torch.manual_seed(run.seed)
     model = run.make_model(**dataset.sizes)
     orders = draw_batch_indices(num_images, NUM_STEPS, run.batch_size, run.seed)
-    is_moving = cell.labels["training"] == "random shifts"
+    is_moving = study_model.labels["training"] == "random shifts"
 
     def make_batch(step: int) -> tuple[Tensor, Tensor]:
         images, labels = train[orders[step]]
@@ -60,7 +60,7 @@ def train_study_model(
             images = make_random_movement(margin)(images, generator)
         return images, labels
 
-    checkpoint = make_directory("out", folder / TRAINING / cell.name) / "state.pt"
+    checkpoint = make_directory("out", folder / TRAINING / study_model.name) / "state.pt"
     is_resumed = checkpoint.is_file()
     start, process_start = time.perf_counter(), time.process_time()
     train_steps(
@@ -78,7 +78,7 @@ def train_study_model(
     model.eval()
     seconds, process_seconds = time.perf_counter() - start, time.process_time() - process_start
     return {
-        **cell.labels,
+        **study_model.labels,
         "seed": run.seed,
         "num_images": num_images,
         "num_steps": NUM_STEPS,

@@ -41,18 +41,18 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
     layer.output.register_forward_pre_hook(record_ratio)
 
 
-def train_study_model(cell: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
+def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
     """Train a model with one of the denominators, and measure the size of its outputs."""
     ratios: list[float] = []
 
     def change_attention(layer: Attention) -> None:
-        length_share = LENGTH_SHARES.get(cell.labels["candidate"])
+        length_share = LENGTH_SHARES.get(study_model.labels["candidate"])
         if length_share is not None:
             assert isinstance(layer.relative, LearnedRelativeKernel)
             layer.relative.options["length_share"] = length_share
         record_output_ratios(layer, ratios)
 
-    _, _, result = train_small_model(cell, change_attention, **options)
+    _, _, result = train_small_model(study_model, change_attention, **options)
     return {**result, "largest_output": max(ratios)}
 
 

@@ -160,10 +160,10 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
     layer.backend = "linear"
 
 
-def train_study_model(cell: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
+def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
     """Train a model with one of the attentions, and measure its error under circular shifts."""
-    change_attention = partial(replace_kernel, candidate=cell.labels["candidate"])
-    model, dataset, result = train_small_model(cell, change_attention, **options)
+    change_attention = partial(replace_kernel, candidate=study_model.labels["candidate"])
+    model, dataset, result = train_small_model(study_model, change_attention, **options)
     if "accuracy" in result:
         images = dataset.test.images[:100].double()
         error = equivariance_error(model.double(), images, [(0, 1), (3, -2), (7, 5), (-4, 4)])

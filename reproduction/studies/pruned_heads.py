@@ -40,5 +40,5 @@ def train_and_prune(seed: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    cells = [train_and_prune(seed) for seed in STUDY.seeds]
-    write_json(Path(__file__).with_suffix(".json"), {"cells": cells})
+    results = [train_and_prune(seed) for seed in STUDY.seeds]
+    write_json(Path(__file__).with_suffix(".json"), {"cells": results})

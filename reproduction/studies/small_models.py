@@ -25,7 +25,7 @@ FIRST_TUNING_SEED = 100
 
 
 def train_small_model(
-    cell: StudyModel,
+    study_model: StudyModel,
     change_attention: Callable[[Attention], None],
     *,
     data_dir: str | None = None,
@@ -34,7 +34,8 @@ def train_small_model(
     """Train a model on one thread with AdamW and a one-cycle schedule, and measure it.
 
     Args:
-        cell: Model of a study, with the number of epochs, the largest learning rate and the seed.
+        study_model: Model of a study, with the number of epochs, the largest learning rate and the
+            seed.
         change_attention: Function that changes an attention layer of the new model in place.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the result.
@@ -45,7 +46,7 @@ def train_small_model(
         accuracy is measured only if the seed does not tune the learning rate.
     """
     torch.set_num_threads(1)
-    run = cell.run
+    run = study_model.run
     dataset = load_dataset(run.replace(data_dir=data_dir).images)
     torch.manual_seed(run.seed)
     model = run.make_model(**dataset.sizes)
@@ -69,7 +70,7 @@ def train_small_model(
     seconds = time.process_time() - start
     model.eval()
     result = {
-        **cell.labels,
+        **study_model.labels,
         "seed": run.seed,
         "run": run.to_dict(),
         "seconds": seconds,
@@ -124,8 +125,8 @@ def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     The best rate has the smallest held-out loss, averaged over the tuning seeds. Models with these
     seeds are those without a test accuracy.
     """
-    cells = read_results_table(study, folder)
-    tuning = cells[cells.accuracy.isna()]
+    results = read_results_table(study, folder)
+    tuning = results[results.accuracy.isna()]
     losses = tuning.groupby(level=["data", "candidate", "rate"], sort=False).validation_loss.mean()
     best: Any = losses.groupby(level=["data", "candidate"], sort=False).idxmin()
     return [

@@ -15,8 +15,8 @@ import pandas as pd
 
 from reproduction.studies import bounded_rotary, interval_coverage, linear_positions
 from reproduction.study import read_study
-from reproduction.study.cells import read_results_table
 from reproduction.study.report import add_differences, format_markdown_table, summarize_seeds
+from reproduction.study.results import read_results_table
 from teka.files import read_json, write_bytes
 
 STUDIES = Path(__file__).parent
@@ -47,21 +47,21 @@ DIFFERENCE = {"at_equal_steps": "difference"}
 def read_results(name: str) -> Any:
     """Read the results of a study, with the differences of models from their reference models."""
     study = read_study(STUDIES / f"{name}.yaml")
-    cells = read_results_table(study, STUDIES / name)
+    results = read_results_table(study, STUDIES / name)
     if study.script:
         # Models that only tuned the learning rate have no test accuracy.
-        cells = cells.dropna(subset="accuracy").droplevel("rate")
-    return add_differences(cells, study.reference)
+        results = results.dropna(subset="accuracy").droplevel("rate")
+    return add_differences(results, study.reference)
 
 
-def make_table_by_data_set(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
     """Summarize models over seeds, with a column for each quantity on each data set.
 
     Args:
-        cells: Table of `read_results`.
+        results: Table of `read_results`.
         headings: Names of the columns to summarize, and their headings.
     """
-    table = summarize_seeds(cells, headings).drop(columns="seeds").unstack("data", sort=False)
+    table = summarize_seeds(results, headings).drop(columns="seeds").unstack("data", sort=False)
     table.columns = [f"{DATA.get(data, data)}: {heading}" for heading, data in table]
     return table
 
@@ -73,34 +73,34 @@ def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
 
 def make_kernel_table() -> pd.DataFrame:
     """Compare content kernels with softmax at equal steps and equal time, with rotary positions."""
-    cells = read_results("kernels").xs("rotary", level="position")
-    table = make_table_by_data_set(cells, {"at_equal_steps": "steps", "at_equal_time": "time"})
+    results = read_results("kernels").xs("rotary", level="position")
+    table = make_table_by_data_set(results, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
 def compare_denominators(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
     """Compare models with different denominators of rotary attention, trained with some seeds."""
-    cells = read_results("bounded_rotary")
-    table = make_table_by_data_set(cells[cells.index.isin(seeds, level="seed")], headings)
+    results = read_results("bounded_rotary")
+    table = make_table_by_data_set(results[results.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))
 
 
 def make_denominator_table() -> pd.DataFrame:
     """Compare the accuracies of the denominators, and the size of their outputs and gradients."""
-    cells = read_results("bounded_rotary")
-    cells = cells.assign(largest_gradient=cells.gradient_norm.str.get("largest"))
+    results = read_results("bounded_rotary")
+    results = results.assign(largest_gradient=results.gradient_norm.str.get("largest"))
     columns = {"largest_output": "largest output", "largest_gradient": "largest gradient"}
-    largest = cells.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
+    largest = results.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
     table = compare_denominators(bounded_rotary.SELECTION_SEEDS, ACCURACY)
     return table.join(largest.rename(columns=columns))
 
 
 def make_linear_attention_table() -> pd.DataFrame:
     """Compare linear attentions of other papers with teka's: accuracy, shift error and time."""
-    cells = read_results("linear_positions")
-    errors = cells.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
+    results = read_results("linear_positions")
+    errors = results.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
-    table = make_table_by_data_set(cells, ACCURACY | DIFFERENCE).assign(
+    table = make_table_by_data_set(results, ACCURACY | DIFFERENCE).assign(
         **{"change of the logits": errors}
     )
     return table.join(times.rename(columns="ms, {} tokens".format))
@@ -115,8 +115,8 @@ def make_coverage_table() -> pd.DataFrame:
     # Values at one shift have other names than their mean over shifts.
     names = rows.metric.replace({"agreement": "consistency", "error": "mean_error"})
     groups = rows.groupby(["kind", names, "population"], sort=False).text.first()
-    cells = groups.unstack("population")[COVERAGE_POPULATIONS].agg(" / ".join, axis=1)
-    return cells.unstack("kind", sort=False).rename_axis("metric")
+    results = groups.unstack("population")[COVERAGE_POPULATIONS].agg(" / ".join, axis=1)
+    return results.unstack("kind", sort=False).rename_axis("metric")
 
 
 TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {

@@ -1,7 +1,7 @@
 """Studies, which train a model for every combination of options, and compare the models."""
 
-from reproduction.study.cells import read_results_table
 from reproduction.study.report import write_study
+from reproduction.study.results import read_results_table
 from reproduction.study.run_study import run_study
 from reproduction.study.study import Study, read_study
 

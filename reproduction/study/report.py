@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from reproduction.study.cells import read_results_table
+from reproduction.study.results import read_results_table
 from reproduction.study.study import Study
 from teka.files import write_bytes
 
@@ -81,7 +81,7 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
     return text if np.isnan(margin) else f"{text} ± {100 * margin:.{decimals}f}"
 
 
-def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
+def add_differences(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
     """Add columns with the accuracy of each model minus the accuracy of its reference model.
 
     The reference model of a model has the same seed and the same levels of all factors, except the
@@ -91,31 +91,31 @@ def add_differences(cells: pd.DataFrame, reference: Mapping[str, str]) -> pd.Dat
     reference model.
 
     Args:
-        cells: Table of `read_results_table`, with one row for each model.
+        results: Table of `read_results_table`, with one row for each model.
         reference: Levels of the reference model by factor.
     """
-    rows = dict(zip(cells.index, cells.to_dict("records"), strict=True))
+    rows = dict(zip(results.index, results.to_dict("records"), strict=True))
     differences = []
-    for index, cell in rows.items():
-        levels = dict(zip(cells.index.names, index, strict=True)) | dict(reference)
-        other = rows.get(tuple(levels.values()), cell)
+    for index, row in rows.items():
+        levels = dict(zip(results.index.names, index, strict=True)) | dict(reference)
+        other = rows.get(tuple(levels.values()), row)
         differences.append(
-            (None, None) if other is cell else _subtract_reference_accuracy(cell, other)
+            (None, None) if other is row else _subtract_reference_accuracy(row, other)
         )
-    return cells.join(pd.DataFrame(differences, cells.index, DIFFERENCES, dtype=float))
+    return results.join(pd.DataFrame(differences, results.index, DIFFERENCES, dtype=float))
 
 
 def _subtract_reference_accuracy(
-    cell: Mapping[str, Any], reference: Mapping[str, Any]
+    row: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> tuple[float, float]:
-    at_steps = cell["accuracy"] - reference["accuracy"]
-    if not (cell["learning_curve"] and reference["learning_curve"]):
+    at_steps = row["accuracy"] - reference["accuracy"]
+    if not (row["learning_curve"] and reference["learning_curve"]):
         return at_steps, np.nan
-    ours, theirs = (pd.DataFrame(row["learning_curve"]) for row in (cell, reference))
+    ours, theirs = (pd.DataFrame(result["learning_curve"]) for result in (row, reference))
     end = theirs.iloc[-1]
     step = min(ours.step.max(), end.step)
     at_common_step = _interpolate(ours, "step", step) - _interpolate(theirs, "step", step)
-    if cell["steps"] != reference["steps"] and not np.isnan(at_common_step):
+    if row["steps"] != reference["steps"] and not np.isnan(at_common_step):
         at_steps = at_common_step
     return at_steps, _interpolate(ours, "process_seconds", end.process_seconds) - end.accuracy
 
@@ -124,22 +124,24 @@ def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
     return float(np.interp(position, curve[along], curve.accuracy, left=np.nan))
 
 
-def group_by_model(cells: pd.DataFrame) -> Any:
+def group_by_model(results: pd.DataFrame) -> Any:
     """Group a table of trained models so that a group differs only in the seed."""
-    return cells.groupby(level=[name for name in cells.index.names if name != "seed"], sort=False)
+    return results.groupby(
+        level=[name for name in results.index.names if name != "seed"], sort=False
+    )
 
 
-def summarize_seeds(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
     """Format a table of trained models, with one row of means for all seeds of a model.
 
     The table gives the mean of accuracies with its margin of error, the largest equivariance error
     and the mean of other numbers. Columns without any value are left out.
 
     Args:
-        cells: Table of `read_results_table`, with one row for each model.
-        headings: Names of the columns of `cells` to summarize, and their headings in the result.
+        results: Table of `read_results_table`, with one row for each model.
+        headings: Names of the columns of `results` to summarize, and their headings in the result.
     """
-    groups = group_by_model(cells)
+    groups = group_by_model(results)
     table = pd.DataFrame({"seeds": groups.accuracy.count()})
     for name, heading in headings.items():
         if "accuracy" in name or name in DIFFERENCES:
@@ -151,18 +153,18 @@ def summarize_seeds(cells: pd.DataFrame, headings: Mapping[str, str]) -> pd.Data
     return table.loc[:, ~(table.isna() | (table == "–")).all()]
 
 
-def make_stability_table(cells: pd.DataFrame) -> pd.DataFrame:
+def make_stability_table(results: pd.DataFrame) -> pd.DataFrame:
     """Return the percentage of predictions that shifts do not change, for each kind of shift.
 
     A second column gives the percentage of images without any changed prediction. Both values are
     the lowest of all seeds.
     """
     rows = [
-        {**dict(zip(cells.index.names, index, strict=True)), "mode": mode, **values}
-        for index, stability in cells.stability.items()
+        {**dict(zip(results.index.names, index, strict=True)), "mode": mode, **values}
+        for index, stability in results.stability.items()
         for mode, values in (stability or {}).items()
     ]
-    names = [name for name in cells.index.names if name != "seed"]
+    names = [name for name in results.index.names if name != "seed"]
     groups: Any = pd.DataFrame(rows).groupby([*names, "mode"], sort=False)
     shares = (100 * groups[["consistency", "unchanged"]].min()).map("{:.2f}".format)
     shares.columns = ["unchanged predictions (%)", "images without any change (%)"]
@@ -184,26 +186,26 @@ def write_study(
         name: Name of the page without the suffix ".md".
         tables: Tables by heading that come first, instead of the table of accuracies.
     """
-    cells = add_differences(read_results_table(study, folder), study.reference)
+    results = add_differences(read_results_table(study, folder), study.reference)
     tables = dict(tables or {})
     if not tables and len(study.factors.keys() - {"data"}) > 1:
-        accuracy = group_by_model(cells).accuracy.agg(format_mean)
+        accuracy = group_by_model(results).accuracy.agg(format_mean)
         tables["Accuracy (%)"] = accuracy.unstack(-1, sort=False)
-    tables["Comparison"] = summarize_seeds(cells, HEADINGS)
-    if cells.stability.any():
-        tables["Unchanged predictions"] = make_stability_table(cells)
-    return write_page(Path(folder) / f"{name}.md", study, cells, tables, NOTES)
+    tables["Comparison"] = summarize_seeds(results, HEADINGS)
+    if results.stability.any():
+        tables["Unchanged predictions"] = make_stability_table(results)
+    return write_page(Path(folder) / f"{name}.md", study, results, tables, NOTES)
 
 
 def write_page(
-    path: Path, study: Study, cells: pd.DataFrame, tables: Mapping[str, pd.DataFrame], notes: str
+    path: Path, study: Study, results: pd.DataFrame, tables: Mapping[str, pd.DataFrame], notes: str
 ) -> str:
     """Write a Markdown page with tables and the conditions of the training, and return its text.
 
     Args:
         path: File to write.
         study: The study.
-        cells: Table of `read_results_table`, with one row for each model.
+        results: Table of `read_results_table`, with one row for each model.
         tables: Tables by heading.
         notes: Text that explains the tables.
     """
@@ -211,21 +213,21 @@ def write_page(
     for heading, table in tables.items():
         parts += [f"## {heading}", format_markdown_table(table)]
     parts += ["## How to read the tables", notes]
-    parts += ["## Training", format_markdown_table(describe_training(study, cells))]
+    parts += ["## Training", format_markdown_table(describe_training(study, results))]
     text = "\n\n".join(parts)
     write_bytes(path, f"{text}\n".encode())
     return f"{text}\n\nwritten: {path}"
 
 
-def describe_training(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+def describe_training(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     """Return a table of the hardware, the versions and the dates of the training."""
     conditions = {
-        "trained models": f"{cells.accuracy.count()} of {len(study.models())}",
-        "diverged models": cells.failed.count(),
+        "trained models": f"{results.accuracy.count()} of {len(study.models())}",
+        "diverged models": results.failed.count(),
     }
     for name, heading in CONDITIONS.items():
-        if name in cells:
-            conditions[heading] = "; ".join(sorted(cells[name].astype(str).unique()))
+        if name in results:
+            conditions[heading] = "; ".join(sorted(results[name].astype(str).unique()))
     return pd.Series(conditions, name="value").rename_axis("condition").to_frame()
 
 

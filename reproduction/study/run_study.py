@@ -16,18 +16,19 @@ from unittest.mock import patch
 
 import joblib
 from lightning.pytorch.utilities import rank_zero_only
-from rich.console import Console
-from rich.progress import track
 
-from reproduction.study.cells import CELLS, TRAINING, load_saved_results, save_model_results
+from reproduction.study.results import (
+    RESULTS_FILE,
+    TRAINING,
+    load_saved_results,
+    save_model_results,
+)
 from reproduction.study.study import Levels, Study, StudyModel
 from reproduction.study.train_and_measure import train_and_measure
-from teka.checks import check_name, check_sizes
+from teka.checks import check_sizes
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.training import Run
-
-CONNECT_SECONDS = 10
 
 
 def run_study(
@@ -54,8 +55,8 @@ def run_study(
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time, each with an equal share of
             the CPU cores.
-        parallel: "loky" for processes of this machine, "dask" for a new local cluster, or
-            "dask:ADDRESS" for a running one, whose workers have one thread and share the folder.
+        parallel: "loky" for processes of this machine, or "dask:ADDRESS" for a Dask cluster whose
+            workers have one thread and share the folder.
         only: Levels of some factors, to train only models with these levels. "seed" is a factor
             too.
         command: Command line that is saved with the results.
@@ -69,7 +70,7 @@ def run_study(
         ChildProcessError: A process was killed.
     """
     check_sizes({"processes": processes})
-    cells = study.models(only)
+    study_models = study.models(only)
     folder = resolve_path("out", make_directory("out", out))
     train = functools.partial(
         train_study_model or functools.partial(train_and_measure, measure=study.measure),
@@ -77,20 +78,22 @@ def run_study(
         data_dir=None if data_dir is None else str(resolve_path("data_dir", data_dir)),
         command=command,
     )
-    saved = load_saved_results(folder / CELLS)
-    for cell in cells:
-        check_saved_run(saved, cell, folder)
-    calls = [joblib.delayed(_train_alone)(train, cell) for cell in cells if cell.name not in saved]
-    num_finished = len(cells) - len(calls)
-    console = Console(stderr=True)
-    with _parallel_backend_context(parallel, processes):
+    saved = load_saved_results(folder / RESULTS_FILE)
+    for study_model in study_models:
+        check_saved_run(saved, study_model, folder)
+    calls = [
+        joblib.delayed(_train_alone)(train, study_model)
+        for study_model in study_models
+        if study_model.name not in saved
+    ]
+    num_saved = len(study_models) - len(calls)
+    with _parallel_config(parallel, processes):
         results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
         try:
-            for name, content in track(results, "cells", len(cells), num_finished, console=console):
-                save_model_results(folder / CELLS, name, content)
+            for num_finished, (name, content) in enumerate(results, start=num_saved + 1):
+                save_model_results(folder / RESULTS_FILE, name, content)
                 shutil.rmtree(folder / TRAINING / name, ignore_errors=True)
-                num_finished += 1
-                print(f"{num_finished}/{len(cells)} {name}", flush=True)
+                print(f"{num_finished}/{len(study_models)} {name}", flush=True)
         except BrokenExecutor as error:
             raise ChildProcessError(
                 "A training process was killed, perhaps because memory ran out. "
@@ -100,14 +103,14 @@ def run_study(
 
 
 def _train_alone(
-    train: Callable[[StudyModel], dict[str, Any]], cell: StudyModel
+    train: Callable[[StudyModel], dict[str, Any]], study_model: StudyModel
 ) -> tuple[str, dict[str, Any]]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
         with _hide_launcher():
-            return cell.name, train(cell)
+            return study_model.name, train(study_model)
     except ValueError as error:
-        raise ValueError(f"cell {cell.name}: {error}") from error
+        raise ValueError(f"study model {study_model.name}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -121,44 +124,38 @@ def _hide_launcher() -> Iterator[None]:
         yield
 
 
-def check_saved_run(saved: Mapping[str, dict[str, Any]], cell: StudyModel, folder: Path) -> None:
-    """Check that the saved results of a model come from a run with the same options.
+def check_saved_run(
+    saved: Mapping[str, dict[str, Any]], study_model: StudyModel, folder: Path
+) -> None:
+    """Check that the saved results of a study model come from a run with the same options.
 
     Args:
-        saved: Saved results of all models, by the name of the cell.
-        cell: Model of the study.
+        saved: Saved results of all models, by the name of the model.
+        study_model: Model of the study.
         folder: Folder of the results, for the error message.
 
     Raises:
         ValueError: An option of the saved run differs.
     """
-    # Early cells of bounded_rotary and linear_positions were saved without a run.
-    if "run" in saved.get(cell.name, {}):
-        fields = cell.run.differing_fields(Run.from_dict(saved[cell.name]["run"]))
+    name = study_model.name
+    # Early results of bounded_rotary and linear_positions were saved without a run.
+    if "run" in saved.get(name, {}):
+        fields = study_model.run.differing_fields(Run.from_dict(saved[name]["run"]))
         if fields:
-            expected = f"the folder of this study; {cell.name} differs in {', '.join(fields)}"
+            expected = f"the folder of this study; {name} differs in {', '.join(fields)}"
             raise wrong_value("out", str(folder), expected)
 
 
-@contextlib.contextmanager
-def _parallel_backend_context(parallel: str, processes: int) -> Iterator[None]:
+def _parallel_config(parallel: str, processes: int) -> joblib.parallel_config:
     """Return a context in which joblib uses local processes or a Dask cluster."""
+    if parallel == "loky":
+        return joblib.parallel_config(
+            "loky", n_jobs=processes, initializer=_exit_when_parent_ends, initargs=(os.getpid(),)
+        )
     name, _, address = parallel.partition(":")
-    check_name("parallel", name, ("loky", "dask"))
-    if name == "loky":
-        with joblib.parallel_config(
-            name, n_jobs=processes, initializer=_exit_when_parent_ends, initargs=(os.getpid(),)
-        ):
-            yield
-        return
-    from distributed import Client
-
-    options: dict[str, Any] = {"address": address}
-    if not address:
-        options = {"n_workers": processes, "threads_per_worker": 1, "dashboard_address": None}
-    client = Client(timeout=CONNECT_SECONDS, **options)
-    with client, joblib.parallel_config(name, n_jobs=-1):
-        yield
+    if name != "dask" or not address:
+        raise wrong_value("parallel", parallel, "'loky' or 'dask:ADDRESS'")
+    return joblib.parallel_config("dask", n_jobs=-1, scheduler_host=address)
 
 
 def _exit_when_parent_ends(parent: int) -> None:

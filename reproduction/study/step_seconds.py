@@ -9,7 +9,7 @@ import joblib
 import torch
 
 from reproduction.benchmarks.measurement import interleaved_medians
-from reproduction.study.cells import STEP_SECONDS
+from reproduction.study.results import STEP_SECONDS
 from reproduction.study.study import Study
 from reproduction.study.train_and_measure import load_dataset
 from reproduction.training import train_steps
@@ -43,11 +43,17 @@ def measure_step_seconds(
     Returns:
         The path of the file `step_seconds.json`.
     """
-    cells = study.models({"seed": [str(study.seeds[0])]})
+    study_models = study.models({"seed": [str(study.seeds[0])]})
     torch.set_num_threads(max(1, joblib.cpu_count() // processes))
-    steps = {cell.name: make_training_step(cell.run.replace(data_dir=data_dir)) for cell in cells}
+    steps = {
+        study_model.name: make_training_step(study_model.run.replace(data_dir=data_dir))
+        for study_model in study_models
+    }
     medians = interleaved_medians(steps, SECONDS, time.process_time)
-    models = [{"labels": cell.labels, "seconds": medians[cell.name]} for cell in cells]
+    models = [
+        {"labels": study_model.labels, "seconds": medians[study_model.name]}
+        for study_model in study_models
+    ]
     path = make_directory("out", out) / STEP_SECONDS
     return write_json(path, {**provenance(command), "models": models})
 

@@ -99,14 +99,14 @@ class MeasureSettings:
 class Study:
     """Description of models to train and compare: every combination of some options, with seeds.
 
-    An option that varies is a factor, and its values are levels. One model with its training is a
-    cell of the study.
+    An option that varies is a factor, and its values are levels. There is one study model for each
+    combination of levels and each seed.
 
     >>> from reproduction.study import Study
     >>> kernels = {"relu": {"kernel": "relu"}, "softmax": {"kernel": "softmax"}}
     >>> study = Study("kernels", {"kernel": kernels}, base={"epochs": 3}, seeds=(0, 1, 2))
-    >>> cells = study.models(only={"kernel": ["relu"]})
-    >>> len(cells), cells[0].name, cells[0].run.epochs
+    >>> study_models = study.models(only={"kernel": ["relu"]})
+    >>> len(study_models), study_models[0].name, study_models[0].run.epochs
     (3, 'relu--seed-0', 3)
 
     Args:
@@ -142,7 +142,7 @@ class Study:
         self._check_levels("reference", {key: [level] for key, level in self.reference.items()})
         for levels in self.leave_out:
             self._check_levels("leave_out", levels)
-        names = [cell.name for cell in self.models({"seed": [str(self.seeds[0])]})]
+        names = [model.name for model in self.models({"seed": [str(self.seeds[0])]})]
         duplicate = next((name for name in names if names.count(name) > 1), None)
         if duplicate is not None:
             expected = "levels whose names differ in letters or digits"
@@ -157,7 +157,7 @@ class Study:
         """
         only = only or {}
         self._check_levels("only", only)
-        cells = []
+        study_models = []
         for seed, levels in itertools.product(
             self.seeds, itertools.product(*self.factors.values())
         ):
@@ -167,11 +167,11 @@ class Study:
                 _has_chosen_levels(all_levels, left_out) for left_out in self.leave_out
             )
             if _has_chosen_levels(all_levels, only) and not is_left_out:
-                cells.append(self.make_study_model(labels, seed))
-        if not cells:
+                study_models.append(self.make_study_model(labels, seed))
+        if not study_models:
             expected = "factors with levels that are not all left out"
             raise wrong_value("only" if only else "factors", dict(only or self.factors), expected)
-        return cells
+        return study_models
 
     def make_study_model(self, labels: Mapping[str, str], seed: int) -> StudyModel:
         """Return the model with a level of each factor and a seed."""
@@ -183,7 +183,8 @@ class Study:
         try:
             return StudyModel(labels, Run.from_dict({**fields, "seed": seed}))
         except ValueError as error:
-            raise ValueError(f"cell {', '.join(labels.values())}: {error}") from error
+            name = ", ".join(labels.values())
+            raise ValueError(f"study model {name}: {error}") from error
 
     def _check_levels(self, argument: str, chosen: Levels) -> None:
         known = {**self.factors, "seed": [str(seed) for seed in self.seeds]}

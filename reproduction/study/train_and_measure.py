@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback
 from torch.nn.functional import cross_entropy
 
 from reproduction.heads.record import HEADS_FILE
-from reproduction.study.cells import TRAINING
 from reproduction.study.measure import compute_logits, measure_model
+from reproduction.study.results import TRAINING
 from reproduction.study.study import MeasureSettings, StudyModel
 from teka.codec import encode
 from teka.data import Dataset, Split
@@ -82,7 +82,7 @@ class LearningCurve(Callback):
 
 
 def train_and_measure(
-    cell: StudyModel,
+    study_model: StudyModel,
     folder: Path,
     *,
     measure: MeasureSettings,
@@ -95,22 +95,22 @@ def train_and_measure(
     results have the error message as "failed", and no measurements.
 
     Args:
-        cell: The model, with its training run.
+        study_model: Model of the study, with its training run.
         folder: Folder of the study, for checkpoints, the model file and the record of the heads.
         measure: Settings of the measurements.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
     """
-    training = folder / TRAINING / cell.name
-    run = cell.run.replace(data_dir=data_dir)
+    training = folder / TRAINING / study_model.name
+    run = study_model.run.replace(data_dir=data_dir)
     dataset = load_dataset(run.images)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "at least 1, for the learning curve")
     num_points = measure.curve_points if run.patience is None else None
     result: dict[str, Any] = {
-        "labels": cell.labels,
+        "labels": study_model.labels,
         "seed": run.seed,
-        "run": cell.run.to_dict(),
+        "run": study_model.run.to_dict(),
         "threads": torch.get_num_threads(),
         **provenance(command),
     }
@@ -137,9 +137,9 @@ def train_and_measure(
             trained["validation_accuracy"] = points[-1]["accuracy"]
         finished = TrainedRun(training, run, model, dataset, trained)
         evaluate(finished, command=command)
-        export(finished, folder / "models" / cell.name, dtype=measure.save)
+        export(finished, folder / "models" / study_model.name, dtype=measure.save)
     if (training / HEADS_FILE).is_file():
-        heads = make_directory("out", folder / "heads") / f"{cell.name}.npz"
+        heads = make_directory("out", folder / "heads") / f"{study_model.name}.npz"
         shutil.copyfile(training / HEADS_FILE, heads)
     return encode(result)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import teka
-from reproduction.study.cells import load_saved_results
+from reproduction.study.results import load_saved_results
 from teka.files import read_json
 from teka.training import Run
 from tests.campaign.fixtures import TINY

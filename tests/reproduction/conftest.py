@@ -2,11 +2,11 @@ import pytest
 
 from reproduction.__main__ import run
 from reproduction.study import Study
-from reproduction.study.cells import save_model_results
+from reproduction.study.results import save_model_results
 
 
-def saved_cell(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
-    """Return the content of a saved cell whose learning curve rises linearly to its accuracy."""
+def saved_result(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
+    """Return the saved result of a model whose learning curve rises linearly to its accuracy."""
     curve = [
         {
             "step": round(share * steps),
@@ -45,32 +45,32 @@ def saved_cell(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
     return content | fields
 
 
-def failed_cell():
-    """Return the content of a saved cell whose loss diverged."""
+def failed_result():
+    """Return the saved result of a model whose loss diverged."""
     names = ("run", "threads", "command", "teka", "torch", "hardware", "date")
-    return {name: saved_cell()[name] for name in names} | {"failed": "the loss is nan at step 17"}
+    return {name: saved_result()[name] for name in names} | {"failed": "the loss is nan at step 17"}
 
 
 @pytest.fixture
 def save_study(tmp_path):
-    """Save cells of a study, and return the study and its folder.
+    """Save results of a study, and return the study and its folder.
 
-    The cells are given by their levels and seed.
+    The results are given by their levels and seed.
     """
 
-    def save(cells, **fields):
+    def save(results, **fields):
         names = fields.pop("names", ("data", "kernel"))
         factors = {
-            name: {levels[index]: {} for levels in cells} for index, name in enumerate(names)
+            name: {levels[index]: {} for levels in results} for index, name in enumerate(names)
         }
-        seeds = tuple(sorted({levels[-1] for levels in cells}))
+        seeds = tuple(sorted({levels[-1] for levels in results}))
         study = Study("fake", factors, seeds=seeds, **fields)
         folder = tmp_path / "study"
-        for cell in study.models():
-            content = cells.get((*cell.labels.values(), cell.run.seed))
+        for study_model in study.models():
+            content = results.get((*study_model.labels.values(), study_model.run.seed))
             if content is not None:
-                saved = {"labels": cell.labels, "seed": cell.run.seed, **content}
-                save_model_results(folder / "cells.jsonl.gz", cell.name, saved)
+                saved = {"labels": study_model.labels, "seed": study_model.run.seed, **content}
+                save_model_results(folder / "cells.jsonl.gz", study_model.name, saved)
         return study, folder
 
     return save

@@ -7,17 +7,17 @@ import yaml
 from reproduction.__main__ import run as main
 from reproduction.commands import parse_levels
 from reproduction.horn2021 import report
-from reproduction.study.cells import load_saved_results
+from reproduction.study.results import load_saved_results
 from tests.reproduction.study.conftest import TINY
 
-CELL = "squared-relu--seed-0"
+NAME = "squared-relu--seed-0"
 FACTORS = {"kernel": {"softmax": {"kernel": "softmax"}, "squared relu": {"kernel": "squared_relu"}}}
 MEASURE = {"images": 30, "shifts": [[0, 3]], "curve_points": 2}
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Return the path of a study of two cells that the command has trained."""
+    """Return the path of a study of two models that the command has trained."""
     path = tmp_path_factory.mktemp("studies") / "tiny.yaml"
     content = {"name": "tiny", "base": TINY["base"], "factors": FACTORS, "measure": MEASURE}
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
@@ -27,10 +27,10 @@ def study(tmp_path_factory):
 
 def test_the_results_are_next_to_the_file(study):
     folder = study.with_suffix("")
-    cells = load_saved_results(folder / "cells.jsonl.gz")
-    assert cells.keys() == {CELL, "softmax--seed-0"}
+    results = load_saved_results(folder / "cells.jsonl.gz")
+    assert results.keys() == {NAME, "softmax--seed-0"}
     assert (folder / "summary.md").is_file()
-    assert cells[CELL]["command"] == f"python -m reproduction study {study} --processes 1"
+    assert results[NAME]["command"] == f"python -m reproduction study {study} --processes 1"
 
 
 def test_summary_trains_nothing_and_prints_the_tables(study, capsys):

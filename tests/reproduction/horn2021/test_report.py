@@ -14,7 +14,7 @@ from reproduction.horn2021.report import (
     write_paper_comparison,
 )
 from reproduction.study import read_results_table
-from tests.reproduction.conftest import failed_cell, saved_cell
+from tests.reproduction.conftest import failed_result, saved_result
 
 NAMES = ("data", "model")
 MODELS = ("Performer (absolute)", "Performer (strategy 1 exact)")
@@ -22,20 +22,20 @@ CLASS_1 = {"1": {"shifted_images": 50, "accuracy_by_shift": [1.0, 0.9, 0.8]}}
 STABILITY = {"circular": {"images": 50, "shifts": 783, "consistency": 1.0, "unchanged": 0.9}}
 
 
-def shifted_cell(accuracy, **fields):
-    return saved_cell(accuracy, epochs=3, classes=CLASS_1, **fields)
+def shifted_result(accuracy, **fields):
+    return saved_result(accuracy, epochs=3, classes=CLASS_1, **fields)
 
 
-def photograph_cell(accuracy, **fields):
-    """Return a cell of images that cannot be shifted without loss."""
-    content = saved_cell(accuracy, epochs=3, shifts=[], shifted_images=0, accuracy_by_shift=[])
+def photograph_result(accuracy, **fields):
+    """Return a saved result for images that cannot be shifted without loss."""
+    content = saved_result(accuracy, epochs=3, shifts=[], shifted_images=0, accuracy_by_shift=[])
     return content | {"minimum_accuracy": None, "worst_shift_accuracy": None} | fields
 
 
 @pytest.fixture
-def cells(save_study):
+def results(save_study):
     saved = {
-        (data, model, seed): shifted_cell(0.9 + 0.02 * seed)
+        (data, model, seed): shifted_result(0.9 + 0.02 * seed)
         for data in ("mnist", "fashion-mnist")
         for model in (*MODELS, "AlexNet")
         for seed in (0, 1)
@@ -62,14 +62,14 @@ def test_paper_name_removes_exact_forms_and_distances():
 
 
 def test_the_accuracy_table_has_the_accuracies_of_the_paper_next_to_ours(save_study):
-    cells = {
-        ("mnist", "AlexNet", 0): shifted_cell(0.9),
-        ("mnist", "AlexNet", 1): shifted_cell(0.92),
-        ("cifar10", "AlexNet", 0): photograph_cell(0.5, parameters=22001),
-        ("mnist", "Performer (strategy 1 exact)", 0): shifted_cell(0.9),
-        ("mnist", "Performer (mine)", 0): failed_cell(),
+    results = {
+        ("mnist", "AlexNet", 0): shifted_result(0.9),
+        ("mnist", "AlexNet", 1): shifted_result(0.92),
+        ("cifar10", "AlexNet", 0): photograph_result(0.5, parameters=22001),
+        ("mnist", "Performer (strategy 1 exact)", 0): shifted_result(0.9),
+        ("mnist", "Performer (mine)", 0): failed_result(),
     }
-    table = make_accuracy_table(read_results_table(*save_study(cells, names=NAMES)))
+    table = make_accuracy_table(read_results_table(*save_study(results, names=NAMES)))
     assert table.loc["AlexNet"].tolist() == [99.07, "91.0 ± 12.7", 67.99, "50.0", "2.5M"]
     assert table.loc["Performer (strategy 1 exact)", "mnist: paper"] == 98.8
     mine = table.loc["Performer (mine)"]
@@ -77,8 +77,8 @@ def test_the_accuracy_table_has_the_accuracies_of_the_paper_next_to_ours(save_st
     assert mine["mnist: ours"] == "–"
 
 
-def test_figure_1_has_our_curves_and_those_of_the_paper(cells):
-    axes = draw_figure1(cells).axes
+def test_figure_1_has_our_curves_and_those_of_the_paper(results):
+    axes = draw_figure1(results).axes
     assert [axis.get_title() for axis in axes] == ["mnist", "fashion-mnist"]
     lines = axes[0].get_lines()
     labels = [line.get_label() for line in lines if line.get_linestyle() == "-"]
@@ -91,9 +91,9 @@ def test_figure_1_has_our_curves_and_those_of_the_paper(cells):
 
 
 def test_write_reproduction_writes_tables_and_a_figure(save_study):
-    cells = {("mnist", model, 0): shifted_cell(0.9, stability=STABILITY) for model in MODELS}
-    cells["cifar10", "AlexNet", 0] = photograph_cell(0.5)
-    study, folder = save_study(cells, names=NAMES, description="A small scale.")
+    results = {("mnist", model, 0): shifted_result(0.9, stability=STABILITY) for model in MODELS}
+    results["cifar10", "AlexNet", 0] = photograph_result(0.5)
+    study, folder = save_study(results, names=NAMES, description="A small scale.")
     text = write_paper_comparison(study, folder)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         "cells.jsonl.gz",
@@ -106,13 +106,13 @@ def test_write_reproduction_writes_tables_and_a_figure(save_study):
 
 
 def test_without_shifted_images_there_is_no_figure(save_study):
-    study, folder = save_study({("cifar10", "AlexNet", 0): photograph_cell(0.5)}, names=NAMES)
+    study, folder = save_study({("cifar10", "AlexNet", 0): photograph_result(0.5)}, names=NAMES)
     assert "| worst shift" not in write_paper_comparison(study, folder)
     assert not (folder / "figure1.png").exists()
 
 
 @pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "full"])
-def test_the_committed_tables_equal_the_committed_cells(scale):
+def test_the_committed_tables_equal_the_committed_results(scale):
     folder = Path(__file__).parents[3] / "reproduction" / "horn2021" / scale
     page = (folder / "table1.md").read_text(encoding="utf-8")
     for model, row in make_accuracy_table(

@@ -17,14 +17,14 @@ def test_every_model_of_the_paper_is_trained_on_every_data_set(scale):
     assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
     assert set(map(find_name_in_paper, study.factors["model"])) >= set(read_paper_table().index)
     models = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer", "performer"}
-    assert {cell.run.model for cell in study.models()} == models
+    assert {study_model.run.model for study_model in study.models()} == models
     assert len(study.seeds) >= 3
 
 
 @pytest.mark.parametrize(("scale", "image_size"), [("full-cpu", None), ("one-stem", 32)])
 def test_models_at_full_resolution_share_a_recipe_and_have_evaluation_seeds(scale, image_size):
     study = read_study_at_scale(scale)
-    runs = [cell.run for cell in study.models({"seed": ["10"]})]
+    runs = [study_model.run for study_model in study.models({"seed": ["10"]})]
     assert study.seeds == (10, 11, 12)
     assert {run.image_size for run in runs} == {image_size}
     for data in study.factors["data"]:

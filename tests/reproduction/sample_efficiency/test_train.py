@@ -6,7 +6,7 @@ from reproduction.sample_efficiency import train as training
 from reproduction.sample_efficiency.report import interpolate_images_needed, write_report
 from reproduction.sample_efficiency.train import draw_batch_indices, train_study_model
 from reproduction.study import Study, read_study, run_study
-from reproduction.study.cells import CELLS, load_saved_results
+from reproduction.study.results import RESULTS_FILE, load_saved_results
 
 TINY = {"dim": 8, "depth": 1, "heads": 2, "patch_size": 4, "stem": "polyphase", "periodic": True}
 STUDY = Study(
@@ -41,37 +41,37 @@ def train(folder, **only):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return the folder of the small study with all cells."""
-    path = tmp_path_factory.mktemp("cells")
+    """Return the folder of the small study with the results of all models."""
+    path = tmp_path_factory.mktemp("results")
     train(path)
     return path
 
 
-def test_every_cell_is_one_line_of_one_file(folder):
-    cells = load_saved_results(folder / CELLS)
-    assert list(cells) == sorted(cell.name for cell in STUDY.models())
-    assert {path.name for path in folder.iterdir()} <= {CELLS, "training"}
-    for cell in cells.values():
-        assert cell["num_steps"] == 6
-        assert 0 <= cell["moved_accuracy"] <= 1
-        assert cell["command"] == "python"
-        assert cell["seconds"] > 0
+def test_every_result_is_one_line_of_one_file(folder):
+    results = load_saved_results(folder / RESULTS_FILE)
+    assert list(results) == sorted(study_model.name for study_model in STUDY.models())
+    assert {path.name for path in folder.iterdir()} <= {RESULTS_FILE, "training"}
+    for result in results.values():
+        assert result["num_steps"] == 6
+        assert 0 <= result["moved_accuracy"] <= 1
+        assert result["command"] == "python"
+        assert result["seconds"] > 0
 
 
 def test_exact_models_predict_the_same_for_moved_images(folder):
-    cells = load_saved_results(folder / CELLS)
-    cell = cells["digits--as-published--rotary-default--1000--seed-10"]
-    assert cell["consistency"] == 1
-    assert cell["accuracy"] == cell["moved_accuracy"]
+    results = load_saved_results(folder / RESULTS_FILE)
+    result = results["digits--as-published--rotary-default--1000--seed-10"]
+    assert result["consistency"] == 1
+    assert result["accuracy"] == result["moved_accuracy"]
 
 
-def test_finished_cells_are_kept(folder):
-    before = (folder / CELLS).read_bytes()
+def test_finished_models_are_kept(folder):
+    before = (folder / RESULTS_FILE).read_bytes()
     train(folder)
-    assert (folder / CELLS).read_bytes() == before
+    assert (folder / RESULTS_FILE).read_bytes() == before
 
 
-def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeypatch):
+def test_a_killed_training_is_resumed_with_the_same_result(folder, tmp_path, monkeypatch):
     original = training.draw_batch_indices
 
     def order_until_killed(*arguments):
@@ -81,14 +81,14 @@ def test_a_killed_cell_is_resumed_with_the_same_result(folder, tmp_path, monkeyp
     levels = {"training": ["random shifts"], "model": ["absolute"]}
     with pytest.raises(IndexError):
         train(tmp_path, **levels)
-    assert not load_saved_results(tmp_path / CELLS)
+    assert not load_saved_results(tmp_path / RESULTS_FILE)
     monkeypatch.setattr(training, "draw_batch_indices", original)
     train(tmp_path, **levels)
-    ((name, cell),) = load_saved_results(tmp_path / CELLS).items()
-    whole = load_saved_results(folder / CELLS)[name]
-    assert cell["seconds"] is None  # the time before the kill is not known
+    ((name, result),) = load_saved_results(tmp_path / RESULTS_FILE).items()
+    whole = load_saved_results(folder / RESULTS_FILE)[name]
+    assert result["seconds"] is None  # the time before the kill is not known
     for quantity in ("accuracy", "moved_accuracy", "consistency"):
-        assert cell[quantity] == whole[quantity], quantity
+        assert result[quantity] == whole[quantity], quantity
 
 
 @pytest.mark.parametrize("num_images", [10, 64, 1000])
@@ -99,7 +99,7 @@ def test_every_size_has_the_same_number_of_steps(num_images):
     assert counts.max() - counts.min() <= 1
 
 
-def test_the_study_has_the_cells_of_the_protocol():
+def test_the_study_has_the_models_of_the_protocol():
     study = read_study(training.Path(training.__file__).with_name("study.yaml"))
     assert len(study.models()) == 378
     assert study.seeds == (10, 11, 12)

@@ -5,7 +5,7 @@ import pytest
 
 from reproduction.studies.small_models import find_best_rates, run_tuned_study
 from reproduction.study import Study
-from reproduction.study.cells import CELLS, load_saved_results, save_model_results
+from reproduction.study.results import RESULTS_FILE, load_saved_results, save_model_results
 
 
 def make_study(*rates: str) -> Study:
@@ -17,17 +17,18 @@ def make_study(*rates: str) -> Study:
     return Study("tuned", factors, seeds=(100, 0))
 
 
-def train_study_model(cell: Any, folder: Path, **options: Any) -> dict[str, Any]:
+def train_study_model(study_model: Any, folder: Path, **options: Any) -> dict[str, Any]:
     """Return a result whose loss is smallest at the rate 0.02, and an accuracy after tuning."""
-    loss = (cell.run.learning_rate - 0.02) ** 2 + (cell.run.seed == 0)
-    result = {"seed": cell.run.seed, "validation_loss": loss}
-    return result if cell.run.seed == 100 else {**result, "accuracy": 0.9}
+    loss = (study_model.run.learning_rate - 0.02) ** 2 + (study_model.run.seed == 0)
+    result = {"seed": study_model.run.seed, "validation_loss": loss}
+    return result if study_model.run.seed == 100 else {**result, "accuracy": 0.9}
 
 
 def test_the_best_rate_has_the_smallest_loss_on_the_tuning_seeds(tmp_path: Path):
     study = make_study("0.01", "0.02", "0.04")
-    for cell in study.models():
-        save_model_results(tmp_path / CELLS, cell.name, train_study_model(cell, tmp_path))
+    for study_model in study.models():
+        result = train_study_model(study_model, tmp_path)
+        save_model_results(tmp_path / RESULTS_FILE, study_model.name, result)
     levels = {"data": ["digits"], "candidate": ["ε = 0.1"], "rate": ["0.02"]}
     assert find_best_rates(study, tmp_path) == [levels]
 
@@ -46,4 +47,5 @@ def test_a_study_trains_the_tuning_seeds_and_then_the_best_rate(
     study = make_study(*rates, *([last_rate] if last_rate else []))
     run_tuned_study(study, tmp_path, train_study_model, last_rate=last_rate)
     names = {f"digits--ε-0.1--{rate}--seed-100" for rate in trained}
-    assert load_saved_results(tmp_path / CELLS).keys() == {*names, "digits--ε-0.1--0.02--seed-0"}
+    saved = load_saved_results(tmp_path / RESULTS_FILE)
+    assert saved.keys() == {*names, "digits--ε-0.1--0.02--seed-0"}

@@ -37,7 +37,7 @@ def test_a_level_has_the_parameters_and_the_recipe_of_the_paper(model):
 
 @pytest.mark.parametrize("study", [FULL, SMALL], ids=lambda study: study.name)
 def test_every_model_can_be_built(study):
-    for cell in study.models({"seed": ["0"]}):
-        side = cell.run.image_size or 32
-        channels = 3 if cell.run.data == "cifar10" else 1
-        cell.run.make_model(image_size=(side, side), in_channels=channels, num_classes=10)
+    for study_model in study.models({"seed": ["0"]}):
+        side = study_model.run.image_size or 32
+        channels = 3 if study_model.run.data == "cifar10" else 1
+        study_model.run.make_model(image_size=(side, side), in_channels=channels, num_classes=10)

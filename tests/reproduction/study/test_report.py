@@ -5,17 +5,17 @@ import pytest
 
 from reproduction.studies.small_models import FIRST_TUNING_SEED
 from reproduction.study import read_results_table, read_study, write_study
-from reproduction.study.cells import load_saved_results
 from reproduction.study.report import add_differences, format_mean, format_number
+from reproduction.study.results import load_saved_results
 from reproduction.study.run_study import check_saved_run
-from tests.reproduction.conftest import failed_cell, saved_cell
+from tests.reproduction.conftest import failed_result, saved_result
 
 REFERENCE = {"kernel": "softmax"}
 
 
 def grid(data=("mnist", "digits"), kernels=("softmax", "relu"), seeds=(0, 1, 2)):
     return {
-        (name, kernel, seed): saved_cell(0.9 - 0.05 * kernels.index(kernel) + 0.01 * seed)
+        (name, kernel, seed): saved_result(0.9 - 0.05 * kernels.index(kernel) + 0.01 * seed)
         for name in data
         for kernel in kernels
         for seed in seeds
@@ -48,48 +48,48 @@ def test_signed_means_have_a_sign():
 
 
 def differences(save_study, ours, reference):
-    cells = {("mnist", "relu", 0): ours, ("mnist", "softmax", 0): reference}
-    table = add_differences(read_results_table(*save_study(cells)), REFERENCE)
+    results = {("mnist", "relu", 0): ours, ("mnist", "softmax", 0): reference}
+    table = add_differences(read_results_table(*save_study(results)), REFERENCE)
     assert table.loc["mnist", "softmax", 0][["at_equal_steps", "at_equal_time"]].isna().all()
     return table.loc["mnist", "relu", 0]
 
 
 def test_equal_steps_compare_test_accuracies(save_study):
-    row = differences(save_study, saved_cell(0.7), saved_cell(0.9))
+    row = differences(save_study, saved_result(0.7), saved_result(0.9))
     assert row.at_equal_steps == pytest.approx(-0.2)
 
 
 def test_equal_steps_compare_learning_curves_if_one_run_is_longer(save_study):
-    row = differences(save_study, saved_cell(0.8, steps=200), saved_cell(0.9))
+    row = differences(save_study, saved_result(0.8, steps=200), saved_result(0.9))
     assert row.at_equal_steps == pytest.approx(0.4 - 0.9)
 
 
 def test_equal_time_interpolates_the_learning_curve_of_a_slower_run(save_study):
-    row = differences(save_study, saved_cell(0.8, process_seconds=16.0), saved_cell(0.9))
+    row = differences(save_study, saved_result(0.8, process_seconds=16.0), saved_result(0.9))
     assert row.at_equal_time == pytest.approx(0.5 - 0.9)
 
 
 def test_equal_time_takes_the_last_accuracy_of_a_faster_run(save_study):
-    row = differences(save_study, saved_cell(0.8, process_seconds=5.0), saved_cell(0.9))
+    row = differences(save_study, saved_result(0.8, process_seconds=5.0), saved_result(0.9))
     assert row.at_equal_time == pytest.approx(0.8 - 0.9)
 
 
 def test_equal_time_has_no_value_before_the_first_point_of_a_curve(save_study):
-    row = differences(save_study, saved_cell(0.8, process_seconds=50.0), saved_cell(0.9))
+    row = differences(save_study, saved_result(0.8, process_seconds=50.0), saved_result(0.9))
     assert np.isnan(row.at_equal_time)
 
 
-def test_cells_without_learning_curves_are_compared_by_their_accuracy(save_study):
-    cells = [{**saved_cell(accuracy), "learning_curve": None} for accuracy in (0.8, 0.9)]
-    row = differences(save_study, *cells)
+def test_results_without_learning_curves_are_compared_by_their_accuracy(save_study):
+    results = [{**saved_result(accuracy), "learning_curve": None} for accuracy in (0.8, 0.9)]
+    row = differences(save_study, *results)
     assert row.at_equal_steps == pytest.approx(-0.1)
     assert np.isnan(row.at_equal_time)
 
 
-@pytest.mark.parametrize("missing", [failed_cell(), None], ids=["failed", "unfinished"])
-def test_cells_without_a_finished_reference_have_no_differences(save_study, missing):
-    cells = {("mnist", "relu", 0): saved_cell(), ("mnist", "softmax", 0): missing}
-    table = add_differences(read_results_table(*save_study(cells)), REFERENCE)
+@pytest.mark.parametrize("missing", [failed_result(), None], ids=["failed", "unfinished"])
+def test_models_without_a_finished_reference_have_no_differences(save_study, missing):
+    results = {("mnist", "relu", 0): saved_result(), ("mnist", "softmax", 0): missing}
+    table = add_differences(read_results_table(*save_study(results)), REFERENCE)
     assert table[["at_equal_steps", "at_equal_time"]].isna().to_numpy().all()
 
 
@@ -109,42 +109,45 @@ def test_write_study_writes_tables(save_study):
 
 def test_the_last_of_several_factors_makes_columns(save_study):
     names = ("data", "kernel", "position")
-    cells = {
-        ("mnist", kernel, position, 0): saved_cell()
+    results = {
+        ("mnist", kernel, position, 0): saved_result()
         for kernel in ("softmax", "relu")
         for position in ("none", "$rotary$", "_hidden")
     }
-    study, folder = save_study(cells, names=names)
+    study, folder = save_study(results, names=names)
     text = write_study(study, folder)
     assert "| data | kernel | none | $rotary$ | _hidden |" in text
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 1.0])
-def test_studies_with_failed_cells_are_written(save_study, accuracy):
-    cells = {("mnist", "relu", 0): saved_cell(accuracy), ("mnist", "softmax", 0): failed_cell()}
-    study, folder = save_study(cells, reference=REFERENCE)
+def test_studies_with_failed_models_are_written(save_study, accuracy):
+    results = {
+        ("mnist", "relu", 0): saved_result(accuracy),
+        ("mnist", "softmax", 0): failed_result(),
+    }
+    study, folder = save_study(results, reference=REFERENCE)
     page = write_study(study, folder)
     assert "| trained models | 1 of 2 |\n| diverged models | 1 |" in page
 
 
-def test_a_study_of_one_factor_without_any_finished_cell_is_written(save_study):
-    study, folder = save_study({("a", 0): failed_cell(), ("b", 0): None}, names=("variant",))
+def test_a_study_of_one_factor_without_any_finished_model_is_written(save_study):
+    study, folder = save_study({("a", 0): failed_result(), ("b", 0): None}, names=("variant",))
     page = write_study(study, folder)
     assert "| trained models | 0 of 2 |\n| diverged models | 1 |" in page
 
 
-def test_committed_cells_of_every_study_load():
+def test_committed_results_of_every_study_load():
     folders = sorted(Path(__file__).parents[3].glob("reproduction/*/*/cells.jsonl.gz"))
     assert len(folders) == 15
     for path in folders:
         study = read_study(path.parent.with_suffix(".yaml"))
-        cells = read_results_table(study, path.parent)
+        results = read_results_table(study, path.parent)
         # Scripts do not measure models with a tuning seed on test images.
-        seeds = cells.index.get_level_values("seed")
+        seeds = results.index.get_level_values("seed")
         is_tuning = (seeds >= FIRST_TUNING_SEED) & bool(study.script)
-        assert cells.accuracy[~is_tuning].between(0, 1).all()
-        assert cells.accuracy[is_tuning].isna().all()
-        assert cells.accuracy.count() >= 9
+        assert results.accuracy[~is_tuning].between(0, 1).all()
+        assert results.accuracy[is_tuning].isna().all()
+        assert results.accuracy.count() >= 9
         first = study.models({"seed": [str(study.seeds[0])]})[0]
         assert first.name in load_saved_results(path)
         check_saved_run(load_saved_results(path), first, path.parent)

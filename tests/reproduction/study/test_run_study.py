@@ -1,17 +1,16 @@
-import importlib
 import multiprocessing
 import shutil
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from dask.config import set as set_dask_config
+from distributed import LocalCluster
 from joblib.externals.loky import get_reusable_executor
 
 from reproduction.study import read_study, run_study
-from reproduction.study.cells import load_saved_results, save_model_results
+from reproduction.study.results import load_saved_results, save_model_results
 from tests.campaign.kills import is_running
 
 # Values that do not depend on the speed of the machine.
@@ -25,7 +24,7 @@ REPRODUCIBLE = (
     "backend",
     "equivariance_error",
 )
-CELLS = {
+NAMES = {
     "softmax--none--seed-0",
     "softmax--none--seed-3",
     "squared-relu--absolute--seed-0",
@@ -33,7 +32,7 @@ CELLS = {
     "squared-relu--none--seed-0",
     "squared-relu--none--seed-3",
 }
-# Parts of the cells.
+# Some of the models.
 HALF = {"kernel": ["squared relu"]}
 THIRD = {"kernel": ["squared relu"], "position": ["none"]}
 FORK = multiprocessing.get_context("fork")
@@ -46,8 +45,8 @@ def reproducible(folder):
     }
 
 
-def test_every_cell_is_saved_and_checkpoints_are_removed(finished):
-    assert load_saved_results(finished / "cells.jsonl.gz").keys() == CELLS
+def test_every_result_is_saved_and_checkpoints_are_removed(finished):
+    assert load_saved_results(finished / "cells.jsonl.gz").keys() == NAMES
     assert not list((finished / "training").rglob("*.ckpt"))
 
 
@@ -58,7 +57,7 @@ def test_a_finished_study_is_not_trained_again(finished, tiny_study):
 
 
 def part(finished, only):
-    """Return the reproducible values of a part of the cells."""
+    """Return the reproducible values of some of the models."""
     beginning = "squared-relu--none" if "position" in only else "squared-relu"
     return {
         name: numbers
@@ -85,7 +84,7 @@ def test_a_killed_study_resumes_with_the_same_numbers(finished, tiny_study, tmp_
     process.join()
     first = reproducible(out)
     assert 1 <= len(first) < len(part(finished, HALF))
-    # Its processes end too, so that no two processes train one cell.
+    # Its processes end too, so that no two processes train one model.
     while any(map(is_running, children)) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not any(map(is_running, children))
@@ -105,7 +104,7 @@ def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
         run_study(read_study(tiny_study), folder)
 
 
-def test_older_cells_can_lack_fields_and_have_none_as_dropout(finished, tiny_study, tmp_path):
+def test_older_results_can_lack_fields_and_have_none_as_dropout(finished, tiny_study, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "older")
     for name, content in load_saved_results(folder / "cells.jsonl.gz").items():
         del content["run"]["epsilon"]
@@ -114,15 +113,16 @@ def test_older_cells_can_lack_fields_and_have_none_as_dropout(finished, tiny_stu
     run_study(read_study(tiny_study), folder)
 
 
-def test_an_error_in_a_cell_names_the_cell(tiny_fields, write, tmp_path):
+def test_an_error_in_a_study_model_names_the_model(tiny_fields, write, tmp_path):
     tiny_fields["factors"]["position"]["absolute"]["patch_size"] = 3
     with pytest.raises(
-        ValueError, match=r"cell squared-relu--absolute--seed-0: .*multiples of patch_size = 3"
+        ValueError,
+        match=r"study model squared-relu--absolute--seed-0: .*multiples of patch_size = 3",
     ):
         run_study(read_study(write(tiny_fields)), tmp_path / "out", only={"position": ["absolute"]})
 
 
-def test_a_cell_whose_loss_diverges_is_saved_as_failed(tiny_fields, write, tmp_path):
+def test_a_model_whose_loss_diverges_is_saved_as_failed(tiny_fields, write, tmp_path):
     tiny_fields["base"] |= {"learning_rate": 1e30, "gradient_clip": 0.0, "warmup": 0.0, "epochs": 2}
     only = {"kernel": ["softmax"], "seed": ["0"]}
     folder = run_study(read_study(write(tiny_fields)), tmp_path / "out", only=only)
@@ -146,7 +146,7 @@ def test_the_error_after_a_killed_process_explains_how_to_resume(tiny_study, tmp
     assert not list(out.rglob("*.part"))  # which a write that was interrupted left
 
 
-def test_calls_with_different_cells_share_a_folder(finished, tiny_study, tmp_path):
+def test_calls_with_different_models_share_a_folder(finished, tiny_study, tmp_path):
     out, study = tmp_path / "out", read_study(tiny_study)
     calls = []
     for seed in ("0", "3"):
@@ -160,26 +160,30 @@ def test_calls_with_different_cells_share_a_folder(finished, tiny_study, tmp_pat
 
 
 def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
-    importlib.import_module("distributed")  # whose settings have their defaults then
     # Both workers are forks of one process that has imported what they need.
     multiprocessing.set_forkserver_preload(
         ["lightning.pytorch", "teka.training", "reproduction.study"]
     )
     with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
-        out = run_study(
-            read_study(tiny_study), tmp_path / "out", processes=2, parallel="dask", only=THIRD
-        )
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+        with cluster:
+            parallel = f"dask:{cluster.scheduler_address}"
+            study = read_study(tiny_study)
+            out = run_study(study, tmp_path / "out", parallel=parallel, only=THIRD)
     assert reproducible(out) == part(finished, THIRD)
 
 
-def test_an_unknown_engine_is_an_error(tiny_study, tmp_path):
-    with pytest.raises(ValueError, match="parallel must be one of 'dask', 'loky'"):
-        run_study(read_study(tiny_study), tmp_path / "out", parallel="slurm")
+@pytest.mark.parametrize("parallel", ["slurm", "dask"])
+def test_an_unknown_engine_is_an_error(parallel, tiny_study, tmp_path):
+    with pytest.raises(ValueError, match="parallel must be 'loky' or 'dask:ADDRESS', got"):
+        run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)
 
 
-def test_a_cluster_that_does_not_answer_is_an_error(tiny_study, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[run_study.__module__], "CONNECT_SECONDS", 1)
-    with pytest.raises(OSError, match=r"127\.0\.0\.1:9"):
+def test_a_cluster_that_does_not_answer_is_an_error(tiny_study, tmp_path):
+    with (
+        set_dask_config({"distributed.comm.timeouts.connect": 1}),
+        pytest.raises(OSError, match=r"127\.0\.0\.1:9"),
+    ):
         run_study(read_study(tiny_study), tmp_path / "out", parallel="dask:tcp://127.0.0.1:9")
 
 

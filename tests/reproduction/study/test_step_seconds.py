@@ -29,6 +29,6 @@ def test_every_model_is_timed_and_the_tables_use_the_seconds(
     assert content["command"] == "study tiny.yaml"
     assert threads == [max(1, joblib.cpu_count() // 2)]
     seconds = {tuple(model["labels"].values()): model["seconds"] for model in content["models"]}
-    cells = read_results_table(study, tmp_path)
-    expected = [steps * seconds[index[:-1]] for index, steps in cells.steps.items()]
-    assert cells.process_seconds.tolist() == pytest.approx(expected)
+    results = read_results_table(study, tmp_path)
+    expected = [steps * seconds[index[:-1]] for index, steps in results.steps.items()]
+    assert results.process_seconds.tolist() == pytest.approx(expected)

@@ -5,11 +5,13 @@ from reproduction.study.study import MeasureSettings, StabilitySettings, StudyMo
 from teka.training import Run
 
 
-def names(cells):
-    return [cell.name for cell in cells]
+def names(study_models):
+    return [study_model.name for study_model in study_models]
 
 
-def test_cells_are_the_grid_seed_by_seed_without_combinations_that_are_left_out(tiny_fields, write):
+def test_study_models_are_the_grid_seed_by_seed_without_combinations_that_are_left_out(
+    tiny_fields, write
+):
     assert names(read_study(write(tiny_fields)).models()) == [
         "softmax--none--seed-0",
         "squared-relu--none--seed-0",
@@ -33,9 +35,11 @@ def test_levels_override_the_base(tiny_fields, write):
     )
 
 
-def test_only_selects_cells(tiny_fields, write):
-    cells = read_study(write(tiny_fields)).models({"kernel": ["squared relu"], "seed": ["3"]})
-    assert names(cells) == ["squared-relu--none--seed-3", "squared-relu--absolute--seed-3"]
+def test_only_selects_study_models(tiny_fields, write):
+    study_models = read_study(write(tiny_fields)).models(
+        {"kernel": ["squared relu"], "seed": ["3"]}
+    )
+    assert names(study_models) == ["squared-relu--none--seed-3", "squared-relu--absolute--seed-3"]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +97,11 @@ def test_invalid_keys_are_errors(tiny_fields, write, change, message):
         read_study(write({**tiny_fields, **change}))
 
 
-def test_an_invalid_field_of_a_run_names_the_cell(tiny_fields, write):
+def test_an_invalid_field_of_a_run_names_the_study_model(tiny_fields, write):
     tiny_fields["factors"]["kernel"]["softmax"]["kernels"] = "elu"
     with pytest.raises(
         ValueError,
-        match=r"cell softmax, none: run key with model='performer' must be .*got 'kernels'",
+        match=r"study model softmax, none: run key with model='performer' must be .*got 'kernels'",
     ):
         read_study(write(tiny_fields))
 
@@ -122,7 +126,7 @@ def test_levels_with_the_same_file_name_are_errors(tiny_fields, write):
         read_study(write(tiny_fields))
 
 
-def test_a_cell_is_named_after_its_levels_and_seed():
+def test_a_study_model_is_named_after_its_levels_and_seed():
     labels = {"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"}
     assert (
         StudyModel(labels, Run(seed=3)).name

@@ -1,8 +1,8 @@
 import pytest
 
 from reproduction.study import read_study
-from reproduction.study.cells import load_saved_results
 from reproduction.study.measure import count_flops_per_image
+from reproduction.study.results import load_saved_results
 from reproduction.study.train_and_measure import train_and_measure
 from teka.codec import encode
 from teka.models import read_config
@@ -10,12 +10,12 @@ from teka.training.trainer import load_data
 
 
 @pytest.fixture(scope="module")
-def cells(finished):
+def results(finished):
     return load_saved_results(finished / "cells.jsonl.gz")
 
 
-def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(cells):
-    for content in cells.values():
+def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(results):
+    for content in results.values():
         assert content["steps"] == 4
         assert [point["step"] for point in content["learning_curve"]] == [2, 3, 4]
         seconds = [point["process_seconds"] for point in content["learning_curve"]]
@@ -23,8 +23,11 @@ def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(cells)
         assert content["process_seconds"] == pytest.approx(seconds[-1], abs=1e-3)
 
 
-def test_a_model_without_positions_is_equivariant_and_one_with_absolute_positions_is_not(cells):
-    none, absolute = cells["squared-relu--none--seed-0"], cells["squared-relu--absolute--seed-0"]
+def test_a_model_without_positions_is_equivariant_and_one_with_absolute_positions_is_not(results):
+    none, absolute = (
+        results["squared-relu--none--seed-0"],
+        results["squared-relu--absolute--seed-0"],
+    )
     assert none["equivariance_error"] <= 10 * none["noise_floor"]
     assert len(set(none["accuracy_by_shift"])) == 1
     assert absolute["equivariance_error"] > 100 * absolute["noise_floor"]
@@ -36,24 +39,24 @@ def test_a_model_without_positions_is_equivariant_and_one_with_absolute_position
         )
 
 
-def test_a_cell_has_its_conditions(cells):
-    content = cells["softmax--none--seed-3"]
+def test_a_result_has_its_conditions(results):
+    content = results["softmax--none--seed-3"]
     assert (content["seed"], content["test_images"], content["shifted_images"]) == (3, 50, 20)
     assert content["shifts"] == [[0, 0], [0, 3], [-2, 1]]
     assert content["labels"] == {"kernel": "softmax", "position": "none"}
     assert {"command", "teka", "torch", "hardware", "date"} <= content.keys()
 
 
-def test_models_are_saved_as_model_files(finished, cells):
-    for name, content in cells.items():
+def test_models_are_saved_as_model_files(finished, results):
+    for name, content in results.items():
         facts = encode(read_config(finished / "models" / name).facts)
         assert facts["run"]["seed"] == content["seed"]
         assert facts["training"]["validation_accuracy"] == content["learning_curve"][-1]["accuracy"]
         assert 0 <= facts["evaluation"]["accuracy"] <= 1
 
 
-def test_the_data_folder_is_not_saved(cells):
-    assert all(content["run"]["data_dir"] is None for content in cells.values())
+def test_the_data_folder_is_not_saved(results):
+    assert all(content["run"]["data_dir"] is None for content in results.values())
 
 
 def test_flops_count_matrix_products(tiny_study):
@@ -62,7 +65,7 @@ def test_flops_count_matrix_products(tiny_study):
     dataset = load_data(run)
     model = run.make_model(image_size=dataset.image_size, in_channels=1, num_classes=10).eval()
     forward, training = count_flops_per_image(model, dataset)
-    # The stem alone, by hand: two 3 × 3 convolutions of 64 cells, 1 to 4 and 4 to 8 channels.
+    # The stem alone, by hand: two 3 × 3 convolutions of 64 pixels, 1 to 4 and 4 to 8 channels.
     stem = 2 * 64 * 9 * (1 * 4 + 4 * 8)
     assert stem < forward < training < 4 * forward
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -71,16 +74,16 @@ def test_flops_count_matrix_products(tiny_study):
 def test_a_run_without_validation_images_is_an_error(tiny_fields, write, tmp_path):
     tiny_fields["base"]["validation_size"] = 0
     study = read_study(write(tiny_fields))
-    cell = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
+    study_model = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
     with pytest.raises(ValueError, match=r"validation_size must be at least 1"):
-        train_and_measure(cell, tmp_path, measure=study.measure)
+        train_and_measure(study_model, tmp_path, measure=study.measure)
 
 
 def test_a_run_with_early_stopping_is_measured_after_every_epoch(tiny_fields, write, tmp_path):
     tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
     study = read_study(write(tiny_fields))
-    cell = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
-    content = train_and_measure(cell, tmp_path, measure=study.measure)
+    study_model = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
+    content = train_and_measure(study_model, tmp_path, measure=study.measure)
     curve = content["learning_curve"]
     assert isinstance(curve, list)
     steps = [point["step"] for point in curve]
@@ -96,6 +99,6 @@ def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_field
     tiny_fields["factors"] = {"position": {"quadratic": {"position": "quadratic"}}}
     del tiny_fields["leave_out"], tiny_fields["reference"]
     study = read_study(write(tiny_fields))
-    (cell, _) = study.models()
-    train_and_measure(cell, tmp_path, measure=study.measure)
-    assert (tmp_path / "heads" / f"{cell.name}.npz").is_file()
+    (study_model, _) = study.models()
+    train_and_measure(study_model, tmp_path, measure=study.measure)
+    assert (tmp_path / "heads" / f"{study_model.name}.npz").is_file()

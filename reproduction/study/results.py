@@ -1,4 +1,4 @@
-"""Results of the trained models of a study, in a compressed file with a line of JSON for each."""
+"""Results of the trained study models, in a compressed file with a line of JSON for each model."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from reproduction.study.study import Study
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, write_bytes
 
-CELLS = "cells.jsonl.gz"
+RESULTS_FILE = "cells.jsonl.gz"
 TRAINING = "training"  # folder of the models that are being trained
 STEP_SECONDS = "step_seconds.json"
 # A model has no value if its loss diverged, if no image could be shifted, or if the file is old.
@@ -25,10 +25,7 @@ NUMBERS = [
     "noise_floor",
     "parameters",
     "forward_flops",
-    "training_flops",
     "steps",
-    "epochs",
-    "seconds",
     "process_seconds",
 ]
 OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability"]
@@ -43,25 +40,25 @@ def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        cells = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        return {cell.pop("name"): cell for cell in cells}
+        results = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        return {result.pop("name"): result for result in results}
     except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
-        raise ValueError(f"{path} must be a file of cells ({error}).") from error
+        raise ValueError(f"{path} must be a file of results of a study ({error}).") from error
 
 
 def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
     """Add the results of a model to a file, whose bytes do not depend on the order of additions."""
     with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
-        cells = load_saved_results(path) | {name: content}
+        results = load_saved_results(path) | {name: content}
         lines = [
-            json.dumps({"name": name, **cells[name]}, ensure_ascii=False) + "\n"
-            for name in sorted(cells)
+            json.dumps({"name": name, **results[name]}, ensure_ascii=False) + "\n"
+            for name in sorted(results)
         ]
         write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
 
 
 def read_results_table(study: Study, folder: str | Path) -> pd.DataFrame:
-    """Read the saved results of a study as a table with one row for each model.
+    """Read the saved results of a study as a table with one row for each trained model.
 
     The index gives the level of each factor, and the seed. If the loss of a model diverged, the
     column "failed" has the error message, and the measurements are missing. If the folder has the
@@ -71,12 +68,12 @@ def read_results_table(study: Study, folder: str | Path) -> pd.DataFrame:
         ValueError: The folder has no results of the study, or a file is invalid.
     """
     folder = Path(folder)
-    saved = load_saved_results(folder / CELLS)
-    cells = [cell for cell in study.models() if cell.name in saved]
-    if not cells:
-        raise wrong_value("folder", str(folder), "the folder of a study, with saved cells")
-    index = pd.DataFrame([{**cell.labels, "seed": cell.run.seed} for cell in cells])
-    contents = [dict.fromkeys(NUMBERS + OTHERS) | saved[cell.name] for cell in cells]
+    saved = load_saved_results(folder / RESULTS_FILE)
+    trained = [study_model for study_model in study.models() if study_model.name in saved]
+    if not trained:
+        raise wrong_value("folder", str(folder), "the folder of a study, with saved results")
+    index = pd.DataFrame([{**model.labels, "seed": model.run.seed} for model in trained])
+    contents = [dict.fromkeys(NUMBERS + OTHERS) | saved[model.name] for model in trained]
     table = pd.DataFrame(contents).drop(columns=index.columns, errors="ignore")
     table = table.set_index(pd.MultiIndex.from_frame(index))
     table[NUMBERS] = table[NUMBERS].astype(float)
@@ -87,7 +84,7 @@ def read_results_table(study: Study, folder: str | Path) -> pd.DataFrame:
     if (folder / STEP_SECONDS).is_file():
         timing: Any = read_json(folder / STEP_SECONDS)
         seconds = {tuple(model["labels"].items()): model["seconds"] for model in timing["models"]}
-        per_step = [seconds.get(tuple(cell.labels.items()), float("nan")) for cell in cells]
+        per_step = [seconds.get(tuple(model.labels.items()), float("nan")) for model in trained]
         table["process_seconds"] = per_step * table["steps"]
         for step_seconds, curve in zip(per_step, table["learning_curve"], strict=True):
             for point in curve or ():
