@@ -106,8 +106,11 @@ def _decode_fields(kind: Any, content: object, location: str) -> Any:
     unknown = [key for key in items if key not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known)
-        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}{hint}"
-        raise wrong_value(location, sorted(map(str, items)), expected)
+        raise wrong_value(
+            location,
+            sorted(map(str, items)),
+            f"no field {unknown[0]!r}: there are {', '.join(known)}{hint}",
+        )
     for name, field in known.items():
         if name not in items and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{location}.{name} is missing")

@@ -168,8 +168,11 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
     size = sum(file.file_size for file in files)
     compressed = sum(file.compress_size for file in files)
     if size > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * compressed):
-        expected = f"at most {MAX_COMPRESSION_RATIO} times the {compressed:,} bytes of the archive"
-        raise wrong_argument(f"the unpacked size of {path}", f"{size:,} bytes", expected)
+        raise wrong_argument(
+            f"the unpacked size of {path}",
+            f"{size:,} bytes",
+            f"at most {MAX_COMPRESSION_RATIO} times the {compressed:,} bytes of the archive",
+        )
     check_memory(f"the unpacked size of {path}", size, size, "arrays")
 
 
@@ -190,8 +193,9 @@ def check_output_file(argument: str, path: str | Path) -> Path:
         if not file.exists() or file.is_file():
             _check_writable(resolve_path(argument, file))
     except OSError as error:
-        expected = f"a file that can be written ({error.strerror})"
-        raise wrong_value(argument, str(path), expected) from error
+        raise wrong_value(
+            argument, str(path), f"a file that can be written ({error.strerror})"
+        ) from error
     return file
 
 

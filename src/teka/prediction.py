@@ -112,8 +112,9 @@ def predict(
         with torch.inference_mode():
             logits = network(images)
         if logits.ndim != 2:
-            expected = "a classifier of whole pictures, not of each pixel"
-            raise wrong_value("model", str(model), expected)
+            raise wrong_value(
+                "model", str(model), "a classifier of whole pictures, not of each pixel"
+            )
         probabilities, classes = logits.softmax(dim=1).sort(descending=True, stable=True)
         for picture, row, labels in zip(batch, probabilities, classes, strict=True):
             names = tuple(class_names[label] for label in labels.tolist())
@@ -244,8 +245,12 @@ def center_drawing(
     height, width = settings.canvas
     ink = _subtract_background(levels.numpy().astype(np.float64), ground)
     if not ink.any():
-        expected = "a drawing that differs from the ground"
-        raise wrong_argument("ink", "none", expected, "Try ground='dark' or ground='light'.")
+        raise wrong_argument(
+            "ink",
+            "none",
+            "a drawing that differs from the ground",
+            "Try ground='dark' or ground='light'.",
+        )
     ink /= ink.max()
     rows, columns = np.nonzero(ink > EDGE_LEVEL)
     first = np.array([rows.min(), columns.min()])

@@ -190,8 +190,9 @@ def equivariance_error(
             moved = roll_and_fill(interior, step, torch.tensor(False))
         cells = (interior & moved)[0, 0]
         if not cells.any():
-            expected = f"one that leaves cells of {sizes} to compare at shift {step}"
-            raise wrong_value("border", border, expected)
+            raise wrong_value(
+                "border", border, f"one that leaves cells of {sizes} to compare at shift {step}"
+            )
         return relative_difference(response[..., cells], reference.roll(step, axes)[..., cells])
 
     expected = f"({len(scene)}, channels, {', '.join(map(str, sizes))}) if dense"

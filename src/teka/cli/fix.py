@@ -65,8 +65,9 @@ def fix(
     try:
         copy.deepcopy(case.function)
     except EXTERNAL_ERRORS as error:
-        expected = f"a module that can be copied ({first_line(error)})"
-        raise wrong_value("model", model, expected) from error
+        raise wrong_value(
+            "model", model, f"a module that can be copied ({first_line(error)})"
+        ) from error
     print("\n".join(case.description), flush=True)
     before = audit_all_modes(case, command, results, "before")
     if before.layers is None:

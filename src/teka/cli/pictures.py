@@ -104,6 +104,10 @@ def _separate_pictures_and_model(words: list[str], model: str) -> tuple[list[str
     if model != DEFAULT_MODEL or is_picture:
         return words, model
     if len(words) == 1:
-        hint = f"For example: teka predict {first} picture.png."
-        raise wrong_argument("the pictures", "none", "given after the model", hint)
+        raise wrong_argument(
+            "the pictures",
+            "none",
+            "given after the model",
+            f"For example: teka predict {first} picture.png.",
+        )
     return words[1:], first

@@ -96,8 +96,12 @@ def train(
     run = Run.from_dict({**vars(images), **chosen, **vars(training_recipe), "seed": seed})
     if resume is not None:
         if out is not None or run != Run():
-            hint = "A resumed run keeps its options."
-            raise wrong_value("resume", resume, "used without --out and options of the run", hint)
+            raise wrong_value(
+                "resume",
+                resume,
+                "used without --out and options of the run",
+                "A resumed run keeps its options.",
+            )
         run = Run.load(Path(resume))
     folder = Path(resume or out or _default_folder(run))
     print_once = rank_zero_only(print)  # several processes may run this command

@@ -147,8 +147,9 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = find_position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
     if placement is None:
-        expected = "findings with the grid of this position embedding"
-        raise wrong_value("layers", tuple(embedding.shape), expected)
+        raise wrong_value(
+            "layers", tuple(embedding.shape), "findings with the grid of this position embedding"
+        )
     axes, num_prefix_tokens = placement
     num_positions = embedding.shape[axes[0]] - num_prefix_tokens
     vectors = embedding.narrow(axes[0], num_prefix_tokens, num_positions)

@@ -90,8 +90,11 @@ class BorderedAttention(nn.Module):
         if is_periodic and any(
             side % step for side, step in zip(grid.shape, self.stride, strict=True)
         ):
-            expected = f"a periodic grid with sides that are multiples of the stride {self.stride}"
-            raise wrong_value("grid", grid, expected)
+            raise wrong_value(
+                "grid",
+                grid,
+                f"a periodic grid with sides that are multiples of the stride {self.stride}",
+            )
         # Positions start at 0, where rounding is smallest. Only differences matter.
         cells = Grid(grid.shape, 1.0, grid.periodic)
         query_grid = self.output_grid(cells)
@@ -113,8 +116,11 @@ def _check_position_only(attention: Attention) -> None:
     """Check that the weights of an attention layer depend on positions alone."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
-        expected = "attention by position alone, kernel='constant'"
-        raise wrong_argument("attention", "a layer that depends on the content", expected)
+        raise wrong_argument(
+            "attention",
+            "a layer that depends on the content",
+            "attention by position alone, kernel='constant'",
+        )
 
 
 def attention_from_convolution(
@@ -164,8 +170,12 @@ def attention_from_convolution(
     tolerance = torch.finfo(weight.dtype).eps * max(num_in, num_out)
     rank = int(torch.linalg.matrix_rank(matrices, rtol=tolerance).max())
     if rank > dim_head:
-        hint = "teka.convert.low_rank_convolution returns the nearest convolution of a lower rank."
-        raise wrong_value("dim_head", dim_head, f"at least {rank}, the rank of the weights", hint)
+        raise wrong_value(
+            "dim_head",
+            dim_head,
+            f"at least {rank}, the rank of the weights",
+            "teka.convert.low_rank_convolution returns the nearest convolution of a lower rank.",
+        )
     values, outputs = factor_matrices(matrices, dim_head)
 
     heads = len(values)
@@ -233,13 +243,19 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     check_instance("grid", grid, Grid)
     _check_position_only(attention)
     if attention.position_heads:
-        expected = "0, for a relative kernel in every head"
-        raise wrong_value("attention.position_heads", attention.position_heads, expected)
+        raise wrong_value(
+            "attention.position_heads",
+            attention.position_heads,
+            "0, for a relative kernel in every head",
+        )
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelativeKernel):
         name = None if relative is None else relative.name
-        expected = "a relative kernel that depends on the offset only, such as 'quadratic'"
-        raise wrong_value("attention.relative", name, expected)
+        raise wrong_value(
+            "attention.relative",
+            name,
+            "a relative kernel that depends on the offset only, such as 'quadratic'",
+        )
     relative.check_kernel_and_positions(
         heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
     )
@@ -311,18 +327,25 @@ def convolution_from_attention(
     assert isinstance(layer, Attention)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
-            expected = "None or False; a convolution cannot compute it"
-            raise wrong_value(f"attention.{name}", True, expected)
+            raise wrong_value(
+                f"attention.{name}", True, "None or False; a convolution cannot compute it"
+            )
     heads = head_offsets(layer, grid)
     for index, head in enumerate(heads):
         if not head.share >= least_share:
             share = float(f"{head.share:.4g}")
-            hint = f"It is at the offset {head.offset} from query to key."
-            argument = f"the largest attention weight of head {index}"
-            raise wrong_value(argument, share, f"at least {least_share:g}", hint)
+            raise wrong_value(
+                f"the largest attention weight of head {index}",
+                share,
+                f"at least {least_share:g}",
+                f"It is at the offset {head.offset} from query to key.",
+            )
         if any(abs(cells) >= side for cells, side in zip(head.offset, grid.shape, strict=True)):
-            expected = f"an offset between two cells of a grid of shape {grid.shape}"
-            raise wrong_value(f"the offset of head {index}", head.offset, expected)
+            raise wrong_value(
+                f"the offset of head {index}",
+                head.offset,
+                f"an offset between two cells of a grid of shape {grid.shape}",
+            )
 
     offsets = torch.tensor([head.offset for head in heads])
     reach = offsets.abs().amax(dim=0)

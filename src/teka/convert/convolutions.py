@@ -27,8 +27,9 @@ def check_convolution(convolution: nn.Module) -> Convolution:
     """
     # A subclass may use its weights in another way.
     if type(convolution) not in CONVOLUTION_MODULES.values():
-        expected = "a torch.nn.Conv1d, Conv2d or Conv3d itself"
-        raise wrong_value("convolution", type(convolution).__name__, expected)
+        raise wrong_value(
+            "convolution", type(convolution).__name__, "a torch.nn.Conv1d, Conv2d or Conv3d itself"
+        )
     assert isinstance(convolution, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     if not all(side % 2 for side in convolution.kernel_size):
         raise wrong_value("convolution.kernel_size", convolution.kernel_size, "odd sizes")
@@ -38,8 +39,9 @@ def check_convolution(convolution: nn.Module) -> Convolution:
     check_name("convolution.padding_mode", convolution.padding_mode, PADDING_MODES)
     reach = window_radius(convolution)
     if convolution.padding != "same" and tuple(convolution.padding) != reach:
-        expected = f"'same', or {reach} for this kernel"
-        raise wrong_value("convolution.padding", convolution.padding, expected)
+        raise wrong_value(
+            "convolution.padding", convolution.padding, f"'same', or {reach} for this kernel"
+        )
     return convolution
 
 
@@ -114,8 +116,9 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     convolution = check_convolution(convolution)
     check_sizes({"rank": rank})
     if convolution.groups > 1:
-        expected = "1, for the rank of a matrix of all channels"
-        raise wrong_value("convolution.groups", convolution.groups, expected)
+        raise wrong_value(
+            "convolution.groups", convolution.groups, "1, for the rank of a matrix of all channels"
+        )
     matrices = matrices_by_offset(convolution)
     values, outputs = factor_matrices(matrices, min(rank, *matrices.shape[1:]))
     nearest = outputs @ values

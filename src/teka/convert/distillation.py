@@ -66,9 +66,11 @@ def distill_attention(
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     if not parameters:
-        description = f"{len(layers)} AttentionHeads without parameters"
-        expected = "a model with kernels that have parameters, such as 'hedgehog'"
-        raise wrong_argument("model", description, expected)
+        raise wrong_argument(
+            "model",
+            f"{len(layers)} AttentionHeads without parameters",
+            "a model with kernels that have parameters, such as 'hedgehog'",
+        )
     if not is_positive(learning_rate):
         raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
@@ -86,9 +88,11 @@ def distill_attention(
                     else:
                         model(*(batch if isinstance(batch, Sequence) else [batch]))
                 except Exception as error:  # its kind depends on the model
-                    expected = "inputs that the model accepts"
-                    description = f"an input for which it fails ({first_line(error)})"
-                    raise wrong_argument("batches", description, expected) from error
+                    raise wrong_argument(
+                        "batches",
+                        f"an input for which it fails ({first_line(error)})",
+                        "inputs that the model accepts",
+                    ) from error
                 loss = torch.stack(layer_losses).mean()
                 optimizer.zero_grad()
                 loss.backward(inputs=parameters)

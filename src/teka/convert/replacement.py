@@ -213,8 +213,11 @@ def replace_attention(
             left[name] = layer
     if not layers and set(left.values()) <= {UNSUPPORTED}:
         classes = [f"; {name} is a {type(modules[name]).__name__}" for name in left]
-        expected = f"a model with attention of {SUPPORTED_CLASSES}{''.join(classes[:1])}"
-        raise wrong_value("model", type(model).__name__, expected)
+        raise wrong_value(
+            "model",
+            type(model).__name__,
+            f"a model with attention of {SUPPORTED_CLASSES}{''.join(classes[:1])}",
+        )
 
     heads: dict[str, AttentionHeads] = {}
     for name, layer in layers.items():
@@ -291,9 +294,12 @@ def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Refuse cross-attention, because the positions of its keys are unknown. This is a hook."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
-        expected = f"the number of queries, {num_queries}"
-        hint = "Attention to other tokens needs relative=None."
-        raise wrong_value("the number of keys", num_keys, expected, hint)
+        raise wrong_value(
+            "the number of keys",
+            num_keys,
+            f"the number of queries, {num_queries}",
+            "Attention to other tokens needs relative=None.",
+        )
 
 
 def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:

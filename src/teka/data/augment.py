@@ -68,8 +68,9 @@ class RandomShift:
         _check_images(images)
         height, width = images.shape[2:]
         if self.max_shift > min(height, width):
-            expected = f"at most the image size, {height} × {width}"
-            raise wrong_value("max_shift", self.max_shift, expected)
+            raise wrong_value(
+                "max_shift", self.max_shift, f"at most the image size, {height} × {width}"
+            )
         bounds = (-self.max_shift, self.max_shift + 1)
         for axis, size in ((2, height), (3, width)):
             options = {"generator": generator, "device": generator.device}

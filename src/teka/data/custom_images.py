@@ -66,15 +66,21 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         splits = {"train": _read_labels(path)}
     classes = sort_classes(list({label for _, label in splits["train"]}))
     if len(classes) < 2:
-        expected = "at least two sub-folders of pictures, or two labels in a CSV file"
-        raise wrong_value(f"the classes of {path}", classes, expected)
+        raise wrong_value(
+            f"the classes of {path}",
+            classes,
+            "at least two sub-folders of pictures, or two labels in a CSV file",
+        )
     indices = {label: index for index, label in enumerate(classes)}
     labeled = {}
     for split, pictures in splits.items():
         unknown = {label for _, label in pictures}.difference(classes)
         if unknown:
-            expected = f"classes of the training pictures: {', '.join(classes)}"
-            raise wrong_value(f"the {split} classes of {path}", sorted(unknown), expected)
+            raise wrong_value(
+                f"the {split} classes of {path}",
+                sorted(unknown),
+                f"classes of the training pictures: {', '.join(classes)}",
+            )
         labeled[split] = [(file, indices[label]) for file, label in pictures]
     return labeled, classes
 
@@ -86,16 +92,23 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
             if not {"file", "label"} <= set(reader.fieldnames or ()):
-                expected = "a header with the columns file and label"
-                raise wrong_value(f"row 1 of {path}", reader.fieldnames, expected)
+                raise wrong_value(
+                    f"row 1 of {path}",
+                    reader.fieldnames,
+                    "a header with the columns file and label",
+                )
             for number, row in enumerate(reader, start=2):
                 file = path.parent / (row["file"] or "")
                 if not file.is_file() or file in labels:
-                    expected = "an existing file that no other row names"
-                    raise wrong_value(f"the file in row {number} of {path}", row["file"], expected)
+                    raise wrong_value(
+                        f"the file in row {number} of {path}",
+                        row["file"],
+                        "an existing file that no other row names",
+                    )
                 if not row["label"]:
-                    argument = f"the label in row {number} of {path}"
-                    raise wrong_value(argument, row["label"], "the name of a class")
+                    raise wrong_value(
+                        f"the label in row {number} of {path}", row["label"], "the name of a class"
+                    )
                 labels[file] = row["label"]
     except (csv.Error, UnicodeDecodeError) as error:
         raise wrong_argument(str(path), first_line(error), "a CSV file in UTF-8") from error
@@ -113,8 +126,11 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
     if "train" not in splits or splits.keys().isdisjoint(("validation", "test")):
         return {"train": folder}
     if len(splits) < len(names) or not splits.keys() <= set(SPLITS):
-        expected = "either classes, or one folder each for train, val and test"
-        raise wrong_value(f"the sub-folders of {folder}", names, expected)
+        raise wrong_value(
+            f"the sub-folders of {folder}",
+            names,
+            "either classes, or one folder each for train, val and test",
+        )
     if "test" not in splits:
         splits["test"] = splits.pop("validation")
     return splits
@@ -127,8 +143,9 @@ def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
         files = _list_visible_paths(subfolder)
         nested = [file.name for file in files if file.is_dir()]
         if nested or not files:
-            expected = "one picture or more, and no folders"
-            raise wrong_value(f"the files in {subfolder}", nested, expected)
+            raise wrong_value(
+                f"the files in {subfolder}", nested, "one picture or more, and no folders"
+            )
         pictures += [(file, subfolder.name) for file in files]
     return pictures
 
@@ -234,8 +251,9 @@ def read_npz(path: Path) -> RawDataset:
             raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")
         return make_raw_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
-        expected = f"an .npz file of images and labels ({first_line(error)})"
-        raise wrong_value("name", str(path), expected) from error
+        raise wrong_value(
+            "name", str(path), f"an .npz file of images and labels ({first_line(error)})"
+        ) from error
 
 
 def _guess_axes(shape: Sequence[int]) -> str:
@@ -245,8 +263,9 @@ def _guess_axes(shape: Sequence[int]) -> str:
         raise wrong_shape("images", shape, "(N, H, W), (N, H, W, C) or (N, C, H, W)")
     is_first = shape[1] in (1, 3)
     if is_first == (shape[3] in (1, 3)):
-        hint = f"The shape of images, {tuple(shape)}, is ambiguous."
-        raise wrong_value("axes", None, "'NHWC' or 'NCHW'", hint)
+        raise wrong_value(
+            "axes", None, "'NHWC' or 'NCHW'", f"The shape of images, {tuple(shape)}, is ambiguous."
+        )
     return "NCHW" if is_first else "NHWC"
 
 
@@ -286,8 +305,11 @@ def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> S
     if labels.size and labels.min() < 0:
         raise wrong_value(f"the smallest label in {names[1]}", labels.min(), "at least 0")
     if pixels.dtype != np.uint8 and pixels.dtype.kind != "f":
-        expected = "uint8 for levels from 0 to 255, or a float dtype for intensities from 0 to 1"
-        raise wrong_value(f"{names[0]}.dtype", str(pixels.dtype), expected)
+        raise wrong_value(
+            f"{names[0]}.dtype",
+            str(pixels.dtype),
+            "uint8 for levels from 0 to 255, or a float dtype for intensities from 0 to 1",
+        )
     if axes == "NHW":
         pixels = pixels[:, None]
     elif axes == "NHWC":

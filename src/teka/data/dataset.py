@@ -68,8 +68,9 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
             if self.images.is_floating_point() and self.images.numel():
                 lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
                 if not (lowest >= 0 and highest <= 1):  # also for NaN
-                    description = f"from {lowest} to {highest}"
-                    raise wrong_argument("images", description, "intensities from 0 to 1")
+                    raise wrong_argument(
+                        "images", f"from {lowest} to {highest}", "intensities from 0 to 1"
+                    )
         check_dense("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
 
     def __len__(self) -> int:
@@ -98,8 +99,9 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
                 images = resize_bilinear(images, image_size)
             images = to_intensities(images)
         elif image_size is not None and not isinstance(self.images, PictureFiles):
-            hint = "Floating-point images are not resized."
-            raise wrong_value("image_size", image_size, "None", hint)
+            raise wrong_value(
+                "image_size", image_size, "None", "Floating-point images are not resized."
+            )
         return Split(images, self.labels)
 
 
@@ -139,15 +141,20 @@ class Dataset:
             split: Split = getattr(self, name)
             check_instance(name, split, Split)
             if split.images.shape[1:] != self.train.images.shape[1:]:
-                expected = f"(batch, {', '.join(map(str, self.train.images.shape[1:]))})"
-                raise wrong_shape(f"{name}.images", split.images.shape, expected)
+                raise wrong_shape(
+                    f"{name}.images",
+                    split.images.shape,
+                    f"(batch, {', '.join(map(str, self.train.images.shape[1:]))})",
+                )
             if not split.images.dtype.is_floating_point:
-                expected = "a floating-point dtype"
-                raise wrong_value(f"{name}.images.dtype", split.images.dtype, expected)
+                raise wrong_value(
+                    f"{name}.images.dtype", split.images.dtype, "a floating-point dtype"
+                )
             wrong = split.labels[(split.labels < 0) | (split.labels >= self.num_classes)]
             if len(wrong):
-                expected = f"classes from 0 to {self.num_classes - 1}"
-                raise wrong_value(f"{name}.labels", wrong[0].item(), expected)
+                raise wrong_value(
+                    f"{name}.labels", wrong[0].item(), f"classes from 0 to {self.num_classes - 1}"
+                )
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -192,8 +199,12 @@ def draw_train_and_test_indices(
     `numpy.random.default_rng(0).permutation(num_images)`.
     """
     if num_images < TEST_FRACTION:
-        hint = "A fifth of the images is held out for test."
-        raise wrong_value("the number of images", num_images, f"at least {TEST_FRACTION}", hint)
+        raise wrong_value(
+            "the number of images",
+            num_images,
+            f"at least {TEST_FRACTION}",
+            "A fifth of the images is held out for test.",
+        )
     order = torch.from_numpy(np.random.default_rng(TEST_SEED).permutation(num_images))
     num_train = num_images - num_images // TEST_FRACTION
     return order[:num_train], order[num_train:]
@@ -229,9 +240,11 @@ def divide_into_splits(
             raw.train.take(indices) for indices in draw_train_and_test_indices(len(raw.train))
         )
     if not (len(train) and len(test)):
-        description = f"{len(train)} for training and {len(test)} for test"
-        expected = "at least 1 for training and 1 for test"
-        raise wrong_argument("the number of images", description, expected)
+        raise wrong_argument(
+            "the number of images",
+            f"{len(train)} for training and {len(test)} for test",
+            "at least 1 for training and 1 for test",
+        )
     num_declared = raw.num_validation if validation_size is None else 0
     num_images = len(train) - num_declared
     if validation_size is None:

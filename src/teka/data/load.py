@@ -93,8 +93,12 @@ def load(
         path = find_dataset_path(name, data_dir)
         if path is None:
             paths = " or ".join(map(str, _list_candidate_paths(name, data_dir)))
-            hint = f"There is no folder, CSV file or .npz file at {paths}."
-            raise unknown_name("the name of the data set", name, NAMES, hint)
+            raise unknown_name(
+                "the name of the data set",
+                name,
+                NAMES,
+                f"There is no folder, CSV file or .npz file at {paths}.",
+            )
         raw = (
             read_picture_set(path, image_size=image_size)
             if is_picture_dataset(path)
@@ -198,8 +202,12 @@ def check_downloadable(name: str) -> None:
     """Check that `download` supports a data set."""
     check_name("name", name, NAMES)
     if name not in PUBLISHED_DATASETS:
-        hint = "The digits come with scikit-learn and need no download."
-        raise wrong_value("name", name, "a data set with files on the web", hint)
+        raise wrong_value(
+            "name",
+            name,
+            "a data set with files on the web",
+            "The digits come with scikit-learn and need no download.",
+        )
 
 
 def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, ...] | None:

@@ -71,9 +71,12 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
                 raise Image.DecompressionBombError(f"more than {MAX_IMAGE_PIXELS:,} pixels")
             yield opened
     except Exception as error:  # the kind of error of a damaged file depends on its format
-        expected = f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels"
-        hint = f"The formats are {', '.join(FORMATS)}."
-        raise wrong_argument(str(path), first_line(error), expected, hint) from error
+        raise wrong_argument(
+            str(path),
+            first_line(error),
+            f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels",
+            f"The formats are {', '.join(FORMATS)}.",
+        ) from error
 
 
 def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
@@ -119,8 +122,9 @@ def read_picture(
         try:
             levels = np.array(upright.convert(_MODES[in_channels]))
         except ValueError as error:
-            expected = "a mode that Pillow converts to gray or RGB"
-            raise wrong_value(f"the mode of {picture}", mode, expected) from error
+            raise wrong_value(
+                f"the mode of {picture}", mode, "a mode that Pillow converts to gray or RGB"
+            ) from error
     return torch.from_numpy(np.atleast_3d(levels)).permute(2, 0, 1).contiguous()
 
 
@@ -136,8 +140,9 @@ def _to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
     if levels.dtype.kind == "f":
         top = 1.0 if highest <= 1 else 255.0
     if not (lowest >= 0 and highest <= top):
-        description = f"from {lowest:g} to {highest:g}"
-        raise wrong_argument(f"the levels of {picture}", description, f"from 0 to {top:g}")
+        raise wrong_argument(
+            f"the levels of {picture}", f"from {lowest:g} to {highest:g}", f"from 0 to {top:g}"
+        )
     return np.rint(levels.astype(np.float64) * (255 / top)).astype(np.uint8)
 
 
@@ -216,9 +221,12 @@ class PictureFiles:
         if size == self.image_size:
             return levels
         if not self.resize:
-            expected = f"{self.image_size}, the size of the first picture"
-            hint = "Pass image_size to resize all pictures."
-            raise wrong_value(f"the size of {path}", size, expected, hint)
+            raise wrong_value(
+                f"the size of {path}",
+                size,
+                f"{self.image_size}, the size of the first picture",
+                "Pass image_size to resize all pictures.",
+            )
         return resize_bilinear(levels[None], self.image_size)[0]
 
 

@@ -116,11 +116,13 @@ class PublishedDataset:
         folder = next(filter(self.has_all_files, folders), None)
         if folder is None:
             target = shlex.quote(str(data_dir or "data"))
-            description = f"not all of them in {' or '.join(map(str, folders)) or 'any data_dir'}"
-            expected = f"{', '.join(file.name for file in self.files)} in one folder"
             command = f"teka download {self.name} --data-dir {target}"
-            hint = f"Run `{command}`, and pass {target} as data_dir. {self.advice}"
-            raise wrong_argument(f"the files of {self.name}", description, expected, hint)
+            raise wrong_argument(
+                f"the files of {self.name}",
+                f"not all of them in {' or '.join(map(str, folders)) or 'any data_dir'}",
+                f"{', '.join(file.name for file in self.files)} in one folder",
+                f"Run `{command}`, and pass {target} as data_dir. {self.advice}",
+            )
         train, test = (self._read_split(folder, files) for files in (self.train, self.test))
         return RawDataset(train, test, len(self.class_names))
 
@@ -183,14 +185,19 @@ class PublishedDataset:
         hint = "`teka download` replaces damaged files."
         if len(content) != file.num_bytes:
             description = "more" if len(content) > file.num_bytes else f"{len(content):,} bytes"
-            expected = f"{file.num_bytes:,} bytes"
-            raise wrong_argument(f"the unpacked size of {path}", description, expected, hint)
+            raise wrong_argument(
+                f"the unpacked size of {path}", description, f"{file.num_bytes:,} bytes", hint
+            )
         values = torch.frombuffer(content, dtype=torch.uint8)
         if file.sha256 is None:
             label = int(values[:: 1 + math.prod(self.image_shape)].max())
             if label >= len(self.class_names):
-                expected = f"classes from 0 to {len(self.class_names) - 1}"
-                raise wrong_value(f"the largest label in {path}", label, expected, hint)
+                raise wrong_value(
+                    f"the largest label in {path}",
+                    label,
+                    f"classes from 0 to {len(self.class_names) - 1}",
+                    hint,
+                )
         elif (sha256 := hashlib.sha256(content).hexdigest()) != file.sha256:
             raise wrong_argument(f"the unpacked SHA-256 of {path}", sha256, file.sha256, hint)
         return values
@@ -254,8 +261,9 @@ def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | N
     try:
         files.fetch(path.name, downloader=download_and_unpack)
     except (RequestException, ValueError) as error:
-        message = f"{path.name} could not be downloaded from {url}: {first_line(error)}"
-        raise ConnectionError(message) from error
+        raise ConnectionError(
+            f"{path.name} could not be downloaded from {url}: {first_line(error)}"
+        ) from error
 
 
 _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

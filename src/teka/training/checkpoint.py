@@ -117,8 +117,12 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
             path = previous
             warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
     if not read_checkpoint_state(path, run):
-        hint = "A run of an older version of teka cannot be resumed."
-        raise wrong_value("checkpoint", str(path), "one that holds the best accuracy", hint)
+        raise wrong_value(
+            "checkpoint",
+            str(path),
+            "one that holds the best accuracy",
+            "A run of an older version of teka cannot be resumed.",
+        )
     return path
 
 
@@ -135,16 +139,16 @@ def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
     """
     content = read_checkpoint(path)
     if missing := [key for key in REQUIRED_KEYS if key not in content]:
-        expected = f"a complete checkpoint; it lacks {', '.join(missing)}"
-        raise wrong_value("checkpoint", str(path), expected)
+        raise wrong_value(
+            "checkpoint", str(path), f"a complete checkpoint; it lacks {', '.join(missing)}"
+        )
     state = content["callbacks"].get(Checkpoints.__name__, {})
     if state:
         saved = Run.from_dict(state["run"])
         if names := run.differing_fields(saved):
             values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
             difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
-            expected = f"a checkpoint of this run; {difference}"
-            raise wrong_value("checkpoint", str(path), expected)
+            raise wrong_value("checkpoint", str(path), f"a checkpoint of this run; {difference}")
     return state
 
 
@@ -164,11 +168,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise ValueError(f"{damaged} is damaged")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the type of the error depends on what is damaged
-        expected = f"an undamaged checkpoint of plain tensors ({first_line(error)})"
-        raise wrong_value("checkpoint", str(path), expected) from error
+        raise wrong_value(
+            "checkpoint",
+            str(path),
+            f"an undamaged checkpoint of plain tensors ({first_line(error)})",
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        expected = "a checkpoint of teka train, with a state_dict"
-        raise wrong_value("checkpoint", str(path), expected)
+        raise wrong_value("checkpoint", str(path), "a checkpoint of teka train, with a state_dict")
     return content
 
 
@@ -190,5 +196,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(read_weights(path))
     except RuntimeError as error:
-        expected = f"a checkpoint of this architecture ({error_message(error)})"
-        raise wrong_value("checkpoint", str(path), expected) from error
+        raise wrong_value(
+            "checkpoint", str(path), f"a checkpoint of this architecture ({error_message(error)})"
+        ) from error

@@ -84,8 +84,11 @@ class Execution:
         if self.activation_checkpointing:
             blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
             if not blocks:
-                expected = f"False for {type(model).__name__}, which has no transformer blocks"
-                raise wrong_value("activation_checkpointing", True, expected)
+                raise wrong_value(
+                    "activation_checkpointing",
+                    True,
+                    f"False for {type(model).__name__}, which has no transformer blocks",
+                )
             for block in blocks:
                 object.__setattr__(block, "forward", MethodType(_checkpointed_forward, block))
         pays_off = num_steps >= MIN_STEPS_TO_COMPILE and _has_compiler(self.uses_cuda)

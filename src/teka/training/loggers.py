@@ -36,8 +36,9 @@ def check_logger_names(names: Sequence[str]) -> None:
         module = find_spec(name)
         # A folder "wandb" next to the program is not the package.
         if module is None or module.origin is None:
-            expected = f"an installed one; run pip install {SERVICES[name]}"
-            raise wrong_value("loggers", name, expected)
+            raise wrong_value(
+                "loggers", name, f"an installed one; run pip install {SERVICES[name]}"
+            )
 
 
 @contextlib.contextmanager
@@ -70,8 +71,9 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
                 loggers.append(_open_service_logger(name, folder))
             # Services raise many types of errors.
             except Exception as error:
-                expected = f"a service that takes the run ({first_line(error)})"
-                raise wrong_value("loggers", name, expected) from error
+                raise wrong_value(
+                    "loggers", name, f"a service that takes the run ({first_line(error)})"
+                ) from error
         for logger in loggers:
             logger.log_hyperparams(fields)
         yield loggers

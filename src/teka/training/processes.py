@@ -45,13 +45,18 @@ class Processes(NamedTuple):
         else:
             return cls(devices or 1, num_nodes or 1, "")
         if each * nodes != total:
-            hint = f"Change the command of {launcher}."
-            raise wrong_value("processes", total, "the same number on each machine", hint)
+            raise wrong_value(
+                "processes",
+                total,
+                "the same number on each machine",
+                f"Change the command of {launcher}.",
+            )
         arguments = (("devices", devices, each), ("num_nodes", num_nodes, nodes))
         for argument, value, started in arguments:
             if value not in (None, started):
-                expected = f"{started}, as {launcher} started them, or left out"
-                raise wrong_value(argument, value, expected)
+                raise wrong_value(
+                    argument, value, f"{started}, as {launcher} started them, or left out"
+                )
         return cls(each, nodes, launcher)
 
     def lightning_environments(self) -> list[ClusterEnvironment]:

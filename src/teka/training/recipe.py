@@ -125,8 +125,9 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     """
     path = RECIPES / f"{name}{SUFFIX}" if name in recipe_names() else Path(name)
     if not path.is_file():
-        hint = "The path of a YAML file is possible too."
-        raise unknown_name("recipe", str(name), recipe_names(), hint)
+        raise unknown_name(
+            "recipe", str(name), recipe_names(), "The path of a YAML file is possible too."
+        )
     content = read_yaml("recipe", path)
     if not isinstance(content, dict):
         raise wrong_value("recipe", str(name), "a YAML file of fields of a run and their values")

@@ -84,8 +84,9 @@ class ModelOptions:
         options = decode(kind, {**sizes, **self.options}, f"options of {self.model}")
         object.__setattr__(self, "options", vars(options))
         if self.options.get("head", "pooled") != "pooled":
-            hint = "A run trains a classifier."
-            raise wrong_value("head", self.options["head"], "'pooled'", hint)
+            raise wrong_value(
+                "head", self.options["head"], "'pooled'", "A run trains a classifier."
+            )
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,12 @@ class Run:
         if not 0 <= self.seed < 2**32:
             raise wrong_value("seed", self.seed, "a whole number of at least 0 and below 2^32")
         if self.recipe.patience is not None and self.images.validation_size == 0:
-            hint = "Early stopping needs validation images."
-            raise wrong_value("patience", self.recipe.patience, "None with validation_size=0", hint)
+            raise wrong_value(
+                "patience",
+                self.recipe.patience,
+                "None with validation_size=0",
+                "Early stopping needs validation images.",
+            )
 
     def __getattr__(self, name: str) -> Any:
         # Copying and unpickling look for attributes before there are fields.

@@ -101,8 +101,9 @@ def restore(
     folder = Path(folder)
     run = Run.load(folder)
     if not (folder / RESULT_FILE).is_file():
-        hint = "Resume it with teka train --resume."
-        raise wrong_value("run", str(folder), "a finished run", hint)
+        raise wrong_value(
+            "run", str(folder), "a finished run", "Resume it with teka train --resume."
+        )
     result = read_training_result(folder)
     read_checkpoint_state(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)

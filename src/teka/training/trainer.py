@@ -49,8 +49,11 @@ def read_training_result(folder: Path) -> dict[str, Any]:
     result = read_json(folder / RESULT_FILE)
     for name in ("parameters", "epochs", "seconds"):
         if not isinstance(result.get(name), (int, float)):
-            argument = f"{name} of {folder / RESULT_FILE}"
-            raise wrong_value(argument, result.get(name), "a number, as teka train writes it")
+            raise wrong_value(
+                f"{name} of {folder / RESULT_FILE}",
+                result.get(name),
+                "a number, as teka train writes it",
+            )
     return {"validation_accuracy": None, **result}
 
 
@@ -161,8 +164,11 @@ def train(
                 )
             except MisconfigurationException as error:
                 problem = first_line(error)
-                expected = f"an accelerator of this machine with enough devices ({problem})"
-                raise wrong_value("accelerator", execution.accelerator, expected) from error
+                raise wrong_value(
+                    "accelerator",
+                    execution.accelerator,
+                    f"an accelerator of this machine with enough devices ({problem})",
+                ) from error
             if is_first_process():
                 run.save(folder)
             _fit_classifier(trainer, classifier, checkpoints)
@@ -192,11 +198,15 @@ def _make_model(
     batch_size = run.recipe.batch_size
     num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
     if num_micro_batches > batch_size:
-        expected = f"at most batch_size = {batch_size}"
-        raise wrong_value("accumulate × processes", num_micro_batches, expected)
+        raise wrong_value(
+            "accumulate × processes", num_micro_batches, f"at most batch_size = {batch_size}"
+        )
     if run.recipe.random_shift > min(dataset.image_size):
-        expected = f"at most a side of the images, {dataset.image_size}"
-        raise wrong_value("random_shift", run.recipe.random_shift, expected)
+        raise wrong_value(
+            "random_shift",
+            run.recipe.random_shift,
+            f"at most a side of the images, {dataset.image_size}",
+        )
     seed_everything(run.seed, verbose=False)
     with warnings.catch_warnings():
         # The model gives its warnings when it is created with values.
@@ -206,8 +216,9 @@ def _make_model(
             count_elements(lambda: run.make_model(**dataset.sizes), memory_bytes() // 16)
         except TooManyElementsError as error:
             sizes = {**run.network.options, **dataset.sizes}
-            expected = f"a model that fits into memory; it has {error}"
-            raise wrong_value("the size of the model", sizes, expected) from error
+            raise wrong_value(
+                "the size of the model", sizes, f"a model that fits into memory; it has {error}"
+            ) from error
     return run.make_model(**dataset.sizes)
 
 
@@ -229,8 +240,9 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
             ) from error
         if start is None or checkpoints.has_started:
             raise
-        expected = f"the state of this training ({first_line(error)})"
-        raise wrong_value("checkpoint", str(start), expected) from error
+        raise wrong_value(
+            "checkpoint", str(start), f"the state of this training ({first_line(error)})"
+        ) from error
     except SystemExit as error:
         # Lightning exits after Ctrl-C.
         if trainer.state.status == TrainerStatus.INTERRUPTED:
@@ -248,8 +260,9 @@ def _lock_folder(folder: Path) -> AbstractContextManager[object]:
     try:
         return FileLock(folder / LOCK_FILE).acquire(blocking=False)
     except Timeout as error:
-        expected = "a folder in which no other training is running"
-        raise wrong_value("out", str(folder), expected) from error
+        raise wrong_value(
+            "out", str(folder), "a folder in which no other training is running"
+        ) from error
     except NotImplementedError:  # the file system has no locks
         return nullcontext()
 
@@ -258,8 +271,13 @@ def _check_output_folder(folder: Path, run: Run, *, resume: bool) -> None:
     if not (folder / RUN_FILE).exists():
         return
     if not resume:
-        hint = "Resume the run in this folder, or choose another folder."
-        raise wrong_value("out", str(folder), "a folder without a run", hint)
+        raise wrong_value(
+            "out",
+            str(folder),
+            "a folder without a run",
+            "Resume the run in this folder, or choose another folder.",
+        )
     if names := run.differing_fields(Run.load(folder)):
-        hint = f"It differs in {', '.join(names)}."
-        raise wrong_value("out", str(folder), "the folder of the same run", hint)
+        raise wrong_value(
+            "out", str(folder), "the folder of the same run", f"It differs in {', '.join(names)}."
+        )

@@ -125,8 +125,12 @@ def attention_forward(
     """
     for name in UNSUPPORTED_ARGUMENTS:
         if options.get(name) is not None:
-            hint = "The attention of teka does not support this argument."
-            raise wrong_argument(f"{name} of {type(module).__name__}", "a value", "None", hint)
+            raise wrong_argument(
+                f"{name} of {type(module).__name__}",
+                "a value",
+                "None",
+                "The attention of teka does not support this argument.",
+            )
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", False))
     state_layer = getattr(key, "state_layer", None)
@@ -134,8 +138,12 @@ def attention_forward(
     num_keys = key.shape[2]
     if attention_mask is not None:
         if attention_mask.ndim != 2:
-            hint = "Position biases and masks of pairs of tokens are not supported."
-            raise wrong_shape("attention_mask", attention_mask.shape, "(batch, keys)", hint)
+            raise wrong_shape(
+                "attention_mask",
+                attention_mask.shape,
+                "(batch, keys)",
+                "Position biases and masks of pairs of tokens are not supported.",
+            )
         key_mask = (attention_mask != 0)[:, -num_keys:]
         if is_causal:  # the other slots of a static cache are empty
             num_keys = key_mask.shape[1]
@@ -199,9 +207,13 @@ def make_padding_mask(
         ValueError: The mask has a sliding window, chunks or packed sequences.
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        hint = "Sliding windows, chunks and packed sequences are not supported."
         name = getattr(mask_function, "__qualname__", mask_function)
-        raise wrong_value("the model's attention mask", name, "causal or bidirectional", hint)
+        raise wrong_value(
+            "the model's attention mask",
+            name,
+            "causal or bidirectional",
+            "Sliding windows, chunks and packed sequences are not supported.",
+        )
     is_causal = mask_function is causal_mask_function
     stop = int(q_offset) + q_length if is_causal else kv_offset + kv_length
     num_keys = stop - kv_offset
@@ -261,9 +273,11 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
     # Layers of decoders that are not causal attend to the tokens of the encoder.
     is_decoder = getattr(module, "is_decoder", False)
     if num_queries != num_keys or getattr(module, "is_cross_attention", is_decoder):
-        expected = "self-attention, or have a kernel without positions"
-        description = "attention to other tokens than its own"
-        raise wrong_argument(type(module).__name__, description, expected)
+        raise wrong_argument(
+            type(module).__name__,
+            "attention to other tokens than its own",
+            "self-attention, or have a kernel without positions",
+        )
     ambient = current_grid()
     config = getattr(module, "config", None)
     grid = find_patch_grid(config)
@@ -276,8 +290,12 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
             f"{prefix + grid.num_tokens} for the config's images, {sides} patches after {prefix} "
             "other tokens"
         )
-        hint = "For another grid, call the model within teka.on(grid, num_prefix_tokens)."
-        raise wrong_value("the number of tokens", num_keys, expected, hint)
+        raise wrong_value(
+            "the number of tokens",
+            num_keys,
+            expected,
+            "For another grid, call the model within teka.on(grid, num_prefix_tokens).",
+        )
     return grid, prefix
 
 

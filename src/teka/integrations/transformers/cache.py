@@ -39,9 +39,12 @@ class StateLayer(CacheLayerMixin):
             ValueError: The attention of the model did not update the state in an earlier call.
         """
         if self.num_tokens and self.state is None:
-            expected = "'teka' or a variant such as 'teka:focused'"
-            hint = "No other attention can use a StateCache."
-            raise wrong_argument("the model's attn_implementation", "another one", expected, hint)
+            raise wrong_argument(
+                "the model's attn_implementation",
+                "another one",
+                "'teka' or a variant such as 'teka:focused'",
+                "No other attention can use a StateCache.",
+            )
         self.lazy_initialization(key_states, value_states)
         self.num_tokens += key_states.shape[2]
         key_states = key_states.view_as(key_states)

@@ -71,8 +71,11 @@ class TekaConfig(PretrainedConfig):
     ) -> None:
         for name in options_class(model).__dataclass_fields__:
             if name in kwargs:
-                expected = f"an entry of options, options={{{name!r}: {kwargs[name]!r}}}"
-                raise wrong_value(name, kwargs[name], expected)
+                raise wrong_value(
+                    name,
+                    kwargs[name],
+                    f"an entry of options, options={{{name!r}: {kwargs[name]!r}}}",
+                )
         self.model = model
         self.image_size = list(check_image_size("image_size", image_size))
         self.in_channels = in_channels
