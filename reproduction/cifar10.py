@@ -20,7 +20,6 @@ from teka.checks import check_sizes
 from teka.cli.app import CommandLine
 from teka.codec import encode
 from teka.data import Dataset, Split, load
-from teka.data.load import class_names
 from teka.files import make_directory, write_json
 from teka.models import ConvPerformer, ModelConfig, save
 from teka.models.conv_performer import ConvStage
@@ -85,7 +84,7 @@ def cifar10(
         "conv_performer",
         *dataset.sizes.values(),
         options=options,
-        class_names=class_names("cifar10"),
+        class_names=dataset.class_names,
         pictures=encode(make_picture_settings("cifar10", dataset.image_size)),
         facts=make_model_facts(result),
     )

@@ -1,6 +1,7 @@
 """Images of the study of sample efficiency: few training images, and moved test images."""
 
 import functools
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -52,7 +53,7 @@ def load_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
     for name in SPLITS:
         split = getattr(dataset, name)
         splits[name] = Split(pad(split.images, (margin,) * 4), split.labels)
-    return Dataset(data, **splits, num_classes=dataset.num_classes)
+    return replace(dataset, **splits)
 
 
 def move_test_images(

@@ -15,7 +15,6 @@ from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
 from teka.data.custom_images import find_pictures, make_raw_dataset, read_npz, read_picture_set
 from teka.data.dataset import RawDataset, draw_train_and_test_indices
-from teka.data.load import class_names
 from teka.data.pictures import PictureFiles
 from teka.prediction import read_images
 
@@ -694,7 +693,7 @@ def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
         assert torch.equal(dataset.test.images, images[test] / 255)
         assert dataset.test.labels.tolist() == (test % 2).tolist()
         assert len(dataset.train) + len(dataset.validation) == len(train)
-        assert class_names(str(csv_file)) == ("10", "11")
+        assert dataset.class_names == ("10", "11")
         audited = load_audit_images(ImageOptions(str(csv_file)), Preprocessing())
         assert torch.equal(audited.images, images / 255)
         assert audited.class_names == ("10", "11")

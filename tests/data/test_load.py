@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from teka.data import Dataset, download, load, resize_bilinear
-from teka.data.load import class_names
 from teka.data.published import PUBLISHED_DATASETS
 
 
@@ -313,14 +313,19 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
 
 @pytest.mark.parametrize("parts", [(".",), ("train", "test")], ids=["without parts", "with parts"])
 def test_class_names_are_sub_folders_and_none_for_arrays(parts: tuple[str, ...], tmp_path: Path):
+    pixels = np.zeros((4, 4), dtype=np.uint8)
     for part in parts:
         for name in ("10", "2", ".hidden"):
             folder = tmp_path / "pictures" / part / name
             folder.mkdir(parents=True)
-            (folder / "0.png").touch()
-    (tmp_path / "mine.npz").write_bytes(b"")
-    assert class_names(str(tmp_path / "pictures")) == ("2", "10")
-    assert class_names("pictures", data_dir=tmp_path) == ("2", "10")
-    assert class_names("mine.npz", data_dir=tmp_path) is None
-    assert class_names("digits") == tuple("0123456789")
-    assert class_names("cifar10") == PUBLISHED_DATASETS["cifar10"].class_names
+            for number in range(5):
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    labels = np.arange(10) % 2
+    np.savez(tmp_path / "mine.npz", images=np.zeros((10, 4, 4), dtype=np.uint8), labels=labels)
+    assert load(tmp_path / "pictures").class_names == ("2", "10")
+    assert load("mine.npz", data_dir=tmp_path).class_names is None
+    assert load("digits").class_names == tuple("0123456789")
+
+
+def test_class_names_of_a_published_data_set_are_known(load_mnist):
+    assert load_mnist().class_names == PUBLISHED_DATASETS["mnist"].class_names

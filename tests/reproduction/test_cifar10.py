@@ -30,7 +30,7 @@ def dataset(monkeypatch):
     labels = torch.arange(60) % 2
     images = torch.rand(60, 3, 8, 8, generator=generator) * (1 + labels[:, None, None, None]) / 2
     splits = [Split(images[start::3], labels[start::3]) for start in range(3)]
-    return Dataset("bright", *splits, num_classes=2)
+    return Dataset("bright", *splits, num_classes=2, class_names=("dark", "bright"))
 
 
 def run(dataset, folder, seed=10):
@@ -126,7 +126,6 @@ def test_flip_mirrors_the_chosen_images():
 
 def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "load", lambda *_, **__: dataset)
-    monkeypatch.setattr(cifar10, "class_names", lambda _: ("dark", "bright"))
     words = ["cifar10", "--seed", "1", "--epochs", "1", "--eager", "--without-attention"]
     assert main([*words, "--threads", "1", "--out", str(tmp_path)]) == 0
     folder = tmp_path / "without-attention-seed-1"

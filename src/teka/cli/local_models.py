@@ -31,7 +31,7 @@ def load_finished_run(path: str, load_options: LoadOptions) -> LoadedModel:
         "teka run",
         load_options,
         **trained.dataset.sizes,
-        class_names=trained.class_names,
+        class_names=trained.dataset.class_names,
         trained_on=trained.dataset.name,
     )
 

@@ -194,7 +194,7 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     validation = pictures.get("validation", [])
     train = to_split(pictures["train"] + validation)
     test = to_split(pictures["test"]) if "test" in pictures else None
-    return RawDataset(train, test, len(classes), len(validation))
+    return RawDataset(train, test, len(classes), len(validation), tuple(classes))
 
 
 def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:

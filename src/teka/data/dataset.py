@@ -123,6 +123,7 @@ class Dataset:
         validation: Images for early stopping and other choices. May be empty.
         test: Images for the final evaluation.
         num_classes: Number of classes. Labels are from 0 to `num_classes` − 1.
+        class_names: Name of each class, or None.
 
     Raises:
         ValueError: The images of two splits have different shapes, or a label is not a class.
@@ -133,6 +134,7 @@ class Dataset:
     validation: Split
     test: Split
     num_classes: int
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_instance("name", self.name, str)
@@ -182,12 +184,14 @@ class RawDataset:
         num_classes: Number of classes.
         num_validation: Number of images at the end of `train` that the data set declares for
             validation.
+        class_names: Name of each class, or None.
     """
 
     train: Split
     test: Split | None
     num_classes: int
     num_validation: int = 0
+    class_names: tuple[str, ...] | None = None
 
 
 def draw_train_and_test_indices(
@@ -267,4 +271,4 @@ def divide_into_splits(
     if not (stream and isinstance(train.images, PictureFiles)):
         check_memory("image_size", image_size, num_bytes, "images")
         train, validation, test = (split.to_intensities(image_size) for split in splits)
-    return Dataset(name, train, validation, test, raw.num_classes)
+    return Dataset(name, train, validation, test, raw.num_classes, raw.class_names)

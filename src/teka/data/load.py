@@ -6,15 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from teka.checks import check_flags, check_image_size, check_name, check_path
-from teka.data.custom_images import (
-    find_pictures,
-    is_picture_dataset,
-    make_raw_dataset,
-    read_npz,
-    read_picture_set,
-)
+from teka.data.custom_images import is_picture_dataset, make_raw_dataset, read_npz, read_picture_set
 from teka.data.dataset import Dataset, ImageSize, divide_into_splits
-from teka.data.published import DIGIT_NAMES, DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
+from teka.data.published import DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
 from teka.errors import unknown_name, wrong_value
 from teka.files import expand_user, make_directory
 
@@ -208,21 +202,6 @@ def check_downloadable(name: str) -> None:
             "a data set with files on the web",
             "The digits come with scikit-learn and need no download.",
         )
-
-
-def class_names(name: str, *, data_dir: str | Path | None = None) -> tuple[str, ...] | None:
-    """Return the names of the classes of a data set, or None if it is an .npz file without names.
-
-    Args:
-        name: Name or path of the data set, as in `load`.
-        data_dir: Folder in which a relative path is looked for first.
-    """
-    if name == "digits":
-        return DIGIT_NAMES
-    if name in PUBLISHED_DATASETS:
-        return PUBLISHED_DATASETS[name].class_names
-    path = find_dataset_path(name, data_dir)
-    return tuple(find_pictures(path)[1]) if path is not None and is_picture_dataset(path) else None
 
 
 def find_dataset_path(name: str, data_dir: str | Path | None = None) -> Path | None:

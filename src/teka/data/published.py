@@ -124,7 +124,7 @@ class PublishedDataset:
                 f"Run `{command}`, and pass {target} as data_dir. {self.advice}",
             )
         train, test = (self._read_split(folder, files) for files in (self.train, self.test))
-        return RawDataset(train, test, len(self.class_names))
+        return RawDataset(train, test, len(self.class_names), class_names=self.class_names)
 
     def search_folders(self, data_dir: Path) -> list[Path]:
         """Return the folders that are searched for the files. Downloads go to the first folder."""
@@ -287,4 +287,6 @@ def read_digits(canvas_size: tuple[int, int]) -> RawDataset:
     images = Split(torch.nn.functional.pad(digits, margins), torch.from_numpy(classes).long())
     order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(len(pixels)))
     train, test = order.tensor_split([NUM_TRAIN_DIGITS])
-    return RawDataset(images.take(train), images.take(test), len(DIGIT_NAMES))
+    return RawDataset(
+        images.take(train), images.take(test), len(DIGIT_NAMES), class_names=DIGIT_NAMES
+    )

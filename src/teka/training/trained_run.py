@@ -13,7 +13,6 @@ from teka.audit import wilson_interval
 from teka.checks import check_sizes
 from teka.codec import encode
 from teka.data import Dataset
-from teka.data.load import class_names
 from teka.errors import wrong_value
 from teka.files import check_output_file, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
@@ -71,13 +70,6 @@ class TrainedRun:
     def name(self) -> str:
         """Name of the model in tables."""
         return self.run.model_name
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, or None if the data set has no names."""
-        data, data_dir = self.run.images.data, self.run.images.data_dir
-        # A data set that was passed to `train` as an object has no class names.
-        return class_names(data, data_dir=data_dir) if self.dataset.name == data else None
 
 
 def restore(
@@ -226,7 +218,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         run.network.model,
         **dataset.sizes,
         options=run.network.options,
-        class_names=trained.class_names,
+        class_names=dataset.class_names,
         pictures=encode(make_picture_settings(run.images.data, dataset.image_size)),
         facts=facts,
     )

@@ -26,7 +26,7 @@ from teka.codec import encode
 from teka.data import load, resize_bilinear
 from teka.data.custom_images import find_pictures, is_picture_dataset, read_npz
 from teka.data.dataset import draw_train_and_test_indices
-from teka.data.load import NAMES, class_names, find_dataset_path
+from teka.data.load import NAMES, find_dataset_path
 from teka.data.pictures import (
     GRAY_MODES,
     SUFFIXES,
@@ -202,8 +202,9 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
     if path is None:
         dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
-        names = class_names(data)
-        return _AvailableImages("test", test.images, test.labels, dataset.num_classes, names)
+        return _AvailableImages(
+            "test", test.images, test.labels, dataset.num_classes, dataset.class_names
+        )
     if not is_picture_dataset(path):
         arrays = read_npz(path)
         part, split = ("all", arrays.train) if arrays.test is None else ("test", arrays.test)
