@@ -58,4 +58,4 @@ def test_what_cannot_be_done_is_refused_by_name(
 
 def test_a_shift_with_too_many_steps_is_refused_where_the_images_are_known():
     with pytest.raises(ValueError, match="one step for each of the 2 axes"):
-        AuditSettings(shifts=[(0, 1, 2)]).movement("zero", (9, 9))
+        AuditSettings(shifts=[(0, 1, 2)]).shifts_for((9, 9))

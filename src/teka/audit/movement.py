@@ -413,7 +413,7 @@ class Movement:
             return fourier_shift(placed, shift)
         if self.mode == "bilinear":
             return bilinear_shift(placed, shift)
-        whole = [int(step) for step in shift]
+        whole = tuple(map(int, shift))
         if self.mode == "reflect":
             return reflect_shift(placed, whole)
         if self.mode == "crop":

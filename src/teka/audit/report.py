@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -306,7 +306,7 @@ def make_examples(
     function: Model,
     images: ImageSet,
     responses: Responses,
-    indices: Iterable[int],
+    indices: Sequence[int],
     settings: AuditSettings,
 ) -> Iterator[Example]:
     """Yield an `Example` for each chosen image, with the classifier's prediction at every shift.
@@ -317,26 +317,26 @@ def make_examples(
         return
     movement = responses.movement
     shifts = responses.take_complete().shifts
-    for index in indices:
-        placed = movement.place(images[index : index + 1].to(settings.device))
+    placed = movement.place(images[list(indices)].to(settings.device))
+    height, width = placed.shape[2:]
+    for index, image in zip(indices, placed, strict=True):
         classes: list[int] = []
         probabilities: list[float] = []
         for start in range(0, len(shifts), settings.batch_size):
             batch = shifts[start : start + settings.batch_size]
-            moved = torch.cat([movement.move(placed, shift) for shift in batch])
+            moved = torch.cat([movement.move(image[None], shift) for shift in batch])
             output = call_model(function, moved, f"on image {index}, for an example")
             probability, predicted = predict_with_probability(output.values, responses.output)
             classes += predicted.tolist()
             probabilities += [round(share, 4) for share in probability.tolist()]
-        height, width = placed.shape[2:]
         yield Example(
             mode=movement.mode,
             index=index,
             label=None if responses.labels is None else int(responses.labels[index]),
-            image=encode_image(placed[0]),
+            image=encode_image(image),
             height=height,
             width=width,
-            channels=3 if placed.shape[1] == 3 else 1,
+            channels=3 if len(image) == 3 else 1,
             shifts=shifts,
             predictions=tuple(classes),
             probabilities=tuple(probabilities),

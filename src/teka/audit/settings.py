@@ -117,7 +117,11 @@ class AuditSettings:
         """Return the shifts for images of the given spatial size, including the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
-        return tuple(shifts_to_tuples([0.0, *parse_steps("shifts", self.shifts)], len(sizes)))
+        shifts = shifts_to_tuples([0.0, *parse_steps("shifts", self.shifts)], len(sizes))
+        for shift in shifts:
+            if len(shift) != len(sizes):
+                raise wrong_value("shifts", shift, f"one step for each of the {len(sizes)} axes")
+        return tuple(shifts)
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """Convert the settings to JSON data, with the shifts for the given image size."""
@@ -126,27 +130,20 @@ class AuditSettings:
 
     def reach(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the largest shift along each axis, rounded up to whole pixels."""
-        shifts = self.shifts_for(sizes)
-        wrong = [step for step in shifts if len(step) != len(sizes)]
-        if wrong:
-            raise wrong_value("shifts", wrong[0], f"one step for each of the {len(sizes)} axes")
-        return tuple([math.ceil(max(map(abs, steps))) for steps in zip(*shifts, strict=True)])
+        steps_by_axis = zip(*self.shifts_for(sizes), strict=True)
+        return tuple([math.ceil(max(map(abs, steps))) for steps in steps_by_axis])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
         """Return the `Movement` that shifts images of the given size in the given mode.
 
         By default, the canvas and the window have a size that allows every shift.
         """
-        canvas = self.canvas_size
-        crop = self.crop_size
-        sides = list(zip(sizes, self.reach(sizes), strict=True))
-        if canvas is None:
-            canvas = tuple(side + 2 * step for side, step in sides)
-        if crop is None:
-            crop = tuple(side - 2 * step for side, step in sides)
-        return Movement(
-            mode,
-            self.background,
-            canvas if mode == "canvas" else None,
-            crop if mode == "crop" else None,
-        )
+        if mode not in ("canvas", "crop"):
+            return Movement(mode, self.background)
+        argument = f"{mode}_size"
+        size = getattr(self, argument)
+        if size is None:
+            sign = 1 if mode == "canvas" else -1
+            sides = zip(sizes, self.reach(sizes), strict=True)
+            size = tuple(side + sign * 2 * step for side, step in sides)
+        return Movement(mode, self.background, **{argument: size})

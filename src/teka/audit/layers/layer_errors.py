@@ -80,7 +80,7 @@ class LayerErrors:
         return largest - largest_of_source
 
 
-def _relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
+def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
     """Return the relative errors of all cells, of the interior and of the border.
 
     If one of these regions has no cells, its error is NaN.
@@ -89,8 +89,7 @@ def _relative_errors(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
     cells = interior_cells + border_cells
     norm = torch.where(size > 0, size / cells, torch.nan)
     means = (interior + border) / cells, interior / interior_cells, border / border_cells
-    all_cells, interior, border = ((mean / norm).sqrt() for mean in means)
-    return all_cells, interior, border
+    return (torch.stack(means) / norm).sqrt()
 
 
 def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:

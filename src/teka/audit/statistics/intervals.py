@@ -210,12 +210,11 @@ class ImageBootstrap:
     @cached_property
     def _counts(self) -> Int[ndarray, "resamples images"]:
         random = np.random.default_rng(int(self.settings.seed))
-        samples = (
-            random.integers(self.num_images, size=self.num_images)
-            for _ in range(self.settings.num_resamples)
-        )
-        counts = [np.bincount(sample, minlength=self.num_images) for sample in samples]
-        return np.stack(counts).astype(np.int16)
+        counts = np.empty((self.settings.num_resamples, self.num_images), np.int16)
+        for row in counts:
+            sample = random.integers(self.num_images, size=self.num_images)
+            row[:] = np.bincount(sample, minlength=self.num_images)
+        return counts
 
     def resample_means(self, values: Values) -> Draws:
         """Return the mean over the images in each resample.
@@ -359,9 +358,9 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
         return estimate_mean(float(mean), bootstrap.resample_means(shares), bootstrap)
     # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
-    lower = wilson_interval(math.floor(successes), num_images, confidence)[0]
-    upper = wilson_interval(math.ceil(successes), num_images, confidence)[1]
-    return make_estimate(mean, (lower, upper), confidence, method)
+    whole = np.array([math.floor(successes), math.ceil(successes)])
+    lower, upper = wilson_interval(whole, num_images, confidence)
+    return make_estimate(mean, (lower[0], upper[1]), confidence, method)
 
 
 def estimate_share_curve(
@@ -458,8 +457,8 @@ def make_curve(values: Any, ends: Any, method: str) -> Curve:
         ends: Lower and upper ends of the intervals, followed by those of the band.
         method: Method that computed the intervals.
     """
-    rows = (tuple(np.asarray(row, float).tolist()) for row in (values, *ends))
-    return Curve(*rows, method=method)
+    rows = np.array([values, *ends], float).tolist()
+    return Curve(*map(tuple, rows), method=method)
 
 
 def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
