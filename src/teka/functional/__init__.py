@@ -1,8 +1,8 @@
 """Attention as plain functions, with a choice of similarity and of position-dependent weights.
 
 A content kernel computes the similarity of a query and a key, such as exp(qᵀk) in softmax
-attention. A relative kernel computes a weight from the offset between their positions. Attention
-weights are the product of both.
+attention. A relative kernel computes a weight from the offset between their positions. The
+attention weight is the product of both.
 """
 
 from teka.functional.attention import attention

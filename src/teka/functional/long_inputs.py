@@ -50,8 +50,8 @@ class ChunkedLinearAttention:
     def needs_chunks(self, query: Queries) -> bool:
         """Return True if attention should be computed in chunks of tokens to limit the memory.
 
-        This is the case if the features of all queries are large, and if the kernels and the
-        execution mode support chunks.
+        The features of all queries must be large, and the kernels and the execution mode must
+        support chunks.
         """
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])
@@ -84,9 +84,9 @@ class ChunkedLinearAttention:
         return list(tensors.values())
 
     def sum_key_chunk(self, key: Keys, value: Values, rows: slice) -> LinearState:
-        """Return the sums over a chunk of keys from which linear attention computes its outputs.
+        """Return the sums over a chunk of keys that linear attention needs for its outputs.
 
-        `rows` are the indices of the chunk in the sequence.
+        `rows` is the range of the chunk in the sequence.
         """
         # Causal features have a log scale for each key. A factor of all keys would be different in
         # every chunk.
@@ -105,7 +105,7 @@ class ChunkedLinearAttention:
     def attend_query_chunk(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
         """Compute linear attention for a chunk of queries from the sums over all keys.
 
-        `rows` are the indices of the chunk in the sequence.
+        `rows` is the range of the chunk in the sequence.
         """
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
         sums = state.read(self._vectors(features, rows, is_key=False))
@@ -116,7 +116,7 @@ class ChunkedLinearAttention:
     ) -> tuple[Outputs, LinearState]:
         """Compute causal linear attention for a chunk of tokens, and update the sums over keys.
 
-        The updated sums include all keys up to the end of the chunk. `rows` are the indices of the
+        The updated sums include all keys up to the end of the chunk. `rows` is the range of the
         chunk in the sequence.
         """
         tokens = make_linear_inputs(
@@ -150,9 +150,9 @@ class ChunkedLinearAttention:
 class _ChunkedAttention(Function):
     """Autograd function of linear attention that processes a long sequence in chunks of tokens.
 
-    For the backward pass it stores only its inputs and sums over keys. Chunks are written into
-    outputs and gradients that are allocated once, because concatenating them at the end would need
-    twice the memory.
+    It saves only its inputs and sums over keys for the backward pass. Outputs and gradients are
+    allocated once, and each chunk is written into them, because concatenating the chunks at the end
+    would need twice the memory.
     """
 
     @staticmethod

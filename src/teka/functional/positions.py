@@ -86,19 +86,19 @@ class Positions:
     def grids(self) -> tuple[Grid, Grid] | None:
         """Grids of the query tokens and of the key tokens, such as the pixels of two images.
 
-        The value is None if queries or keys have coordinates instead.
+        It is None if the positions of queries or keys are coordinates instead of a grid.
         """
         grid, key_grid = self.grid, self.key_side.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
-        """Grid of tokens that queries and keys have in common, or None if their grids differ."""
+        """The grid of the tokens if queries and keys have the same grid, otherwise None."""
         return self.grid if self.grid == self.key_side.grid else None
 
     @property
     def periods(self) -> tuple[float | None, ...]:
-        """Period of each position axis, the length after which positions repeat.
+        """Period of each position axis, which is the length after which positions repeat.
 
         It is None for an axis that is not periodic.
         """
@@ -127,7 +127,7 @@ class Positions:
     def pairwise_axis_offsets(
         self, axis: int, tensor: Tensor
     ) -> Float[Tensor, "query_side key_side"]:
-        """Return the coordinates of queries minus those of keys along one axis of their grids.
+        """Return the coordinate of each query minus that of each key along one axis of their grids.
 
         On an image, for example, axis 0 has one coordinate for each row of pixels. Along a periodic
         axis, the shortest difference is used. The result has the dtype and the device of `tensor`.
@@ -159,9 +159,10 @@ class Positions:
     def sinusoid_phases(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the phases ω · x of sinusoids at the positions x of queries, and those of keys.
+        """Return the phases ω·x of sinusoids with the frequencies ω at the positions x of tokens.
 
-        The phases have the dtype and the device of `like`.
+        The first result contains the phases of the queries, and the second those of the keys. They
+        have the dtype and the device of `like`.
         """
         angle = phases(frequency, self.coordinates(like.device), like.dtype)
         return angle, angle if self.key is None else phases(
@@ -272,7 +273,7 @@ def packed_lengths(
 ) -> tuple[int, ...]:
     """Return the lengths of sequences that are concatenated without padding.
 
-    `cu_seqlens` contains the boundaries of the sequences, 0 and L included.
+    They are computed from `cu_seqlens`, the boundaries of the sequences.
 
     Args:
         cu_seqlens: Boundaries 0, …, L of the sequences.
@@ -350,8 +351,8 @@ def phases(
 def round_to_steps(offsets: Float[Tensor, "*shape"], unit: float) -> Float[Tensor, "*shape"]:
     """Divide offsets between positions by the length of a step, and round them to integers.
 
-    The threshold for rounding up is slightly below one half. Without this margin, rounding errors
-    could round equal offsets to different integers.
+    Offsets with a fraction slightly below one half are rounded up, too. Without this margin,
+    rounding errors could round equal offsets to different integers.
     """
     return torch.floor(offsets / unit + 0.501)
 

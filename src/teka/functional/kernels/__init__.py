@@ -53,8 +53,8 @@ KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 def make_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
     """Create the content kernel (similarity of queries and keys) with a given name.
 
-    An instance of `ContentKernel` is returned unchanged. Random features are drawn with seed 0, and
-    learned parameters have their initial values.
+    Random features are drawn with seed 0, and learned parameters have their initial values. An
+    instance of `ContentKernel` is returned unchanged.
     """
     if isinstance(kernel, ContentKernel):
         return kernel
@@ -76,8 +76,8 @@ def make_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
 def make_rectified_kernel(kernel: object, epsilon: float) -> FlooredRelu:
     """Create the kernel "relu", "squared_relu" or "focused" with a given `epsilon`.
 
-    The features of these kernels are powers of a ReLU. `epsilon` sets the small positive number
-    that replaces zeros of the ReLU, as described in `FlooredRelu`.
+    The features of these kernels are powers of a ReLU with a small positive minimum, which is
+    proportional to `epsilon` (see `FlooredRelu`).
 
     Raises:
         ValueError: Another kernel, which has no such minimum.

@@ -40,9 +40,9 @@ LOWEST_EXPONENT = -40.0
 class TensorShapeChecks:
     """Mixin for dataclasses that checks the shapes of tensor fields against their annotations.
 
-    The annotations are jaxtyping types such as `Float[Tensor, "heads axes"]`. A named dimension
-    must have the same size in all fields. Optional fields and fields with a variable number of
-    dimensions are not checked.
+    The annotations are jaxtyping types such as `Float[Tensor, "heads axes"]`. A dimension with the
+    same name must have the same size in all fields. Optional fields and fields with a variable
+    number of dimensions are not checked.
 
     Class attributes:
 
@@ -75,7 +75,7 @@ class ContentKernel(TensorShapeChecks, ABC):
     """Base class of content kernels κ(q, k), which are similarities of a query q and a key k.
 
     An example is exp(scale · qᵀk) in softmax attention. The similarity is the attention weight
-    before normalization, and does not depend on the positions of the tokens.
+    before normalization, and it does not depend on the positions of the tokens.
 
     Class attributes:
 
@@ -109,9 +109,9 @@ class ContentKernel(TensorShapeChecks, ABC):
     statistics_fields: ClassVar[tuple[str, ...]] = ()
 
     def repeat_samples(self, repeats: int) -> "ContentKernel":
-        """Return the kernel for a batch in which each sample is repeated.
+        """Return the kernel for a batch in which each sample is repeated `repeats` times.
 
-        Statistics that the kernel stores for each sample, such as the mean of its keys, are
+        A kernel may store statistics of each sample, such as the mean of its keys. They are
         repeated in the same way.
         """
         repeated = {}
@@ -138,8 +138,9 @@ class ContentKernel(TensorShapeChecks, ABC):
     def softmax_inputs(self, query: Queries, key: Keys) -> VectorPair | None:
         """Return vectors x and y with which softmax attention gives the same result as this kernel.
 
-        The attention weights are then the softmax of the scores scale · xᵀy, with x from queries
-        and y from keys. Return None if the kernel cannot be written as softmax attention.
+        The attention weights are then the softmax of the scores scale · xᵀy. The vectors x come
+        from the queries, and the vectors y come from the keys. Return None if this kernel cannot be
+        written as softmax attention.
         """
         return (query, key) if self.is_softmax else None
 
@@ -149,8 +150,9 @@ class ContentKernel(TensorShapeChecks, ABC):
     ) -> FeatureMaps:
         """Map queries and keys to vectors whose inner products determine the attention weights.
 
-        `weights_from_products` computes the weights of all pairs from these inner products. In
-        causal attention, the vector of a key depends on this key alone.
+        The method `weights_from_products` computes the weight of each query and key from the inner
+        product of their vectors. In causal attention, the vector of a key depends on this key
+        alone.
 
         Returns:
             The vectors of queries, the vectors of keys, and the log scale s_j of each key, or None
@@ -164,7 +166,7 @@ class ContentKernel(TensorShapeChecks, ABC):
         """Compute the attention weights of all query–key pairs from inner products of vectors.
 
         The weight of a pair is the similarity of query and key times a position-dependent weight.
-        Weights of the same query may have any common factor, because it cancels in the
+        All weights of one query may be multiplied by the same number, because it cancels in the
         normalization.
 
         Args:
@@ -187,8 +189,8 @@ class ContentKernel(TensorShapeChecks, ABC):
         """Return the matrix of attention weights of all queries and keys, before normalization.
 
         The weight of a pair is the similarity of query and key times a position-dependent weight.
-        Weights of the same query may have any common factor, and are 0 for a query without a key.
-        The tests compare faster algorithms with this reference implementation.
+        All weights of one query may be multiplied by the same number. They are 0 for a query
+        without a key. The tests compare faster algorithms with this reference implementation.
         """
         inputs = DenseAttentionInputs(query, key, key, self, scale, key_mask, is_causal)
         left, right, log_scale = inputs.vectors()
@@ -203,18 +205,18 @@ class ContentKernel(TensorShapeChecks, ABC):
         """Return the length of the vectors of `inner_product_vectors` for queries of size `dim`."""
 
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function from inner products to the logarithms of the similarities.
+        """Return a function that computes the log similarities of queries and keys.
 
-        The inner products are those of the `inner_product_vectors` of queries and keys. `like` is a
-        tensor with their dtype and device. Return None if similarities may be negative, because
-        they have no logarithm.
+        Its argument is the inner product of the `inner_product_vectors` of a query and a key.
+        `like` is a tensor with the dtype and device of these inner products. Return None if
+        similarities may be negative, because negative numbers have no logarithm.
         """
         return None
 
 
 @dataclass(frozen=True)
 class DenseAttentionInputs:
-    """Queries, keys, values and masks of attention that computes every query–key pair.
+    """Queries, keys, values and masks for attention that computes every query–key pair.
 
     Args:
         query: Queries.
@@ -242,12 +244,12 @@ class DenseAttentionInputs:
         return self.kernel.inner_product_vectors(self.query, self.key, **options)
 
     def attention_masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
-        """Return a mask of query–key pairs to compute, and a mask of queries without any key.
+        """Return a mask of the query–key pairs to attend to, and a mask of queries without any key.
 
-        The first mask is True for the pairs that attention computes, or None if it computes all. A
-        softmax over no keys would be NaN, so a query without any key attends to all keys. The
-        second mask marks such queries, whose outputs the caller sets to 0. It is None if neither a
-        key mask nor a window excludes keys.
+        The first mask is None if all pairs are allowed. A query without any key attends to all keys
+        in this mask, because a softmax over no keys would be NaN. The second mask marks these
+        queries, so that the caller can set their outputs to 0. It is None if neither a key mask nor
+        a window excludes keys.
 
         In causal attention, the last query attends to all keys.
         """
@@ -274,15 +276,10 @@ class DenseAttentionInputs:
 
 
 class FeatureKernel(ContentKernel):
-    """Base class of similarities κ(q, k) = φ(q)ᵀφ(k) of queries and keys, with a feature map φ.
+    """Base class of similarities κ(q, k) = φ(q)ᵀφ(k) of query q and key k, with a feature map φ.
 
-    Attention with such a kernel takes linear time, because sums of φ(k) over all keys are computed
-    only once and then multiplied with φ(q) of each query.
-
-    Class attributes, in addition to those of `ContentKernel`:
-
-    - `nonnegative`: True if κ(q, k) ≥ 0 for all vectors and all random draws. False is safe for
-      every kernel. A wrong True gives wrong outputs without an error.
+    Attention with such a kernel takes linear time. Sums of φ(k) over all keys are computed once,
+    and then multiplied by φ(q) for each query.
 
     >>> import torch
     >>> from teka.functional import FeatureKernel, attention
@@ -321,10 +318,10 @@ class FeatureKernel(ContentKernel):
     ) -> "FeatureKernel":
         """Return a copy of the kernel that stores statistics of queries and keys, such as means.
 
-        The statistics are computed for each head of each sample. The default implementation returns
-        the kernel itself. A kernel with statistics is a dataclass that names their fields in
-        `statistics_fields`. Causal attention does not call this method, because the statistics
-        would include later tokens.
+        The statistics are computed for each head of each sample. By default, a kernel has no
+        statistics, and the kernel itself is returned. A kernel with statistics is a dataclass that
+        names their fields in `statistics_fields`. Causal attention does not call this method,
+        because the statistics would include later tokens.
         """
         return self
 
@@ -332,17 +329,17 @@ class FeatureKernel(ContentKernel):
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Map queries to features φ(q), whose inner products with φ(k) are the attention weights.
 
-        The features of each query may be scaled by any positive factor, because it cancels in the
-        normalization. If `normalizes_by_count` is True, the factor must be 1.
+        The features of each query may be multiplied by any positive number, because it cancels in
+        the normalization. If `normalizes_by_count` is True, this number must be 1.
         """
 
     @abstractmethod
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         """Map keys to features φ(k), whose inner products with φ(q) are the attention weights.
 
-        The features of masked keys are 0. The features of all keys of a head may be scaled by one
-        positive factor, because it cancels in the normalization. If `normalizes_by_count` is True,
-        the factor must be 1.
+        The features of masked keys are 0. The features of all keys of a head may be multiplied by
+        the same positive number, because it cancels in the normalization. If `normalizes_by_count`
+        is True, this number must be 1.
         """
 
     def causal_key_features(
@@ -350,9 +347,9 @@ class FeatureKernel(ContentKernel):
     ) -> CausalFeatures:
         """Map keys to features for causal attention, scaled so that they do not overflow.
 
-        The features of key j are φ(k_j) · exp(−s_j). The features and the log scale s_j are
-        returned. Both depend on key j alone, because later keys must not change earlier outputs.
-        Features of masked keys are 0. The log scale is finite, or None if it is 0 for all keys.
+        Return the features φ(k_j) · exp(−s_j) and the log scale s_j of each key j. Both depend on
+        key j alone, because later keys must not change earlier outputs. Features of masked keys are
+        0. The log scales are finite, or None if they are 0 for all keys.
         """
         return self.key_features(key, scale=scale, key_mask=key_mask), None
 
@@ -361,8 +358,9 @@ class FeatureKernel(ContentKernel):
     ) -> FeatureMaps:
         """Map queries and keys to features, whose inner products are the attention weights.
 
-        In causal attention, the features of each key are divided by a scale to avoid overflow. The
-        third result is the logarithm of this scale, or None in bidirectional attention.
+        In causal attention, the features of each key are divided by a positive number to avoid
+        overflow. The third result is the logarithm of this number. It is None in bidirectional
+        attention.
         """
         features = self.query_features(query, scale=scale)
         if is_causal:
@@ -386,8 +384,8 @@ class FeatureKernel(ContentKernel):
 def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
     """Return the smallest normal number of the dtype of `like`, as a scalar tensor.
 
-    It is a lower limit for the argument of a logarithm, so that gradients stay finite. A tensor is
-    needed because FlexAttention traces a Python number as an unknown value.
+    The argument of a logarithm is limited to this number, so that gradients stay finite. A tensor
+    is needed because FlexAttention traces a Python number as an unknown value.
     """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 
@@ -395,12 +393,12 @@ def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
 def multiply_by_log_factors(
     weights: Pairs, log_relative: LogFactors, log_scale: LogScale, keep: PairMask
 ) -> Pairs:
-    """Multiply attention weights by factors that are given as logarithms, without overflow.
+    """Multiply attention weights by two factors that are given as logarithms, without overflow.
 
     The first factor is the position-dependent weight of a query and a key. The second factor is the
-    scale by which the features of the key were divided. The product of both is divided by its
-    maximum over the keys, which changes no output because attention weights are normalized. Masked
-    pairs get a weight of 0.
+    number by which the features of the key were divided. All factors of a query are divided by the
+    largest one. This changes no output, because attention weights are normalized. Masked pairs get
+    a weight of 0.
 
     Args:
         weights: Attention weights of all query–key pairs.

@@ -1,4 +1,4 @@
-"""Kernels with fixed or learned feature maps for linear attention, and the softmax kernel.
+"""The softmax kernel, and kernels for linear attention with fixed or learned feature maps.
 
 In linear attention, attention weights are inner products of the features of queries and keys.
 """
@@ -49,8 +49,8 @@ KEY_SHIFTS = ("none", "mean")
 class Softmax(ContentKernel):
     """The kernel of standard attention, κ(q, k) = exp(scale · qᵀk) for a query q and a key k.
 
-    It is not an inner product of features of finite size, so attention with L tokens takes O(L²)
-    operations.
+    Attention with L tokens takes O(L²) operations, because this kernel is not an inner product of
+    features of finite size.
 
     Source: Vaswani et al. 2017, equation 1.
 
@@ -90,11 +90,13 @@ class Softmax(ContentKernel):
 
 @dataclass(frozen=True)
 class Taylor2(FeatureKernel):
-    """The second-order Taylor polynomial of softmax attention, 1 + t + t²/2, for linear attention.
+    """The second-order Taylor polynomial of the softmax kernel, for linear attention.
 
-    Here t = scale · qᵀk is the attention score of a query and a key. The polynomial is at least
-    1/2, and it differs from exp(t) by at most 0.22 for |t| ≤ 1. Vectors of size d have 1 + d + d(d
-    + 1)/2 features, whose inner products are exactly the polynomial.
+        κ(q, k) = 1 + t + t²/2,   t = scale · qᵀk
+
+    Here q is a query and k a key. The polynomial approximates exp(t). It is at least 1/2, and it
+    differs from exp(t) by at most 0.22 for |t| ≤ 1. It is exactly the inner product of 1 + d + d(d
+    + 1)/2 features of each vector, where d is the size of the vector.
 
     Optionally, the mean of the keys is subtracted. This does not change softmax attention, but it
     makes t smaller, so that the polynomial is closer to exp(t).
@@ -184,10 +186,10 @@ class Taylor2(FeatureKernel):
 
 
 def taylor_features(vectors: Float[Tensor, "*tokens dim"]) -> Float[Tensor, "*tokens features"]:
-    """Map vectors to features whose inner products are 1 + xᵀy + (xᵀy)²/2.
+    """Map vectors to features whose inner products are the Taylor polynomial 1 + xᵀy + (xᵀy)²/2.
 
-    This is the second-order Taylor polynomial of exp(xᵀy), which approximates softmax attention.
-    The features are 1, x_i²/√2, and the products of two different entries of [1, x_1, …, x_d].
+    The polynomial approximates exp(xᵀy), the weight of softmax attention. The features of x are 1,
+    the squares x_i²/√2, and the products of two different entries of [1, x_1, …, x_d].
     """
     size = vectors.shape[-1] + 1
     one = torch.ones_like(vectors[..., :1])
@@ -204,9 +206,11 @@ def taylor_features(vectors: Float[Tensor, "*tokens dim"]) -> Float[Tensor, "*to
 class Hedgehog(FeatureKernel):
     """Learned feature map for linear attention: the softmax of a projection and of its negative.
 
-    The features of a query or key x are φ(x) = softmax([Wx + b, −(Wx + b)]), where W and b are
-    learned. The attention weight is φ(q)ᵀφ(k). Before the projection, x is multiplied by √(scale ·
-    √d), which is 1 for the usual scale 1/√d of vectors of size d.
+        φ(x) = softmax([Wx + b, −(Wx + b)])
+
+    Here x is a query or key, and W and b are learned. The attention weight of a query q and a key k
+    is φ(q)ᵀφ(k). Before the projection, x is multiplied by √(scale · √d), which is 1 for the usual
+    scale 1/√d of vectors of size d.
 
     The features of a vector are positive and their sum is 1. Therefore the length of a key changes
     which queries attend to it, but not its total weight.
@@ -239,9 +243,9 @@ class Hedgehog(FeatureKernel):
 
     @classmethod
     def with_identity_weights(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """Create the learned feature map with identity matrices as projections, as in the paper.
+        """Create the learned feature map with identity matrices as projections, as in its paper.
 
-        The bias is 0.
+        The biases are 0.
         """
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)
@@ -272,11 +276,10 @@ class Hedgehog(FeatureKernel):
 
 @dataclass(frozen=True)
 class Elu(SharedFeatureMapKernel):
-    """The kernel of the first linear transformers, with elu(x) + 1 as the features of a vector.
+    """The kernel of the first linear transformers, with the features φ(x) = elu(√scale · x) + 1.
 
-    Attention weights are inner products of the features of queries and keys, which are first
-    multiplied by √scale. Features are at least exp(−40), so that the denominator of attention is
-    never 0.
+    Here x is a query or key. Attention weights are inner products of the features of queries and
+    keys. Features are at least exp(−40), so that the denominator of attention is never 0.
 
     Source: Katharopoulos et al. 2020, equation 7.
 
@@ -301,7 +304,7 @@ class Elu(SharedFeatureMapKernel):
 
 @dataclass(frozen=True)
 class Constant(SharedFeatureMapKernel):
-    """The constant kernel κ(q, k) = 1, which ignores the contents of queries and keys.
+    """The constant similarity κ(q, k) = 1, which ignores the content of the query q and the key k.
 
     Attention weights then depend on the positions of the tokens alone.
 

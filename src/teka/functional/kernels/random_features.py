@@ -54,10 +54,10 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
     """Base class of random features that are exponentials, and therefore positive.
 
     Inner products of the features estimate the softmax kernel. To avoid overflow, the largest
-    exponent is subtracted before exponentials are taken. The maximum is taken over the features of
-    one query, or over all unmasked keys of a head. In causal attention it is taken over the
-    features of one key, because outputs must not depend on later keys. The subtraction does not
-    change attention, because its factors cancel in the normalization.
+    exponent is subtracted from the exponents before the exponential is taken. For queries, it is
+    the largest exponent of each query. For keys, it is the largest exponent of all unmasked keys of
+    a head, or in causal attention of each key, because outputs must not depend on later keys. The
+    subtraction multiplies attention weights by numbers that cancel in the normalization.
     """
 
     nonnegative = True
@@ -65,7 +65,7 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return the logarithms of the random features of queries, up to an additive constant.
 
-        For a query q and a random vector w this is √scale wᵀq − scale ‖q‖²/2.
+        For a query q and a random vector w, the logarithm is √scale wᵀq − scale ‖q‖²/2.
         """
         scaled = query * math.sqrt(scale)
         return self.project(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
@@ -79,7 +79,7 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
         return _floored_exp(exponent - exponent.amax(dim=-1, keepdim=True).detach())
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        exponent = _subtract_maximum(self.key_exponent(key, scale=scale), key_mask)
+        exponent = _subtract_largest_exponent(self.key_exponent(key, scale=scale), key_mask)
         return mask_features(_floored_exp(exponent), key_mask)
 
     def causal_key_features(
@@ -90,10 +90,11 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
         return mask_features(_floored_exp(exponent - peak), key_mask), peak[..., 0]
 
 
-def _subtract_maximum(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
-    """Subtract the largest exponent of each head, so that exponential features do not overflow.
+def _subtract_largest_exponent(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
+    """Subtract the largest exponent of the keys of each head, so that exp does not overflow.
 
-    Masked keys do not count, and their exponents become 0.
+    The exponents are the logarithms of the random features of the keys. Those of masked keys are
+    ignored, and become 0.
     """
     unmasked = exponent
     if key_mask is not None:
@@ -139,11 +140,11 @@ class HyperbolicFeatures(ExponentialFeatureKernel):
 
         φ(x) = [exp(wᵀx − ‖x‖²/2), exp(−wᵀx − ‖x‖²/2)] / √(2m)
 
-    Here x is a query or key times √scale, and each of m random vectors w with standard normal
-    entries gives two features. Inner products of the features are unbiased estimates of exp(scale ·
-    qᵀk). Their variance is smaller than that of `PositiveFeatures` with the same number of
-    features, if all w are independent. It is (1 − exp(−‖x+y‖²))/2 times the variance of
-    `PositiveFeatures` with the same w, where y is the other input.
+    Here x is a query or key times √scale, and w is one of m random vectors with standard normal
+    entries, so that there are 2m features. Inner products of the features are unbiased estimates of
+    exp(scale · qᵀk). If the vectors w are independent, the variance is smaller than that of
+    `PositiveFeatures` with the same number of features. It is (1 − exp(−‖x+y‖²))/2 times the
+    variance of `PositiveFeatures` with the same w, where x comes from the query and y from the key.
 
     Source: Choromanski et al. 2021, Lemmas 1 and 2.
 
@@ -176,8 +177,8 @@ class OptimalPositiveFeatures(ExponentialFeatureKernel):
 
     Here x is a query or key times √scale, and w_r is a random vector with standard normal entries.
     Inner products of the features are unbiased estimates of exp(scale · qᵀk) for any number A <
-    1/8, and A = 0 gives `PositiveFeatures`. A is chosen for the least variance on the given queries
-    and keys, and their means are subtracted first.
+    1/8. With A = 0, they are `PositiveFeatures`. This class chooses A for the least variance on the
+    given queries and keys. It first subtracts the means of the queries and of the keys.
 
     Derivation: let x be a query and y a key of size d, both times √scale. The factor (1−4A)^(d/4) /
     √m of the features cancels in the normalization. With ρ = 1/(1−8A), the estimate κ̂ of κ has
@@ -275,10 +276,10 @@ class TrigonometricFeatures(RandomFeatureKernel):
 
         φ(x) = exp(‖x‖²/2) · [sin(wᵀx), cos(wᵀx)] / √m
 
-    Here x is a query or key times √scale, and each of m random vectors w with standard normal
-    entries gives two features. Inner products of the features are unbiased estimates of exp(scale ·
-    qᵀk). Because the features have both signs, the denominator of attention can be close to 0 for
-    long vectors, and the output can be very large (Choromanski et al. 2021, §2.3). The kernel
+    Here x is a query or key times √scale, and w is one of m random vectors with standard normal
+    entries, so that there are 2m features. Inner products of the features are unbiased estimates of
+    exp(scale · qᵀk). Because features may be negative, the denominator of attention can be close to
+    0 for long vectors, and the output can be very large (Choromanski et al. 2021, §2.3). The kernel
     exists for comparisons with Horn et al. 2021. Prefer `PositiveFeatures`.
 
     Source: Rahimi and Recht 2007; Horn et al. 2021, §2.1.
@@ -298,22 +299,24 @@ class TrigonometricFeatures(RandomFeatureKernel):
     features_per_draw = 2
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
-        """Map queries to sines and cosines of random projections, which estimate softmax attention.
+        """Map each query to sines and cosines of random projections (random Fourier features).
 
-        The factor exp(‖x‖²/2) of a query x is left out, because it cancels in the normalization.
+        Their inner products with the features of keys estimate the weights of softmax attention.
+        For a query x, exp(‖x‖²/2) is left out, because it cancels in the normalization.
         """
         phase = self.project(query * math.sqrt(scale))
         features = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1)
         return features / math.sqrt(self.projection.shape[0])
 
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
-        """Map keys to sines and cosines of random projections, which estimate softmax attention.
+        """Map each key to sines and cosines of random projections (random Fourier features).
 
-        The features of a key y have the factor exp(‖y‖²/2), divided by the largest factor of the
-        head to avoid overflow.
+        Their inner products with the features of queries estimate the weights of softmax attention.
+        The features of a key y are multiplied by exp(‖y‖²/2), divided by its maximum over the keys
+        of a head to avoid overflow.
         """
         features, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
-        return features * torch.exp(_subtract_maximum(exponent[..., None], key_mask))
+        return features * torch.exp(_subtract_largest_exponent(exponent[..., None], key_mask))
 
     def causal_key_features(
         self, key: Keys, *, scale: float, key_mask: KeyMask = None

@@ -24,8 +24,8 @@ def independent_projection(num_features: int, dim: int, generator: Generator) ->
 def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Draw a random projection matrix with orthogonal rows, for random features.
 
-    Each row is normally distributed, as with independent entries, but rows are orthogonal within
-    blocks of `dim` rows. This reduces the variance of the estimated attention weights.
+    Rows are orthogonal within blocks of `dim` rows, and each row is normally distributed.
+    Orthogonal rows reduce the variance of the estimated attention weights.
 
     Source: Choromanski et al. 2021, §2.4.
     """
@@ -37,9 +37,9 @@ def orthogonal_projection(num_features: int, dim: int, generator: Generator) -> 
 def fixed_norm_projection(num_features: int, dim: int, generator: Generator) -> ProjectionMatrix:
     """Draw a random projection matrix with orthogonal rows of the same length √dim.
 
-    Rows are orthogonal within blocks of `dim` rows. The fixed length reduces the variance of the
-    estimated softmax kernel exp(xᵀy), but the estimate is biased: it is too small, particularly for
-    large ‖x + y‖ and small `dim`.
+    Rows are orthogonal within blocks of `dim` rows. The fixed length reduces the variance of random
+    features, but makes their estimate of exp(xᵀy) too small. This bias is largest for large ‖x + y‖
+    and small `dim`.
 
     Source: Choromanski et al. 2021, Theorem 1 (SMREG).
     """

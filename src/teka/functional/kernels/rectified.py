@@ -48,8 +48,8 @@ class SharedFeatureMapKernel(FeatureKernel):
 def _overflow_safe_factors(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
     """Return scale factors for vectors, so that powers of their entries do not overflow.
 
-    The factors are powers of 2⁸. They scale the largest entry over the dimensions `dims` to between
-    1/16 and 16. Return None if no scaling is needed.
+    The factors are powers of 2⁸. After multiplication, the largest absolute entry along `dims` is
+    between 1/16 and 16. Return None if no scaling is needed.
     """
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)
@@ -81,10 +81,10 @@ class FlooredRelu(SharedFeatureMapKernel):
 
         r(x) = max(x, ε ‖x‖/√d)
 
-    Here x is a query or key of size d, and the features are powers of r(x). Because of the minimum,
-    a query without a positive entry still attends to all keys. The minimum is relative to the
-    length of x, so that multiplying x by a positive number multiplies r(x) by the same number. The
-    features of the zero vector are 10⁻¹⁴.
+    Here x is a query or key of size d, ε is the small number `epsilon`, and the features are powers
+    of r(x). Because of the minimum, a query without a positive entry still attends to all keys. The
+    minimum is proportional to the length of x, so that multiplying x by a positive number
+    multiplies r(x) by the same number. The features of the zero vector are 10⁻¹⁴.
 
     The length of a query and a common factor of all keys cancel in the normalization. To avoid
     overflow, vectors are therefore scaled before powers are taken, by factors without a gradient.
@@ -134,10 +134,11 @@ class FlooredRelu(SharedFeatureMapKernel):
     ) -> CausalFeatures:
         """Map keys to features for causal attention, scaled so that they do not overflow.
 
-        The features of each key are divided by a scale of this key, whose logarithm is returned as
-        well. If the first unmasked key has a usual size, no key is scaled, and the logarithm is
-        None. Only the first key decides, because later keys must not change earlier outputs.
-        Without scaling, the weights of keys that are much smaller than others round to 0.
+        The features of each key are divided by a positive number, whose logarithm is returned as
+        well. If the first unmasked key is neither very large nor very small, no key is scaled, and
+        the logarithm is None. Only the first key decides, because later keys must not change
+        earlier outputs. Without scaling, the weights of keys that are much smaller than others
+        round to 0.
         """
         log_scale = None
         if _overflow_safe_factors(_first_unmasked_key(key, key_mask), (-1,)) is not None:
@@ -158,7 +159,7 @@ class SquaredRelu(FlooredRelu):
 
         φ(x) = max(x, ε ‖x‖/√d)²
 
-    Here x is a query or key of size d, and ε sets a small positive minimum of the ReLU. The
+    Here x is a query or key of size d. The ReLU has a small positive minimum, which ε sets. The
     features are deterministic and non-negative. Multiplying a query, or all keys, by a positive
     number does not change the attention weights.
 
@@ -195,7 +196,7 @@ class Relu(FlooredRelu):
 
         φ(x) = max(x, ε ‖x‖/√d)
 
-    Here x is a query or key of size d, and ε sets a small positive minimum of the ReLU.
+    Here x is a query or key of size d. The ReLU has a small positive minimum, which ε sets.
 
     Source: Choromanski et al. 2021 (Performer-ReLU). The relative floor is from this library.
 
@@ -216,13 +217,18 @@ class Relu(FlooredRelu):
 
 @dataclass(frozen=True)
 class Focused(FlooredRelu):
-    """The kernel of focused linear attention, which concentrates the weight on similar keys.
+    """The kernel of focused linear attention, which gives more weight to similar keys.
 
-        φ(x) = ‖r‖ · r³/‖r³‖,   r = max(x, ε ‖x‖/√d)
+    The features of a query or key x of size d are computed in two steps:
 
-    Here x is a query or key of size d, and r is a ReLU with a small positive minimum. The attention
-    weight is the inner product of the features of query and key. Cubing the entries moves a vector
-    towards its largest entries, so that similar pairs gain weight and dissimilar pairs lose weight.
+    1. A ReLU with a small positive minimum gives the vector r = max(x, ε ‖x‖/√d). The number ε is
+       the argument `epsilon`.
+    2. The entries of r are cubed, and the result is rescaled to the length of r. The features are
+       φ(x) = ‖r‖ · r³/‖r³‖.
+
+    The attention weight is the inner product of the features of query and key. Cubing turns a
+    vector towards its largest entries, so that similar pairs gain weight and dissimilar pairs lose
+    weight.
 
     Source: Han et al. 2023 (FLatten Transformer), with p = 3. The relative floor is from this
     library.

@@ -30,9 +30,9 @@ from teka.functional.shapes import (
 class DotProduct(FeatureKernel):
     """The similarity scale · qᵀk of a query q and a key k, without softmax.
 
-    The weighted sum of the values is divided by the number of keys. If positions give each pair an
-    additional weight c_ij (a relative kernel), it is divided by Σ_j c_ij instead. Weights may be
-    negative, and a key that is twice as long has twice the weight, so the output is not bounded.
+    The weighted sum of the values is divided by the number of keys. If a relative kernel gives each
+    pair an additional weight c_ij, it is divided by Σ_j c_ij instead. Weights may be negative, and
+    a key that is twice as long has twice the weight, so the output is not bounded.
 
     Source: Wang et al. 2018 (Non-local neural networks), equation 4. The denominator with a
     relative kernel is from this library.
@@ -62,11 +62,13 @@ class DotProduct(FeatureKernel):
 
 @dataclass(frozen=True)
 class ConcatenationKernel(ContentKernel):
-    """The ReLU of the sum of all entries of a query and a key, used as their similarity.
+    """The similarity of non-local networks with concatenation: a ReLU of the sum of all entries.
 
-    The weighted sum of the values is divided by the number of keys. Non-local networks use
-    relu(wᵀ[q; k]) with a learned vector w. Here w is a vector of ones, because the projections of
-    queries and keys can learn any other w.
+        κ(q, k) = relu(scale · Σ_i (q_i + k_i))
+
+    Here q is a query and k a key. Non-local networks use relu(wᵀ[q; k]) with a learned vector w. A
+    vector of ones is enough, because the projections of queries and keys can learn any other w. The
+    weighted sum of the values is divided by the number of keys.
 
     Source: Wang et al. 2018 (Non-local neural networks), equation 5.
 
@@ -103,9 +105,9 @@ class ConcatenationKernel(ContentKernel):
 class Gaussian(Softmax):
     """The similarity exp(−scale · ‖q − k‖²/2), which decays with the distance of query and key.
 
-    Unlike the softmax kernel, it does not give more weight to longer keys. It is computed as
-    softmax attention, after one entry has been appended to queries and keys so that the scores
-    become scale · (qᵀk − ‖k‖²/2).
+    Unlike the softmax kernel, it does not give more weight to longer keys. It is computed by
+    softmax attention with one more entry in queries and keys, so that the scores are scale · (qᵀk −
+    ‖k‖²/2).
 
     Source: Wang et al. 2018, §3.2, after Buades et al. 2005 (non-local means).
 

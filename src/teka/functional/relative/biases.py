@@ -1,4 +1,4 @@
-"""Position biases that grow with the distance of query and key: decay, ALiBi, KERPLE and T5."""
+"""Relative position biases that depend on the distance: exponential decay, ALiBi, KERPLE and T5."""
 
 import math
 from abc import abstractmethod
@@ -45,7 +45,7 @@ class DecayRelativeKernel(SeparableRelativeKernel):
     """Base class of attention weights that decay exponentially with the distance along each axis.
 
     From one token of a sequence to the next, the weights of all earlier keys decay by the same
-    factor. Sums over keys can therefore be computed by a scan in linear time.
+    factor. Sums over keys can therefore be computed in linear time by a scan over the sequence.
     """
 
     supports_decoding = True
@@ -105,10 +105,10 @@ class Decay(DecayRelativeKernel):
 
         c(Δ) = exp(−Σ_a rate_a |Δ_a|)
 
-    Here |Δ_a| is the distance of query and key along axis a. Each head has a rate for each axis.
-    Sums over keys are computed by two scans along each axis, one in each direction. Causal
-    attention needs one scan only. Along a periodic axis the shorter distance counts, and Toeplitz
-    matrices replace the scans.
+    Here |Δ_a| is the distance of query and key along axis a. Each head learns a rate for each axis.
+    Causal attention is computed by a scan over the sequence, and bidirectional attention by two
+    scans along each axis, one in each direction. Along a periodic axis the shorter distance counts,
+    and Toeplitz matrices replace the scans.
 
     Source: Sun et al. 2023 (RetNet), equation 5, for one direction. Both directions and several
     axes are from this library.
@@ -178,8 +178,8 @@ class Alibi(DecayRelativeKernel):
     def with_initial_parameters(cls, *, heads: int) -> "Alibi":
         """Create ALiBi position biases with the slopes of the paper, 2^(−8h/H) for h = 1, …, H.
 
-        If the number of heads H is not a power of two, the slopes are those for the next lower
-        power of two, followed by slopes in between.
+        Here H is the number of heads. If it is not a power of two, the slopes are those for the
+        next lower power of two, followed by slopes in between.
         """
         check_sizes({"heads": heads}, most=MAX_HEADS)
         lower = 2 ** math.floor(math.log2(heads))
@@ -200,11 +200,13 @@ class Alibi(DecayRelativeKernel):
 class Kerple(SeparableRelativeKernel):
     """The relative position bias of KERPLE, a learned function of the distance of query and key.
 
+    The bias is added to the attention score. With the distance |Δ_a| along axis a, it is
+
         −Σ_a w_a log(1 + b_a |Δ_a|)   (logarithmic form)
         −Σ_a w_a |Δ_a|^b_a            (power form)
 
-    Here |Δ_a| is the distance along axis a. Each head learns its own w and b. The bias, which is
-    added to the attention score, is conditionally positive definite, in the power form for b ≤ 2.
+    Each head learns its own w and b. The bias is conditionally positive definite, in the power form
+    for b ≤ 2.
 
     Source: Chi et al. 2022 (KERPLE), on one axis. The sum over axes is from this library.
 
@@ -265,10 +267,11 @@ class Kerple(SeparableRelativeKernel):
 class T5Bias(SeparableRelativeKernel):
     """The relative position bias of T5, with one learned value for each range of distances.
 
-    The ranges are called buckets, and the biases of all axes are added. Half of the buckets are for
-    keys after the query, the other half for all other keys. Within each half, the first half of the
-    buckets contain one distance each: 0, 1, and so on. The boundaries of the other buckets grow in
-    a geometric sequence up to `max_distance`. The last bucket also contains all larger distances.
+    The ranges are called buckets. Half of them are for keys after the query, the other half for all
+    other keys. Within each half, the first half of the buckets contain one distance each: 0, 1, and
+    so on. The other buckets contain ranges whose limits grow in a geometric sequence up to
+    `max_distance`. The last bucket also contains all larger distances. On a grid, the biases of all
+    axes are added.
 
     Source: Raffel et al. 2020, §2.1, and its code, on one axis. The sum over axes is from this
     library.

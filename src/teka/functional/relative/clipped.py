@@ -1,6 +1,7 @@
 """Attention weights that depend on the query and on the clipped distance of the key.
 
-This is strategy 2 of Horn et al. 2021, in an exact version and in one with random features.
+This is strategy 2 of Horn et al. 2021. One class computes the weights exactly, and another class
+estimates them by random features.
 """
 
 from dataclasses import dataclass
@@ -43,10 +44,12 @@ class ClippedDistanceBias(PositiveRelativeKernel):
 
         c = exp(scale · qᵀw_r),   r = min(‖Δ‖₁ / ring_width, k)
 
-    Here w_r is a learned embedding of the distance r, and ‖Δ‖₁ is the Manhattan distance of query
-    and key, rounded to a whole number of ring widths. Distances above the maximum k are clipped.
-    All keys at one distance form a ring around the query. Attention with L tokens takes O(L · k)
-    operations, because a sum over keys is a weighted sum of k + 1 sums over rings.
+    Here q is the query, and w_r is a learned embedding of the distance r. The distance is the
+    Manhattan distance ‖Δ‖₁ of query and key, in ring widths and rounded to an integer. Distances
+    above the maximum k are clipped.
+
+    All keys at one distance form a ring around the query. A sum over keys is a weighted sum of k +
+    1 sums over rings, so attention with L tokens takes O(L · k) operations.
 
     Source: Horn et al. 2021, §2.3 (strategy 2), after Shaw et al. 2018. The paper does not state
     the range of the embeddings w_0 to w_k, the Manhattan distance and the denominator.
@@ -99,9 +102,8 @@ class ClippedDistanceBias(PositiveRelativeKernel):
     def can_use_rings(self, grid: Grid) -> bool:
         """Return True if the backend "rings" can compute attention on a grid of tokens.
 
-        This backend first sums all keys at equal distance from a query. It needs neighboring tokens
-        that are one `ring_width` apart. On a periodic axis, it needs a period of more than 2 ·
-        (max_distance − 1) tokens.
+        This backend first sums all keys at equal distance from a query. Neighboring tokens must be
+        one `ring_width` apart. A periodic axis must have more than 2 · (max_distance − 1) tokens.
         """
         axes = zip(grid.shape, grid.periodic, strict=True)
         is_wide = all(
@@ -253,7 +255,7 @@ class ClippedDistanceFeatures(ClippedDistanceBias):
         ring_width: float = 1.0,
         num_features: int | None = None,
     ) -> "ClippedDistanceFeatures":
-        """Create attention weights of clipped distances, with zeros as distance embeddings.
+        """Create attention weights of clipped distances, with distance embeddings of 0.
 
         The random projection is 0, too, until `teka.nn.RandomFeatures` draws it. For queries of
         size d, the default number of random features is ⌊d ln d⌋.

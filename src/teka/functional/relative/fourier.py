@@ -57,11 +57,11 @@ class Fourier(StationaryRelativeKernel):
 
         c(Δ) = a_0 + Σ_f a_f [1 + cos(ω_f·Δ + θ_f)]
 
-    Here Δ is the offset between query and key, and each sinusoid has a learned frequency ω_f, phase
-    θ_f and amplitude a_f ≥ 0. Because the cosine of a difference is a sum of products, c is the
-    inner product of features of the query position and of the key position. Attention is therefore
-    linear in the number of tokens and exact at any real positions. On a periodic grid, frequencies
-    are rounded so that whole periods fit the grid.
+    Here Δ is the offset between query and key. Each sinusoid f has a learned frequency ω_f, phase
+    θ_f and amplitude a_f ≥ 0. The cosine of a difference is a sum of products, so c is the inner
+    product of a vector of the query position and a vector of the key position. Attention is
+    therefore linear in the number of tokens, and exact at any real positions. On a periodic grid,
+    frequencies are rounded so that whole periods fit the grid.
 
     Source: this library. Choromanski et al. 2023 (FLT) use a similar sum, with random frequencies.
 
@@ -114,10 +114,11 @@ class Fourier(StationaryRelativeKernel):
         shortest_wave: float = SHORTEST_WAVE,
         wave_weight: float = 1.0,
     ) -> "Fourier":
-        """Create sinusoids with random directions and log-uniform wavelengths, to start training.
+        """Create sinusoids with random directions and random wavelengths, to start training.
 
-        Phases are 0, the constant a_0 is 1, and all amplitudes are equal. With their sum A, the
-        position-dependent weight is 1 + 2A at offset 0, and between 1 and 1 + 2A elsewhere.
+        Wavelengths are log-uniform, phases are 0, the constant a_0 is 1, and all amplitudes are
+        equal. If A is the sum of the amplitudes, the position-dependent weight is 1 + 2A at offset
+        0, and at least 1 everywhere.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -167,7 +168,7 @@ class Fourier(StationaryRelativeKernel):
         """Return features of positions, whose inner products are the position-dependent weights.
 
         The first result contains the features of the query positions, and the second those of the
-        key positions. With the parameters of this kernel, the features of a position x are
+        key positions. With the parameters of this kernel, a position x has the features
 
             [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] for a query,
             [1, cos ω_f·x, sin ω_f·x] for a key.

@@ -1,4 +1,4 @@
-"""Attention weights of the offset of query and key: Gaussians and tables with learned entries.
+"""Position-dependent attention weights: Gaussians of the offset, and tables of learned biases.
 
 A Gaussian has a learned center and width. A table has a learned entry for each offset.
 """
@@ -35,7 +35,7 @@ Centered = TypeVar("Centered", bound="CenteredRelativeKernel")
 class CenteredRelativeKernel(StationaryRelativeKernel):
     """Base class of attention weights that are largest at a learned offset for each head.
 
-    A head prefers keys at the offset Δ_h, the center, from the query.
+    This offset of the key from the query is called the center.
 
     Args:
         center: Δ_h, key minus query, in physical units, shape (heads, axes).
@@ -49,12 +49,12 @@ class CenteredRelativeKernel(StationaryRelativeKernel):
 
 @dataclass(frozen=True)
 class QuadraticBias(CenteredRelativeKernel, SeparableRelativeKernel):
-    """Position-dependent attention weight whose logarithm is quadratic, a Gaussian of the offset.
+    """Position-dependent attention weight that is a Gaussian of the offset.
 
         log c = −α ‖(x_j − x_i) − Δ_h‖²
 
-    Here x_i and x_j are the positions of query and key, Δ_h is the learned center of the head, and
-    α its learned precision. Along periodic axes the shorter distance counts.
+    Here x_i and x_j are the positions of query and key. Each head h learns the center Δ_h and the
+    precision α. Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 9, with δ = x_j − x_i.
 
@@ -84,7 +84,7 @@ class QuadraticBias(CenteredRelativeKernel, SeparableRelativeKernel):
 
     @classmethod
     def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "QuadraticBias":
-        """Create Gaussian position weights with random centers, from which training starts.
+        """Create Gaussian position weights with random centers, to start training.
 
         Centers are normally distributed with standard deviation 2, and precisions are 1.
 
@@ -102,12 +102,12 @@ class QuadraticBias(CenteredRelativeKernel, SeparableRelativeKernel):
 
 @dataclass(frozen=True)
 class GeneralizedQuadraticBias(CenteredRelativeKernel):
-    """Position-dependent attention weight, a Gaussian of the offset with any covariance matrix.
+    """Position-dependent attention weight that is a Gaussian of the offset with any covariance.
 
         log c = −½ ‖L (x_j − x_i − Δ_h)‖²
 
-    Here x_i and x_j are the positions of query and key, Δ_h is the learned center of the head, and
-    LᵀL its learned inverse covariance matrix. Along periodic axes the shorter distance counts.
+    Here x_i and x_j are the positions of query and key. Each head h learns the center Δ_h and the
+    inverse covariance matrix LᵀL. Along periodic axes the shorter distance counts.
 
     Source: Cordonnier et al. 2020, equation 16.
 
@@ -155,7 +155,7 @@ class GeneralizedQuadraticBias(CenteredRelativeKernel):
 
 @dataclass(frozen=True)
 class BiasTable(SeparableRelativeKernel):
-    """Tables of learned position biases for each axis, indexed by the offset of a key.
+    """Learned position biases, with one table for each axis that is indexed by the offset.
 
     The bias of the attention score is the sum of one table entry for each axis. On images it is
     row[Δ_y] + column[Δ_x], where the offset Δ is the position of the query minus that of the key.
@@ -200,14 +200,14 @@ class BiasTable(SeparableRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET
     ) -> "BiasTable":
-        """Create tables of position biases with zeros, for offsets of up to `max_offset` tokens."""
+        """Create tables of position biases of 0, for offsets of up to `max_offset` tokens."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def adapt_to_positions(self, positions: Positions) -> "BiasTable":
-        """Return the table with the distance of neighboring tokens of the grid as its unit.
+        """Return the table with offsets counted in the distance of neighboring tokens of the grid.
 
-        If queries and keys have different grids, the finer grid determines the unit.
+        If queries and keys have different grids, offsets are counted in steps of the finer grid.
 
         Raises:
             ValueError: If there are positions instead of a grid, or the cells of two grids are not

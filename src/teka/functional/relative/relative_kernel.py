@@ -60,10 +60,12 @@ def has_spacing(grid: Grid, spacing: float) -> bool:
 class RelativeKernel(TensorShapeChecks, ABC):
     """Base class of relative kernels: attention weights that depend on the offset of query and key.
 
-    A relative kernel is written c(x_i − x_j; q_i) for a query q_i at the position x_i and a key at
-    x_j, and multiplies the attention weight of the pair. Subclasses are frozen dataclasses. The
-    annotation of a tensor field names its dimensions. "heads", "axes" and "dim" (the size of a
-    query) must match the inputs of attention. Dimensions with other names can have any size.
+    A relative kernel is a function c(x_i − x_j; q_i), where q_i is a query at the position x_i, and
+    x_j is the position of a key. The attention weight of query and key is multiplied by it.
+
+    Subclasses are frozen dataclasses. The annotation of a tensor field names its dimensions.
+    "heads", "axes" and "dim" (the size of a query) must match the inputs of attention. Dimensions
+    with other names can have any size.
 
     Class attributes:
 
@@ -129,10 +131,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
         num_axes: int,
         kernel: str | ContentKernel,
     ) -> R:
-        """Create a relative kernel with random parameters in float64, for tests and examples.
+        """Create a position-dependent attention weight with random parameters, for tests.
 
-        A relative kernel is a position-dependent attention weight. Non-negative parameters are
-        uniform between 0.1 and 0.6. All others are standard normal.
+        The parameters are in float64. Non-negative parameters are uniform between 0.1 and 0.6. All
+        others are standard normal.
 
         Args:
             generator: Random generator.
@@ -153,20 +155,19 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @classmethod
     def with_initial_parameters(cls, *args: Any, **kwargs: Any) -> "RelativeKernel":
-        """Create a relative kernel with the parameters from which training starts.
+        """Create a position-dependent attention weight with parameters from which training starts.
 
-        A relative kernel is a position-dependent attention weight. The arguments are sizes, such as
-        `num_axes`, `heads` and `dim_head`, and options of the kernel.
-        `teka.nn.LearnedRelativeKernel` learns the parameters.
+        The arguments are sizes, such as `num_axes`, `heads` and `dim_head`, and options of the
+        class. `teka.nn.LearnedRelativeKernel` learns the parameters.
         """
         raise NotImplementedError(f"{cls.__name__} has no initial values to learn from")
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Constraints of the learned tensors, by the name of the tensor.
+        """Constraints of the learned tensors, as a dictionary by the name of the tensor.
 
-        A constraint is "positive", or "below 2" for values between 0 and 2. Other tensors are not
-        constrained.
+        A constraint is "positive", or "below 2" for values between 0 and 2. Tensors that are
+        missing from the dictionary are not constrained.
         """
         learned = [name for name in self.nonnegative_tensors if name not in self.fixed_tensors]
         return dict.fromkeys(learned, "positive")
@@ -174,9 +175,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def check_kernel_and_positions(
         self, *, heads: int, dim: int, num_axes: int, kernel: ContentKernel
     ) -> None:
-        """Check that the parameters fit the number of heads and axes, and the content kernel.
+        """Check that this relative kernel fits the heads, the positions and the content kernel.
 
-        The content kernel is the similarity of queries and keys.
+        The shapes of its parameters must match the number of heads, the size of a query and the
+        number of position axes. The content kernel is the similarity of queries and keys.
 
         Raises:
             ValueError: If the kernel does not match.
@@ -193,7 +195,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         """Return a copy of this relative kernel that fits a content kernel (similarity).
 
         For example, `Rotary` needs another attention denominator if similarities may be negative.
-        By default, the kernel itself is returned.
+        By default, the relative kernel itself is returned.
         """
         return self
 
@@ -201,7 +203,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         """Return a copy of this relative kernel that fits the positions of the tokens.
 
         For example, the frequencies of sinusoids are rounded so that they repeat with the period of
-        the grid. By default, the kernel itself is returned.
+        the grid. By default, the relative kernel itself is returned.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -218,9 +220,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @property
     def feature_multiplier(self) -> int:
-        """Number of features per token after `features_with_positions`, divided by that before.
+        """Factor by which the number of features grows when they are combined with positions.
 
-        For example, it is 9 if each feature is multiplied by 9 functions of the position.
+        For example, it is 9 if `features_with_positions` multiplies each feature by 9 functions of
+        the position.
         """
         return 1
 
@@ -237,15 +240,15 @@ class RelativeKernel(TensorShapeChecks, ABC):
     ) -> VectorPair | None:
         """Return queries and keys that contain the positions, for softmax attention.
 
-        Their inner products are scale · qᵀk + log c, where c is the position-dependent weight.
-        Return None if there are no such vectors.
+        The inner product of the returned query and key is scale · qᵀk + log c, where c is their
+        position-dependent weight. Return None if there are no such vectors.
         """
         return None
 
     def num_appended_entries(self, positions: Positions) -> int | None:
-        """Return how many entries `softmax_inputs` appends to queries and keys.
+        """Return how many entries `softmax_inputs` appends to each query and key.
 
-        These entries depend on the positions. Return None if the positions are not supported.
+        Return None if `softmax_inputs` does not support these positions.
         """
         return None
 
@@ -263,18 +266,17 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         """Estimate how often the backend "dense" reads or writes the matrix of all weights.
 
-        The estimate is used to choose the fastest backend. `num_axes` is the number of axes of the
-        positions.
+        The fastest backend is chosen by this estimate. `num_axes` is the number of position axes.
         """
 
     @abstractmethod
     def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
-        """Compute attention from the full matrix of weights, including this relative kernel."""
+        """Compute attention with position-dependent weights from the full matrix of weights."""
 
     def window_cost(
         self, positions: Positions, inner_product_size: int, dim_value: int
     ) -> Cost | None:
-        """Estimate the amount of work of attention in which each query sees a local window of keys.
+        """Estimate the work of attention in which each query attends to a local window of keys.
 
         Return None if `local_attention` does not support the positions.
         """
@@ -285,20 +287,19 @@ class RelativeKernel(TensorShapeChecks, ABC):
         raise NotImplementedError(f"{self.name} has no window")
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
-        """Estimate the cost of linear attention with position-dependent weights by each algorithm.
+        """Estimate the cost of linear attention for each algorithm that supports the positions.
 
-        The result maps the name of each algorithm (backend) that supports the positions to its
-        cost. By default it is empty.
+        The result maps the name of the algorithm (backend) to its cost. By default it is empty.
         """
         return {}
 
     def weighted_sums(
         self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
-        """Compute linear attention with position-dependent weights, as weighted sums over the keys.
+        """Compute numerators and denominators of linear attention with position-dependent weights.
 
-        Return the numerator and the denominator of each output. `backend` is one of the algorithms
-        that `estimate_costs` returns. All tokens must have a position.
+        Both are weighted sums over the keys. `backend` is one of the algorithms that
+        `estimate_costs` returns. All tokens must have a position.
         """
         raise NotImplementedError(f"{self.name} needs every pair")
 
@@ -315,10 +316,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
-        """Compute linear attention with tokens that have no position, such as a class token.
+        """Compute numerators and denominators of linear attention for tokens without a position.
 
-        Return the numerator and the denominator of each output. By default, the weight of a pair is
-        the similarity of query and key alone.
+        A class token, for example, has no position. By default, the weight of such a token and any
+        other token is the similarity of query and key alone.
         """
         return attention_sums_without_positions(
             LinearAttentionInputs(query_features, query_features, key_features, value)
@@ -340,15 +341,15 @@ class PositiveRelativeKernel(RelativeKernel):
     """Base class of relative kernels that are positive weights, such as relative position biases.
 
     The weight depends on the offset between query and key, and multiplies their similarity. Its
-    logarithm is a position bias that is added to the attention score.
+    logarithm is the position bias of the attention score.
     """
 
     @abstractmethod
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         """Return the log of the position-dependent weight for every pair of a query and a key.
 
-        The offsets of the pairs may be different for each sample, or shared by all samples. The
-        tests compare faster algorithms with this reference implementation.
+        All samples may share the offsets of the pairs, or each sample may have its own. The tests
+        compare faster algorithms with this reference implementation.
         """
 
     def num_weight_matrix_passes(self, num_axes: int) -> int:
@@ -357,11 +358,11 @@ class PositiveRelativeKernel(RelativeKernel):
     def flex_bias(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """Return a function that adds the position bias to the scores of FlexAttention.
+        """Return a function that computes the position bias of a query and a key in FlexAttention.
 
-        The function computes the bias of a pair from the indices of its sample, head, query and
-        key. The bias is 0 for tokens without a position, such as a class token. Return None if the
-        positions have too many different offsets for a table of their biases.
+        Its arguments are the indices of the sample, the head, the query and the key. The bias is 0
+        for tokens without a position, such as a class token. Return None if the positions have too
+        many different offsets for a table of their biases.
         """
         numbers = offset_table(positions, query)
         if numbers is None:
@@ -377,9 +378,10 @@ class PositiveRelativeKernel(RelativeKernel):
     def flex_bias_from_table(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        """Return a function that reads the position bias of a pair from a table, for FlexAttention.
+        """Return a function that reads the position bias of a query and a key from a table.
 
-        The table contains the bias for every offset between a query and a key.
+        FlexAttention calls the function. The table contains the bias for every offset between a
+        query and a key.
 
         Args:
             query: Queries.
@@ -406,10 +408,10 @@ class PositiveRelativeKernel(RelativeKernel):
     def log_weight_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the log of the position-dependent weight for some of the queries and all keys.
+        """Return the log of the position-dependent weight of some of the queries and all keys.
 
-        `rows` are the indices of the queries. The log weight is 0 for pairs with a prefix token,
-        such as a class token, because prefix tokens have no position.
+        `rows` is the range of the queries. The result is 0 if the query or the key is a prefix
+        token, such as a class token, because prefix tokens have no position.
         """
         first = positions.num_prefix_tokens
         others = slice(max(rows.start - first, 0), max(rows.stop - first, 0))
@@ -421,10 +423,10 @@ class PositiveRelativeKernel(RelativeKernel):
     def log_weight_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the log of the position-dependent weight, without prefix tokens.
+        """Return the log of the position-dependent weight of some of the queries and all keys.
 
-        `rows` are the indices of the queries. Prefix tokens, such as a class token, have no
-        position. The method `log_weight_rows` adds them.
+        `rows` is the range of the queries. Prefix tokens, such as a class token, are left out of
+        both, because they have no position. The method `log_weight_rows` adds them.
         """
         return self.log_weights(
             query[:, :, rows], positions.pairwise_offsets(query, rows), scale=scale
@@ -432,7 +434,7 @@ class PositiveRelativeKernel(RelativeKernel):
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that positions have the number of axes for which a relative kernel was created.
+    """Check that a relative kernel was created for the number of axes that the positions have.
 
     A relative kernel is a position-dependent attention weight.
     """

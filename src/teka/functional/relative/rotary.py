@@ -274,7 +274,8 @@ class Rotary(RelativeKernel):
     ) -> AttentionFeatures:
         """Rotate features, or queries and keys if the kernel has no features.
 
-        `phasor` contains the cosines and sines of the rotation angles, or is None for no rotation.
+        `phasor` contains the cosines and sines of the rotation angles. If it is None, nothing is
+        rotated.
         """
         if kernel.features is None:
             return AttentionFeatures(self._apply_phasor(vectors, phasor))
@@ -310,7 +311,7 @@ class Rotary(RelativeKernel):
         """Compute the numerator and denominator of linear attention with rotary embedding.
 
         The phasors contain the cosines and sines of the rotation angles. They are None for tokens
-        without a position, which are not rotated.
+        without a position, whose features are not rotated.
         """
         return linear_attention_sums(
             tokens,
@@ -334,14 +335,14 @@ class Rotary(RelativeKernel):
 
     @property
     def _length_weight(self) -> float:
-        """Weight λ of the lengths of feature pairs in the attention denominator, from 0 to 1."""
+        """Weight λ from 0 to 1 of the lengths of feature pairs in the attention denominator."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
         """Return the rotated features of tokens, and the features for the attention denominator.
 
         `phasor` contains the cosines and sines of the rotation angles. It is None for tokens
-        without a position, which are not rotated.
+        without a position, whose features are not rotated.
         """
         # In eager mode, the rotation and the lengths share one copy of the pairs.
         pairs = self._complex_pairs(features) if isinstance(phasor, Tensor) else None
@@ -386,8 +387,8 @@ class Rotary(RelativeKernel):
     ) -> Float[Tensor, "batch heads tokens lengths"]:
         """Return the length √(f² + g²) of each pair of features (f, g) that is rotated together.
 
-        A rotation by the position does not change these lengths. At the end, the result has the
-        absolute values of features that belong to no pair. The gradient is 0 where a length is 0.
+        A rotation does not change these lengths. Features that belong to no pair follow at the end,
+        as absolute values. The gradient is 0 where a length is 0.
         """
         others = self._others(features).abs()
         if not torch.compiler.is_compiling():
@@ -431,8 +432,8 @@ def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
 def num_rotated_features(kernel: ContentKernel, dim: int) -> int:
     """Return how many entries of each token a rotary position embedding rotates.
 
-    With a feature map, as in linear attention, these are the features. Without one, as in softmax
-    attention, they are the entries of a query or key.
+    In linear attention, it rotates the features of a token. In softmax attention, it rotates the
+    entries of a query or key.
 
     Raises:
         ValueError: If there are fewer than two.

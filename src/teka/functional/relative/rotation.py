@@ -1,6 +1,7 @@
-"""Position biases that are learned sums of sinusoids: the relative kernel "rotation".
+"""Position biases that are learned sums of sinusoids of the offset (relative kernel "rotation").
 
-It is strategy 1 of Horn et al. 2021. The weights of the sinusoids form scaled rotation matrices.
+This is strategy 1 of Horn et al. 2021. The kernel is called "rotation" because the weights of the
+sinusoids form scaled rotation matrices.
 """
 
 import math
@@ -37,7 +38,7 @@ NUM_FREQUENCIES = 4
 def initial_frequencies(num_frequencies: int) -> Float[Tensor, "scales"]:
     """Return the initial frequencies of sinusoids of the position, 8^(−s/2) for s = 0, 1, ….
 
-    The unit is radians per unit of length.
+    They are in radians per unit of length.
 
     Source: Horn et al. 2021, authors' code.
     """
@@ -58,13 +59,14 @@ def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
 class SinusoidalBias(SeparableRelativeKernel):
     """A position bias of attention scores that is a learned sum of sinusoids of the offset.
 
-    For the offset Δ_a of query and key along each axis a and the frequencies ω_s, the bias is
+    The bias is the logarithm of a weight c(Δ) that multiplies the attention weight:
 
-        log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)].
+        log c(Δ) = scale · Σ_{a, s} [α_as cos(ω_s Δ_a) + β_as sin(ω_s Δ_a)]
 
-    Each head learns its weights α and β. Because log c is a sum over axes, c is a product, and sums
-    over keys are computed by one Toeplitz matrix for each axis. On a periodic grid Δ is first
-    wrapped into [−P/2, P/2), so that c has the period P of the grid for any ω.
+    Here Δ_a is the offset of query and key along axis a, and ω_s is the frequency of sinusoid s.
+    Each head learns its own α and β. On a grid, attention is computed one axis at a time, because
+    c(Δ) is a product over the axes. Along a periodic axis, the shorter way around counts, so that
+    the bias is periodic for any ω.
 
     The name comes from Lemma 1 of the paper: for u(x) = [sin ωx, cos ωx], the inner product ⟨u(x)
     W, u(y)⟩ depends on x − y alone if W = [[α, β], [−β, α]], a scaled rotation matrix. Then
@@ -193,7 +195,7 @@ class SinusoidalBias(SeparableRelativeKernel):
     def _sines_and_cosines(
         self, coordinates: Coordinates, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Return sines and cosines of the position of each token at all frequencies."""
+        """Return the sines and cosines of the position of each token, one for each frequency."""
         phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
@@ -202,8 +204,8 @@ class SinusoidalBias(SeparableRelativeKernel):
 def append_position_features(vectors: Tokens, features: Tensor, positions: Positions) -> Features:
     """Append features of the position to query or key vectors.
 
-    Zeros are appended to tokens without a position, such as a class token. The features may be
-    shared by all heads and samples.
+    Zeros are appended to tokens without a position, such as a class token. All heads and samples
+    may share the features.
     """
     features = pad(features, (0, 0, positions.num_prefix_tokens, 0))
     return torch.cat([vectors, features.expand(*vectors.shape[:-1], -1)], dim=-1)
@@ -213,9 +215,9 @@ def append_position_features(vectors: Tokens, features: Tensor, positions: Posit
 class JointSinusoidalBias(SinusoidalBias):
     """A position bias that appends sinusoids of the position to queries and keys.
 
-    With the softmax kernel, attention is the same as with `SinusoidalBias`. With random features it
-    is the same only in expectation, and a shift of all positions changes the output by about the
-    error of the estimate. This is the original form of the paper.
+    With the softmax kernel, attention is the same as with `SinusoidalBias`. With random features,
+    it is the same only on average over random draws. A shift of all positions then changes the
+    output by about the error of the random features. This is the original form of the paper.
 
     The similarity function (content kernel) takes the longer vectors [q; u(x_i) W] and [k; u(x_j)],
     where u(x) contains sinusoids of the position x, and W the learned weights. For a random vector

@@ -1,4 +1,8 @@
-"""Attention weights that depend on the query and the signed offset: Shaw and Transformer-XL."""
+"""Attention weights that depend on the query and on the signed offset between query and key.
+
+They are the relative position embeddings of Shaw et al. 2018 and the position bias of
+Transformer-XL.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -41,11 +45,14 @@ WAVE_BASE = 10_000.0
 class Shaw(PositiveRelativeKernel):
     """Relative position embeddings for clipped offsets of query and key, as in Shaw et al. 2018.
 
-        c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)])
+    The attention weight of query q and key is multiplied by
 
-    Here c is a factor of the attention weight, Δ_a is the offset along axis a, and w_a contains the
-    learned embeddings of all offsets from −k to k. On one axis, attention with L tokens takes O(L ·
-    k) operations, because a sum over keys is a weighted sum of 2k + 1 sums over offsets.
+        c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]).
+
+    Here Δ_a is the offset between query and key along axis a. It is clipped to the range from −k to
+    k. The vector w_a[Δ_a] is the learned embedding of the offset. On one axis, attention with L
+    tokens takes O(L · k) operations, because a sum over keys is a weighted sum of 2k + 1 sums over
+    offsets.
 
     Source: Shaw et al. 2018, equations 2 and 4, on one axis, without embeddings of values. The
     offset here is query minus key, in the paper it is key minus query. On several axes it is
@@ -179,15 +186,15 @@ class Shaw(PositiveRelativeKernel):
 class TransformerXLBias(PositiveRelativeKernel):
     """The position bias of Transformer-XL: sinusoids of the offset, weighted by the query.
 
-    For the offset Δ_a of query and key along each axis a and the frequencies ω_sa, the bias of the
-    attention score is
+    The bias of the attention score is
 
         log c(Δ; q) = scale · Σ_{a, s} [α_as(q) cos(ω_sa Δ_a) + β_as(q) sin(ω_sa Δ_a)].
 
-    The weights are a learned linear function of the query, [α, β] = W q + b. Because cos and sin of
-    a difference are sums of products, log c is an inner product, and softmax attention needs no
-    matrix of all pairs. Other content kernels evaluate every pair. Along periodic axes, frequencies
-    are rounded so that the sinusoids repeat with the period.
+    Here Δ_a is the offset of query and key along axis a, and ω_sa are frequencies. The weights are
+    a learned linear function of the query, [α, β] = W q + b. Softmax attention needs no matrix of
+    all pairs, because log c is an inner product of a vector of the query and a vector of the key.
+    Other content kernels evaluate every pair. Along periodic axes, frequencies are rounded so that
+    the sinusoids repeat with the period.
 
     With b = W v the weights are the content–position and the position–position terms of the paper,
     (q + v)ᵀW'r_Δ with sinusoids r_Δ. The term uᵀk of the paper is a bias u of the queries in qᵀk.
@@ -232,9 +239,10 @@ class TransformerXLBias(PositiveRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
     ) -> "TransformerXLBias":
-        """Create the position bias with initial values as for `torch.nn.Linear` without a bias.
+        """Create the position bias of Transformer-XL with random weights, to start training.
 
-        The frequencies of the sinusoids are fixed.
+        The weights are initialized as in `torch.nn.Linear`. The bias b is 0, and the frequencies of
+        the sinusoids are fixed.
 
         Args:
             num_axes: Number of axes of the grid.
@@ -256,7 +264,7 @@ class TransformerXLBias(PositiveRelativeKernel):
 
     @classmethod
     def random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXLBias":
-        """Create an example with random weights. The sinusoids have frequencies 1, 1/4 and 1/16."""
+        """Create an example with random weights and sinusoids with frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
         kernel = super().random_example(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))
@@ -267,8 +275,8 @@ class TransformerXLBias(PositiveRelativeKernel):
     def sinusoid_amplitudes(self, query: Queries, *, scale: float) -> tuple[Tensor, Tensor]:
         """Return the amplitudes of the sinusoids in the position bias, which depend on the query.
 
-        There is one for each cosine and one for each sine, both of shape (batch, heads, queries,
-        scales · axes).
+        The first result contains the amplitudes of the cosines, and the second those of the sines.
+        Both have the shape (batch, heads, queries, scales · axes).
         """
         weights = torch.einsum("bhqd,hwad->bhqwa", query, self.query_weight.to(query))
         weights = scale * (weights + self.bias.to(query)[:, None])

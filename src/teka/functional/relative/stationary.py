@@ -31,7 +31,7 @@ from teka.precision import to_float64, widest_dtype
 class StationaryRelativeKernel(PositiveRelativeKernel):
     """Base class of attention weights that depend on the offset, but not on the query itself.
 
-    They are stationary, which means that a shift of all positions does not change them. Linear
+    They are called stationary because a shift of all positions does not change them. Linear
     attention on a regular grid is therefore a convolution.
     """
 
@@ -74,8 +74,8 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
 class SeparableRelativeKernel(StationaryRelativeKernel):
     """Base class of position-dependent attention weights that are a product over the axes.
 
-    The factor of an axis depends on the offset of query and key along this axis alone. Attention on
-    an image can therefore be computed one axis at a time.
+    Each factor depends on the offset of query and key along one axis alone. Attention on an image
+    can therefore be computed one axis at a time.
     """
 
     @abstractmethod
@@ -89,7 +89,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         return sum(terms[1:], terms[0])
 
     def axis_log_weight_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
-        """Return the log weight of every pair of a query and a key coordinate along one axis.
+        """Return the log weight of every query coordinate and key coordinate along one axis.
 
         On an image, for example, axis 0 has one coordinate for each row of pixels. The result is a
         matrix for each head, with the dtype and the device of `like`. If both grids have the same
@@ -111,11 +111,11 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     def log_weights_by_axis(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return one matrix of log weights for each axis of the grids.
+        """Return, for each axis of the grids, a matrix of log weights of queries and keys.
 
         The log weight of a query and a key is the sum of one entry of each matrix. To avoid
-        overflow, the maximum of each matrix row is subtracted. The second result contains, for each
-        query, the sum of the subtracted maxima. All results have the dtype and the device of
+        overflow, the maximum of each row is subtracted from the row. The second result contains the
+        sum of the subtracted maxima for each query. All results have the dtype and the device of
         `like`.
         """
         matrices = []

@@ -36,8 +36,8 @@ MAX_AXES = 62
 class WindowBias(StationaryRelativeKernel):
     """Local-window attention (neighborhood attention) with learned position biases.
 
-    A query attends to keys at offsets Δ of at most r tokens along each axis. The weight of a key is
-    multiplied by exp(b[Δ]) with the learned bias b. Keys outside the window have no weight.
+    Each query attends only to keys in a window of r tokens in every direction along each axis. The
+    attention weight of a key at the offset Δ is multiplied by exp(b[Δ]) with the learned bias b.
     Attention with L tokens on n axes takes O(L · (2r + 1)ⁿ) operations. If a query has no key in
     its window, because the grids are different or keys are masked, its output is 0.
 
@@ -109,7 +109,7 @@ class WindowBias(StationaryRelativeKernel):
         return (round_to_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
     def biases_at_offsets(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return the learned position biases of offsets between query and key.
+        """Return the learned position bias for each offset between a query and a key.
 
         Offsets beyond the window have the bias of its edge.
         """
