@@ -11,8 +11,7 @@ from teka.audit.audit import audit
 from teka.audit.caveats import Caveat
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.page.pages import render_audit_page
-from teka.audit.page.summary import summary_markdown
-from teka.audit.page.text import additional_findings_text, audit_text
+from teka.audit.page.text import additional_findings_text, audit_text, summary_markdown
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 

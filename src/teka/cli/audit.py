@@ -13,9 +13,14 @@ from cyclopts import Parameter
 import teka.audit
 from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_audit_images
 from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
+from teka.audit.page.badge import badge_svg
 from teka.audit.page.pages import write_page
-from teka.audit.page.summary import badge_svg, summary_markdown
-from teka.audit.page.text import additional_findings_text, audit_text, comparison_text
+from teka.audit.page.text import (
+    additional_findings_text,
+    audit_text,
+    comparison_text,
+    summary_markdown,
+)
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
 from teka.audit.statistics.comparison import Pair

@@ -11,8 +11,7 @@ from torch import nn
 from teka import convert
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
-from teka.audit.page.accuracy_cost import describe_accuracy_cost
-from teka.audit.page.compared import explain_excluded_models
+from teka.audit.page.compared import describe_accuracy_cost, explain_excluded_models
 from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names

@@ -4,11 +4,14 @@ import pytest
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.compared import comparison_sections, describe_best_model
+from teka.audit.page.compared import (
+    comparison_sections,
+    describe_accuracy_cost,
+    describe_best_model,
+)
 from teka.audit.page.metric_formatting import format_differences
 from teka.audit.page.pages import render_audit_page
-from teka.audit.page.summary import summary_markdown
-from teka.audit.page.text import comparison_text
+from teka.audit.page.text import comparison_text, summary_markdown
 from teka.audit.statistics.comparison import Comparison, Difference, Pair
 from teka.audit.statistics.intervals import Curve
 from tests.audit.page.audit_reports import SQUARE, make_report
@@ -135,7 +138,7 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
     _, _, others = page.partition("<summary>Every other pair</summary>")
     assert "+2.0" in others
     assert "−50.0" not in others.partition("</details>")[0]
-    (figure,) = section["curves"]
+    figure = section["draw_curves"]()
     assert figure["name"] == "accuracy of patches minus that of the other model (points)"
     # The first model is 50 points worse, so that its accuracy minus that of others is negative.
     assert "rotation from -50 to 0" in figure["charts"][0]
@@ -170,3 +173,32 @@ def test_of_many_models_caveats_stand_once_and_what_belongs_to_one_is_folded(cou
     assert "· all models" in text
     assert f"{count} models under shifts" in text
     assert ("<summary><h3>" in text) == (count > 3)
+
+
+@pytest.mark.parametrize(
+    ("ends", "p_value", "words"),
+    [
+        (
+            (0.03, 0.01, 0.05),
+            0.001,
+            "It loses accuracy on unshifted images: −3.0 points (−5.0 to −1.0, p = 0.001).",
+        ),
+        (
+            (-0.03, -0.05, -0.01),
+            0.001,
+            "It gains accuracy on unshifted images: +3.0 points (+1.0 to +5.0, p = 0.001).",
+        ),
+        (
+            (0.01, -0.01, 0.03),
+            0.3,
+            "on unshifted images does not change significantly: −1.0 points (−3.0 to +1.0, p = 0.300).",
+        ),
+    ],
+)
+def test_the_cost_in_accuracy_says_whether_it_is_significant(ends, p_value, words):
+    pair = make_pair(0, 1, 0.1, 0.5)
+    assert "is unknown" in describe_accuracy_cost([pair])
+    pair.comparison.numbers["accuracy"] = dataclasses.replace(
+        difference(0.0, p_value), value=ends[0], lower=ends[1], upper=ends[2]
+    )
+    assert describe_accuracy_cost([pair]).endswith(words)

@@ -1,8 +1,12 @@
+import dataclasses
+
 import pytest
 
+from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.text import audit_text
+from teka.audit.page.text import audit_text, summary_markdown
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
+from tests.audit.page.test_compared import PAIRS, reports_of
 
 WIDTH = 100
 
@@ -73,3 +77,41 @@ def test_shifts_left_out_are_said():
 def test_no_report_is_refused():
     with pytest.raises(ValueError, match="reports"):
         audit_text([])
+
+
+def test_the_summary_has_verdict_numbers_and_caveats():
+    text = summary_markdown([make_report()])
+    assert text.startswith("**patch model.** The answer changes with position")
+    assert "| circular | 60 | 97.0<br>95.0–98.5 |" in text
+    assert "- patch model: Limited validity, **few images**." in text
+    assert "Below each number is its 95 % interval." in text
+
+
+def test_the_summary_of_several_models_begins_with_the_best():
+    text = summary_markdown(reports_of("patches", "rotation", "table"), PAIRS)
+    assert text.startswith(
+        "**Mode circular: no significant difference between rotation and table in accuracy"
+    )
+    assert (
+        "\n- Accuracy at every shift: no significant difference between rotation and table" in text
+    )
+    assert text.index("no significant difference") < text.index("| rotation<br>circular |")
+
+
+def test_a_caveat_of_several_models_stands_once_in_the_summary():
+    text = summary_markdown([make_report("patches"), make_report("rotation")])
+    assert text.count("- all models: Limited validity, **few images**.") == 1
+    assert text.count("few images") == 1
+
+
+def test_names_from_a_file_are_shown_as_they_are():
+    name = "<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800"
+    report = dataclasses.replace(
+        make_report(caveats=(Caveat("constant predictor", "invalidates", name),)), name=name
+    )
+    text = summary_markdown([report])
+    shown = r"&lt;img src=x>\|\`x\`"
+    assert text.startswith(rf"**{shown}\\x1b\[2J # head\\u202e\\ud800.** ")
+    assert text.count(shown) == text.count("img") == 4
+    assert text.encode().decode() == text
+    assert "\n# head" not in text

@@ -1,6 +1,7 @@
 """Text and page sections that compare several models."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from teka.audit.page.charts import draw_curves
@@ -110,13 +111,46 @@ def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
 
 
 def _format_advantage(metric: str, advantage: Difference) -> str:
-    value = format_difference(metric, advantage.value)
+    # An advantage is positive, so it needs no sign.
+    return _format_with_interval(metric, advantage).replace("+", "")
+
+
+def _format_with_interval(metric: str, difference: Difference) -> str:
+    """Format a difference, such as "+3.0 points (+1.0 to +5.0, p = 0.001)"."""
+    value = format_difference(metric, difference.value)
     unit = " points" if is_share(metric) else ""
     interval = "no interval"
-    if has_interval(advantage.method):
-        interval = format_difference_interval(metric, advantage)
-    # An advantage is positive, so it needs no sign.
-    return f"{value}{unit} ({interval}, {format_p_value(advantage.p_value)})".replace("+", "")
+    if has_interval(difference.method):
+        interval = format_difference_interval(metric, difference)
+    return f"{value}{unit} ({interval}, {format_p_value(difference.p_value)})"
+
+
+def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
+    """Describe how a fix changes the accuracy of a model on unshifted images.
+
+    Modes with the same result share a sentence.
+
+    Args:
+        pairs: Comparisons of the model before the change with the model after it, for each mode.
+    """
+    modes_of: dict[str, list[str]] = {}
+    for pair in pairs:
+        before = pair.comparison.numbers.get("accuracy")
+        if before is None:
+            continue
+        change = before.negate()
+        if change.p_value > 1 - change.confidence:
+            sentence = "Its accuracy on unshifted images does not change significantly"
+        else:
+            verb = "loses" if change.value < 0 else "gains"
+            sentence = f"It {verb} accuracy on unshifted images"
+        sentence = f"{sentence}: {_format_with_interval('accuracy', change)}"
+        modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
+    if not modes_of:
+        return "The effect on the accuracy is unknown, because the images have no labels."
+    if len(modes_of) == 1:
+        return f"{next(iter(modes_of))}."
+    return " ".join(f"{text} in mode {join_words(modes)}." for text, modes in modes_of.items())
 
 
 def describe_differing_shifts(comparison: Comparison) -> str:
@@ -132,46 +166,35 @@ def describe_differing_shifts(comparison: Comparison) -> str:
     return f"{count} of {len(comparison.shifts)}"
 
 
-def find_reference_model(pairs: Sequence[Pair]) -> int:
-    """Return the index of the first model. The page shows how the other models differ from it."""
-    return min((pair.first for pair in pairs), default=0)
-
-
-def explain_missing_difference_intervals(pairs: Sequence[Pair]) -> str:
-    """Explain why some differences have no confidence interval.
-
-    If all differences have an interval, the result is empty.
-    """
-    return explain_missing_intervals(
-        difference.method for pair in pairs for difference in pair.comparison.numbers.values()
-    )
-
-
 def comparison_sections(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> list[dict[str, Any]]:
-    """Return one section of the page for each mode, with the best model and all differences."""
+    """Return the best model and all differences, separately for each mode of shifting.
+
+    Each section has a function `draw_curves`, which draws the differences from the first model with
+    valid results.
+    """
     names = [report.name for report in reports]
     sections = []
     for mode, mode_pairs in group_pairs_by_mode(pairs).items():
         headline, evidence = describe_best_model(mode_pairs, reports)
         valid = valid_pairs(mode_pairs, reports)
-        reference = find_reference_model(valid)
+        reference = min((pair.first for pair in valid), default=0)
         others = {pair.second: pair.comparison for pair in valid if pair.first == reference}
         label = f"accuracy of {names[reference]} minus that of the other model (points)"
-        figure = draw_curves(names, others, "accuracy", label, difference=True)
+        numbers = [pair.comparison.numbers for pair in valid]
         section = {
             "mode": mode,
             "headline": headline,
             "evidence": evidence,
-            "columns": [
-                name for name in NUMBERS if any(name in pair.comparison.numbers for pair in valid)
-            ],
+            "columns": [name for name in NUMBERS if any(name in each for each in numbers)],
             "reference": reference,
             "pairs": valid,
-            "curves": [figure] if figure else [],
+            "draw_curves": partial(draw_curves, names, others, "accuracy", label, difference=True),
             "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
-            "missing": explain_missing_difference_intervals(valid),
+            "missing": explain_missing_intervals(
+                difference.method for each in numbers for difference in each.values()
+            ),
         }
         sections.append(section)
     return sections

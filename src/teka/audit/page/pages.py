@@ -10,7 +10,6 @@ from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement, parse_background
 from teka.audit.page.charts import draw_curves, layer_chart
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
-from teka.audit.page.layers import explain_layers
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
     format_differences,
@@ -22,6 +21,7 @@ from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport, Example
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.verdict import explain_layers
 from teka.checks import check_instance, check_path, check_sequence
 from teka.errors import printable_lines, require, wrong_value
 from teka.files import check_output_file, write_bytes
@@ -92,9 +92,11 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
 def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
     """Explain the confidence intervals in a table of metrics, and why some are missing."""
     results = [metrics for report in reports for metrics in report.metrics]
-    estimates = [metrics.numbers.get(name) for metrics in results for name in columns]
     gaps = explain_missing_intervals(
-        estimate.method for estimate in estimates if estimate is not None
+        metrics.numbers[name].method
+        for metrics in results
+        for name in columns
+        if name in metrics.numbers
     )
     return f"Below each number is its {format_confidence_levels(results)} interval. {gaps}".strip()
 
@@ -132,8 +134,7 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         figures = []
         for group in first.metrics:
             metrics = {index: result.metrics[group] for index, result in results.items()}
-            if figure := draw_curves(names, metrics, "accuracy", f"{group}: accuracy (%)"):
-                figures.append(figure)
+            figures.append(draw_curves(names, metrics, "accuracy", f"{group}: accuracy (%)"))
         sections.append({"protocol": first, "results": results, "curves": figures})
     return sections
 

@@ -1,17 +1,10 @@
-"""Reports and model comparisons as text for a terminal."""
+"""Reports and model comparisons as text for a terminal, and as Markdown for a pull request."""
 
 import textwrap
 from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import (
-    describe_best_model,
-    describe_differing_shifts,
-    explain_missing_difference_intervals,
-    find_reference_model,
-    valid_pairs,
-)
-from teka.audit.page.layers import explain_layers
+from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.metric_formatting import MISSING, format_differences, is_share, metric_title
 from teka.audit.page.pages import (
     audit_columns,
@@ -21,10 +14,11 @@ from teka.audit.page.pages import (
     models_by_caveat,
 )
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Comparison, Pair, group_pairs_by_mode
+from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
+from teka.audit.verdict import explain_layers
 from teka.errors import one_line, wrong_value
-from teka.reporting.tables import LONGEST_TEXT, Table
+from teka.reporting.tables import LONGEST_TEXT, Table, markdown_text
 
 WIDTH = 100  # columns of a terminal that the text fits into
 # Metrics for which a terminal has room.
@@ -138,35 +132,60 @@ def _wrap(words: str, first: str = "") -> list[str]:
 def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
     """Describe the best model in each mode, and list the differences from the first model."""
     texts = []
-    for mode_pairs in group_pairs_by_mode(pairs).values():
-        headline, evidence = describe_best_model(mode_pairs, reports)
-        lines = _wrap(headline)
-        for sentence in evidence:
+    for section in comparison_sections(pairs, reports):
+        lines = _wrap(section["headline"])
+        for sentence in section["evidence"]:
             lines += _wrap(sentence, "  ")
-        if len(mode_pairs) > 1:
+        if len(section["pairs"]) > 1:
             note = "The p-values are adjusted for the number of pairs of models (Holm's method)."
             lines += _wrap(note, "  ")
         texts.append("\n".join(lines))
-        valid = valid_pairs(mode_pairs, reports)
-        for pair in valid:
-            if pair.first == find_reference_model(valid):
-                names = reports[pair.first].name, reports[pair.second].name
-                texts.append(_differences(pair.comparison, *names))
-        texts.append(explain_missing_difference_intervals(valid))
+        texts += [
+            _format_differences(pair, reports)
+            for pair in section["pairs"]
+            if pair.first == section["reference"]
+        ]
+        texts.append(section["missing"])
     return "\n\n".join(filter(None, texts))
 
 
-def _differences(comparison: Comparison, first: str, second: str) -> str:
+def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
+    """Format a table of the differences between two models in all metrics."""
+    comparison = pair.comparison
     rows = []
     for name, cells in format_differences(comparison).items():
         unit = " (points)" if is_share(name) else ""
         rows.append((f"{metric_title(name)}{unit}", *cells))
     title = (
-        f"{first} minus {second}, mode {comparison.movement.mode}, {len(comparison.shifts)} "
-        f"shifts, the same {comparison.num_images:,} images"
+        f"{reports[pair.first].name} minus {reports[pair.second].name}, mode "
+        f"{comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
+        f"{comparison.num_images:,} images"
     )
     heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "p-value")
     lines = [Table(title, heads, tuple(rows)).to_text(WIDTH)]
     if count := describe_differing_shifts(comparison):
         lines.append(f"The accuracies differ significantly at {count} shifts.")
     return "\n".join(lines)
+
+
+def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
+    """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats."""
+    parts = []
+    for section in comparison_sections(pairs, reports):
+        parts += [
+            f"**{markdown_text(section['headline'])}**",
+            "\n".join(f"- {markdown_text(words)}" for words in section["evidence"]),
+        ]
+    for report in reports:
+        parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
+    table, notes = results_table(reports)
+    if table.rows:
+        parts += [table.to_markdown(), markdown_text(notes)]
+    caveats = models_by_caveat(reports).items()
+    lines = (
+        f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
+        f"{markdown_text(caveat.message)}"
+        for caveat, names in caveats
+    )
+    parts.append("\n".join(lines))
+    return "\n\n".join(part for part in parts if part) + "\n"

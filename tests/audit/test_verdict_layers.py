@@ -2,9 +2,8 @@ import dataclasses
 import re
 
 from teka.audit.layers.localize import BREAKS
-from teka.audit.page.layers import explain_layers
 from teka.audit.page.pages import render_audit_page
-from teka.audit.verdict import BREAK_PLACES
+from teka.audit.verdict import BREAK_PLACES, explain_layers
 from tests.audit.page.audit_reports import make_layers, make_report
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
-from teka.audit.page.summary import BADGE_COLORS, badge_svg, summary_markdown
+from teka.audit.page.badge import BADGE_COLORS, badge_svg
 from tests.audit.page.audit_reports import make_metrics, make_report
-from tests.audit.page.test_compared import PAIRS, reports_of
 
 VOID = Caveat("constant predictor", "invalidates", "It says 3.")
 
@@ -49,40 +48,6 @@ def test_void_numbers_and_models_without_answers_have_no_number_on_their_badge()
         assert why in title
 
 
-def test_the_summary_has_verdict_numbers_and_caveats():
-    text = summary_markdown([make_report()])
-    assert text.startswith("**patch model.** The answer changes with position")
-    assert "| circular | 60 | 97.0<br>95.0–98.5 |" in text
-    assert "- patch model: Limited validity, **few images**." in text
-    assert "Below each number is its 95 % interval." in text
-
-
-def test_the_summary_of_several_models_begins_with_the_best():
-    text = summary_markdown(reports_of("patches", "rotation", "table"), PAIRS)
-    assert text.startswith(
-        "**Mode circular: no significant difference between rotation and table in accuracy"
-    )
-    assert (
-        "\n- Accuracy at every shift: no significant difference between rotation and table" in text
-    )
-    assert text.index("no significant difference") < text.index("| rotation<br>circular |")
-
-
-def test_a_caveat_of_several_models_stands_once_in_the_summary():
-    text = summary_markdown([make_report("patches"), make_report("rotation")])
-    assert text.count("- all models: Limited validity, **few images**.") == 1
-    assert text.count("few images") == 1
-
-
-def test_names_from_a_file_are_shown_as_they_are():
-    name = "<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800"
-    report = dataclasses.replace(
-        make_report(caveats=(dataclasses.replace(VOID, message=name),)), name=name
-    )
-    text = summary_markdown([report])
-    shown = r"&lt;img src=x>\|\`x\`"
-    assert text.startswith(rf"**{shown}\\x1b\[2J # head\\u202e\\ud800.** ")
-    assert text.count(shown) == text.count("img") == 4
-    assert text.encode().decode() == text
-    assert "\n# head" not in text
+def test_a_name_from_a_file_is_shown_as_it_is():
+    report = dataclasses.replace(make_report(), name="<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800")
     assert "<img src=x>|`x`" in badge_of(report)[2]

@@ -1,47 +1,16 @@
-"""Summary of an audit as Markdown for a pull request, and a badge for a README."""
+"""Badge for a README with the consistency of a model."""
 
-from collections.abc import Sequence
 from html import escape
 
-from teka.audit.caveats import SEVERITIES
-from teka.audit.page.compared import describe_best_model
 from teka.audit.page.metric_formatting import MISSING, format_interval
-from teka.audit.page.pages import models_by_caveat
-from teka.audit.page.text import results_table
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Pair, group_pairs_by_mode
 from teka.errors import printable
 from teka.reporting.formatting import format_share
-from teka.reporting.tables import markdown_text
 
 BADGE_LABEL = "shift-consistency"
 # Lowest share of each color: green, amber, red. White text is readable on all.
 BADGE_COLORS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))
 UNKNOWN_COLOR = "#4a5565"
-
-
-def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats."""
-    parts = []
-    for mode_pairs in group_pairs_by_mode(pairs).values():
-        headline, evidence = describe_best_model(mode_pairs, reports)
-        parts += [
-            f"**{markdown_text(headline)}**",
-            "\n".join(f"- {markdown_text(words)}" for words in evidence),
-        ]
-    for report in reports:
-        parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
-    table, notes = results_table(reports)
-    if table.rows:
-        parts += [table.to_markdown(), markdown_text(notes)]
-    caveats = models_by_caveat(reports).items()
-    lines = (
-        f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
-        f"{markdown_text(caveat.message)}"
-        for caveat, names in caveats
-    )
-    parts.append("\n".join(lines))
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def badge_svg(report: AuditReport) -> str:
