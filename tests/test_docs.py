@@ -17,7 +17,7 @@ from torch import Tensor
 import teka
 from reproduction.__main__ import make_reproduction_app
 from teka import functional
-from teka.cli import COMMANDS
+from teka.cli.app import COMMANDS
 from teka.functional import RELATIVES
 from teka.functional.kernels import DETERMINISTIC_KERNELS, LEARNED_KERNELS, RANDOM_KERNELS
 

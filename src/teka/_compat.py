@@ -1,4 +1,4 @@
-"""Workarounds for differences between PyTorch versions, and undocumented functions of PyTorch."""
+"""Workarounds for differences between PyTorch versions."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -52,11 +52,6 @@ def register_constant(
     )
     register_pytree_flatten_spec(kind, lambda instance, spec: [], lambda instance, spec: True)
     add_safe_globals([kind])
-
-
-def are_transforms_active() -> bool:
-    """Return True within a transform of torch.func."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def is_fake_mode_active() -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 from torch.nn import Parameter
 
-from teka._compat import are_transforms_active, is_fake_mode_active
+from teka._compat import is_fake_mode_active
 
 
 class ExecutionMode(Enum):
@@ -20,6 +20,11 @@ class ExecutionMode(Enum):
     RECORDING = "recording"  # torch.compile, torch.export or torch.onnx.export builds a graph
     TRANSFORMED = "transformed"  # torch.func, forward-mode differentiation or a Tensor subclass
     SHAPES_ONLY = "shapes only"  # meta or fake tensors, which have no elements
+
+
+def are_transforms_active() -> bool:
+    """Return True within a transform of torch.func, such as `vmap`."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def execution_mode(*tensors: Tensor) -> ExecutionMode:

@@ -49,7 +49,6 @@ __all__ = [
     "assert_equivariant",
     "assert_permutation_equivariant",
     "equivariance_error",
-    "minimal_counter_example",
     "permutation_error",
 ]
 

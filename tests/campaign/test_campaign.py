@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reproduction.__main__ import REPRODUCTION_COMMANDS
-from teka.cli import COMMANDS
+from teka.cli.app import COMMANDS
 from tests.campaign.calls import entries, fuzz_public_calls
 from tests.campaign.commands import AUDIT, BASES, OPTIONS, fuzz_commands
 from tests.campaign.damages import damage_files

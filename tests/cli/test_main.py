@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from teka import __version__
-from teka.cli import COMMANDS, main, make_app, runs
-from teka.cli.app import CommandLine
+from teka.cli import main, runs
+from teka.cli.app import COMMANDS, CommandLine, make_app
 
 
 def test_without_a_command_the_commands_are_listed(capsys):
@@ -31,7 +31,8 @@ def test_the_help_imports_neither_torch_nor_lightning():
 
 def test_no_help_imports_a_slow_package():
     script = """import sys
-from teka.cli import COMMANDS, main
+from teka.cli import main
+from teka.cli.app import COMMANDS
 for command in COMMANDS:
     assert main([command, "--help"]) == 0
 slow = "lightning", "matplotlib", "torchvision", "torchmetrics", "transformers", "timm"

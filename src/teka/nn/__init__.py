@@ -9,13 +9,12 @@ from teka.nn.pooling import AttentionPool, SpaceToDepth
 from teka.nn.position_embedding import LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from teka.nn.prune_heads import prune_heads
 from teka.nn.relative import EmbeddedBiasTable, LearnedRelativeKernel, RelativeModule
-from teka.nn.sampling import (
-    AttentionDownsample,
-    AttentionUpsample,
+from teka.nn.sampling.polyphase import (
     PolyphaseDownsample,
     PolyphasePatchEmbedding,
     PolyphaseUpsample,
 )
+from teka.nn.sampling.resample import AttentionDownsample, AttentionUpsample
 from teka.nn.sequence_parallel import shard_tokens
 from teka.nn.transformer_block import TransformerBlock
 

@@ -11,9 +11,9 @@ from torch.nn import Parameter
 from torch.nn.functional import softplus
 
 from teka import functional as kernels
-from teka._compat import are_transforms_active
 from teka.checks import check_name, check_tensor_sizes
 from teka.errors import wrong_value
+from teka.execution_mode import are_transforms_active
 from teka.functional import RELATIVES, RelativeKernel
 from teka.nn.features import RandomFeatures
 
