@@ -35,7 +35,7 @@ def test_the_named_backends_are_the_ones_that_compute(
     grid = Grid(shape)
     layer = build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend)
     with torch.no_grad(), annotations_unchecked(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AttentionPlan, "compute", record)
+        patch.setattr(AttentionPlan, "attend", record)
         layer(torch.randn(1, 1 + grid.num_tokens, 8), grid, None, 1)
     explained = explain(layer, grid, num_prefix_tokens=1)
     assert [group.backend for group in explained.groups] == chosen

@@ -1,4 +1,4 @@
-"""Layers for attention, position-dependent attention weights, transformer blocks and resampling."""
+"""Attention layers with relative positions, transformer blocks, pooling and resampling layers."""
 
 from teka.nn.attention import Attention
 from teka.nn.attention_heads import AttentionHeads

@@ -36,9 +36,9 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class ProcessGroupHolder:
-    """Process group among which the tokens of an attention layer are divided.
+    """Holder of the process group among which the tokens of an attention layer are divided.
 
-    This class holds the group, so that a layer can be copied although a process group cannot.
+    A process group cannot be copied. With this class, a layer that has one can be copied.
     """
 
     group: ProcessGroup
@@ -52,10 +52,10 @@ class Attention(nn.Module):
 
         out_i = Σ_j κ(q_i, k_j) c(x_i − x_j; q_i) v_j / Σ_j κ(q_i, k_j) c(x_i − x_j; q_i)
 
-    The content kernel κ is a similarity of query q_i and key k_j. The relative kernel c is a weight
-    that depends on the offset between their positions x_i and x_j. With the defaults, squared relu
-    and rotary, the cost grows linearly with the number of tokens, and no output of a head is larger
-    than 1/0.3 times the largest value v_j.
+    The content kernel κ is a similarity of the query q_i and the key k_j. The relative kernel c is
+    a weight that depends on the offset between their positions x_i and x_j. By default, these are
+    "squared_relu" and "rotary". The cost then grows linearly with the number of tokens, and no
+    output of a head is larger than 1/0.3 times the largest value v_j.
 
     A layer with a relative kernel needs the positions of the tokens: a grid or coordinates. Dropout
     acts on the output, because fast algorithms have no matrix of attention weights. The layer
@@ -181,8 +181,8 @@ class Attention(nn.Module):
     def equivariance(self) -> dict[str, str]:
         """Transformations to which the layer is equivariant, such as {"shift": "exact"}.
 
-        The value is "in expectation" if the layer is equivariant only on average over draws of
-        random features.
+        The value is "in expectation" if the layer is equivariant only on average over random draws
+        of its features.
         """
         if self.relative is not None:
             return {"shift": self.relative().equivariance}
@@ -195,10 +195,10 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return the heads of the layer, in groups of heads with the same kernels.
+        """Return the heads of the layer, in groups of heads that have the same kernels.
 
-        Usually all heads form one group. Heads that attend by position alone are a second group. A
-        group contains its kernels with their current parameters.
+        Usually all heads form one group. Heads that attend by position alone form a second group.
+        The kernels of a group have the current parameters of the layer.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
@@ -222,7 +222,7 @@ class Attention(nn.Module):
     ) -> tuple[AllQueries | None, AllKeys | None, AllValues]:
         """Project tokens to the queries, keys and values of all heads.
 
-        Queries or keys are None if no head uses them, for instance if all weights depend on
+        Queries or keys are None if no head uses them, for example if all weights depend on
         positions alone. With a context, keys and values are projections of the context.
         """
         context = tokens if context is None else context
@@ -323,9 +323,9 @@ class Attention(nn.Module):
     ) -> tuple[GridLike | None, int]:
         """Return the token grid and the number of prefix tokens that a call of this layer uses.
 
-        Prefix tokens, such as a class token, have no position. If the arguments of the call contain
-        no grid, both values come from the surrounding context manager `teka.on`. A length that is
-        symbolic in `torch.export` is returned unchanged.
+        Prefix tokens, such as a class token, have no position. If no grid is passed to the call,
+        both values come from the surrounding context manager `teka.on`. A length that is symbolic
+        in `torch.export` is returned unchanged.
         """
         if grid is not None:
             is_symbolic = isinstance(grid, torch.SymInt) and self.value_convolution is None
@@ -354,7 +354,8 @@ class Attention(nn.Module):
         """Compute causal attention of the next token or tokens, given the state of earlier tokens.
 
         Use this method to generate a sequence. The cost of a token does not grow with the number of
-        earlier tokens. Pass a prompt in one call, because that is faster than token by token.
+        earlier tokens. Pass all tokens of a prompt in one call, because that is faster than one
+        call for each token.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape
@@ -409,8 +410,8 @@ class Attention(nn.Module):
         """Return the name of the algorithm (backend) that computes the attention on a grid.
 
         Backends have the same result but different costs. For example, "dense" computes every pair
-        of tokens. If only some heads have position-dependent weights, the name is that of their
-        backend.
+        of tokens. If only some heads have position-dependent weights, the backend of these heads is
+        returned.
 
         Raises:
             ValueError: The backend of the layer cannot compute its kernels on this grid.

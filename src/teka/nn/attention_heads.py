@@ -23,9 +23,9 @@ from teka.precision import widest_dtype
 class AttentionHeads(nn.Module):
     """Attention with learned kernels, for layers that compute queries, keys and values themselves.
 
-    Such layers are `MultiheadAttention` and the layers that `teka.convert.replace_attention`
-    creates. The module calls `teka.functional.attention`. Its relative kernel, a weight that
-    depends on the offset between query and key, acts in every head.
+    Examples are `MultiheadAttention` and the layers that `teka.convert.replace_attention` creates.
+    The module calls `teka.functional.attention`. The relative kernel, a weight that depends on the
+    offset between query and key, acts in every head.
 
     >>> import torch, teka
     >>> heads = teka.nn.AttentionHeads(8, 2, grid=teka.Grid((3, 4)))
@@ -147,7 +147,7 @@ class AttentionHeads(nn.Module):
         *,
         scale: float | None = None,
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-        """Compute causal attention of the next tokens of a sequence to themselves and earlier ones.
+        """Compute causal attention of the next tokens of a sequence, given the earlier tokens.
 
         The earlier tokens are summarized in a state. Use this method to generate a sequence.
         Arguments, results and errors are those of `teka.functional.decode`.
@@ -172,8 +172,8 @@ class AttentionHeads(nn.Module):
     ) -> dict[str, Any]:
         """Return the positions of the tokens as keyword arguments of `attention`.
 
-        They come from the grid of the call, else from the grid of the context manager `teka.on`,
-        else from the grid of the layer. Without any grid, the tokens are one unit apart on a line.
+        The grid of the call comes first, then the grid of the context manager `teka.on`, then the
+        grid of the layer. Without any grid, the tokens are one unit apart on a line.
         """
         candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:

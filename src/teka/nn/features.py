@@ -26,8 +26,8 @@ class RandomFeatures(nn.Module):
     Random features turn queries and keys into vectors whose inner product approximates a kernel
     such as softmax. `forward` does not draw a new projection. To draw one, call
     `redraw_projections(model)`, as `teka train` does every 1,000 steps (Horn et al. 2021). The
-    seed and the number of draws are saved too, so that a loaded module draws the same projections
-    next.
+    state dict contains the seed and the number of draws, so that a loaded module continues with the
+    same projections.
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)
@@ -128,10 +128,10 @@ def redraw_projections(model: nn.Module) -> int:
 
 
 class LearnedFeatures(nn.Module):
-    """Learned feature map for linear attention, a different one for each head.
+    """Learned feature map for linear attention, with separate weights for each head.
 
-    The attention weight of a query and a key is the inner product of their features, before
-    normalization. The weights of the feature map are initially identity matrices.
+    The attention weight of a query and a key before normalization is the inner product of their
+    features. The weights of the feature map are initially identity matrices.
 
     Source: Zhang et al. 2024.
 

@@ -63,7 +63,7 @@ class HeadGroup:
 
     @property
     def output_bound(self) -> float | None:
-        """Largest possible |output| of these heads if all |values| ≤ 1, or None if unbounded."""
+        """Largest possible |output| of these heads if all |values| ≤ 1, or None without a bound."""
         return (
             self.kernel.output_bound
             if self.relative is None
@@ -75,7 +75,7 @@ class HeadGroup:
     ) -> tuple[Queries, Keys, Values]:
         """Select the queries, keys and values of these heads from those of all heads of the layer.
 
-        If the kernels do not depend on queries or keys, zeros are returned in their place.
+        Queries or keys are zeros if the kernels do not depend on them.
         """
         value = value[:, self.heads]
         batch, num_heads, num_keys, _ = value.shape
@@ -127,7 +127,7 @@ class HeadGroup:
         """Estimate the cost of each algorithm (backend) that can compute these heads on a grid.
 
         All backends have the same result. A cost consists of the numbers of multiply-adds and of
-        bytes moved. The fastest backend is chosen by these costs.
+        bytes moved. It is used to choose the fastest backend.
 
         Args:
             grid: Grid of the queries. May be None without a relative kernel; the costs are then
@@ -150,7 +150,7 @@ class HeadGroup:
     def estimate_costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """Estimate the costs as `estimate_costs` does, for tokens on a grid or with coordinates."""
+        """Estimate the cost of each algorithm (backend) for tokens with positions of any kind."""
         plan = make_attention_plan(
             self.kernel,
             self.relative,
@@ -209,10 +209,10 @@ def count_position_heads(
 def make_kernels(
     options: AttentionOptions, heads: int, dim_head: int, position_heads: int = 0
 ) -> tuple[AnyContentKernel, RelativeModule | None]:
-    """Create the content kernel and the relative kernel for the options of a layer.
+    """Create the content kernel and the relative kernel that the options of a layer describe.
 
     The content kernel is a similarity of query and key. The relative kernel is a weight that
-    depends on the offset between their positions; it is None for `relative=None`.
+    depends on the offset between their positions. It is None for `relative=None`.
 
     Raises:
         ValueError: The kernels do not fit each other, or an option belongs to another kernel.

@@ -33,7 +33,7 @@ PLAIN_LAYERS = (
 
 
 def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Module) -> None:
-    """Check that tokens or images have the expected shape, and the dtype of a layer's weights.
+    """Check that tokens or images have the expected shape and the dtype of a layer's weights.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -60,7 +60,7 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Mod
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Inputs of an attention layer after the checks of `make_inputs`.
+    """Inputs of an attention layer that `make_inputs` has checked.
 
     Args:
         tokens: Tokens that attend.

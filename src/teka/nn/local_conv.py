@@ -25,9 +25,9 @@ class ValueConvolution(nn.Module):
         y(x) = Σ_t w_t v(x + t)
 
     Here v(x) is the value at position x, and t runs over a window with an odd number of positions
-    along each axis. Each head and channel has its own weights w_t, which are 0 initially. Values
-    wrap around along periodic axes. Elsewhere, values outside the grid are 0, as are masked values
-    and the output for tokens without a position, such as a class token.
+    along each axis. Each head and channel has its own weights w_t, which are 0 initially. Along
+    periodic axes, the window wraps around. Along other axes, values outside the grid are 0. Masked
+    values are 0, and so is the output for tokens without a position, such as a class token.
 
     Source: Han et al. 2023 (FLatten Transformer), with one kernel for each head.
     """

@@ -169,7 +169,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key_padding_mask is not None:
             sizes = key.shape[:2] if is_batch else key.shape[1:2]
             check_tensor("key_padding_mask", key_padding_mask, *sizes, dtypes=MASK_DTYPES)
-            key_mask = attended_keys("key_padding_mask", key_padding_mask.view(key.shape[:2]))
+            key_mask = invert_pytorch_mask("key_padding_mask", key_padding_mask.view(key.shape[:2]))
         options = {"key_mask": key_mask, "is_causal": is_causal or is_causal_mask(attn_mask)}
         vectors = [
             linear(tokens, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -214,7 +214,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return is_batch
 
     def _projection_weights(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the weight and bias of the query, key and value projections, in this order."""
+        """Return the weight and bias of the projections of queries, keys and values."""
         weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
@@ -222,7 +222,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return list(zip(weights, biases, strict=True))
 
 
-def attended_keys(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
+def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     """Convert an attention mask of PyTorch to a boolean mask that is True for keys to attend to.
 
     The mask of PyTorch is True or −∞ for keys to ignore, and False or 0 for keys to attend to.
@@ -250,7 +250,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     check_dtype("attn_mask", mask, MASK_DTYPES)
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
-    keep = attended_keys("attn_mask", mask)
+    keep = invert_pytorch_mask("attn_mask", mask)
     if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
         hint = "Other masks must be the same for all queries, such as a key_padding_mask."

@@ -17,9 +17,10 @@ VALUES = ("projected", "tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options that all layers with attention share, which `teka.nn.Attention` describes.
+    """Options of attention, which all layers with attention share.
 
-    A layer accepts an instance of this class, the same options as keyword arguments, or both.
+    They are described in `teka.nn.Attention`. A layer accepts an instance of this class, the same
+    options as keyword arguments, or both.
 
     >>> import torch, teka
     >>> options = teka.nn.AttentionOptions(kernel="softmax", relative="alibi")
@@ -94,7 +95,7 @@ def merge_options(
     keywords: dict[str, Any],
     allowed: Collection[str] = ALL_OPTIONS,
 ) -> AttentionOptions:
-    """Combine the two ways to pass options to a layer: as an object and as keyword arguments.
+    """Combine options that are passed to a layer as an object and as keyword arguments.
 
     Keyword arguments take precedence.
 

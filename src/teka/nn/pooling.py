@@ -20,9 +20,9 @@ class AttentionPool(nn.Module):
 
         out = W_o · concat_h softmax(q_h K_hᵀ / √d) V_h
 
-    The queries q_h of head h are learned parameters. The keys K_h and values V_h of size d are
-    projections of the tokens. The output does not depend on the order of the tokens, and the cost
-    is linear in their number.
+    The queries q_h of head h are learned parameters. The keys K_h and values V_h are projections of
+    the tokens to vectors of size d. The output does not depend on the order of the tokens, and the
+    cost is linear in their number.
 
     Source: attention with a learned query; Lee et al. 2019 (Set Transformer), §3.2.
 
@@ -86,13 +86,13 @@ class AttentionPool(nn.Module):
 class SpaceToDepth(nn.Module):
     """Lossless downsampling that moves each block of pixels into the channels of one pixel.
 
-    A block has f = `factor` pixels along each of n axes. For n = 2, this is
-    `torch.nn.PixelUnshuffle`. `inverse` restores the input exactly. A shift of the input by f
-    pixels shifts the output by one pixel; other shifts permute the channels too.
+    A block has f = `factor` pixels along each axis. On images, this is `torch.nn.PixelUnshuffle`.
+    The method `inverse` restores the input exactly. A shift of the input by f pixels shifts the
+    output by one pixel. Other shifts permute the channels too.
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 
-    Here c is a channel, and t is a pixel within block i.
+    Here c is a channel, n is the number of axes, and t is a pixel within block i.
 
     Source: Jacobsen et al. 2018 (i-RevNet), §3.1, after Shi et al. 2016; Cordonnier et al. 2020,
     §4.1, with f = 2.

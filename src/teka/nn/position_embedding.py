@@ -20,10 +20,10 @@ TABLE_SCALE = 0.02
 class SinusoidalPositionEmbedding(nn.Module):
     """Sinusoidal position embedding with learned frequencies, added to the tokens.
 
-    The channels are divided equally among the axes of the grid. The channels of an axis are
-    sin(ω_f x) and cos(ω_f x), where x is the position of the token along this axis. All axes share
-    the frequencies ω_f, which are initially 10000^(−2f / (dim / num_axes)). Layers after this
-    module are not shift equivariant, because tokens carry their absolute positions.
+    The channels are divided equally among the axes of the grid. The channels of an axis are sin(ω_f
+    x) and cos(ω_f x), where x is the position of the token along this axis. All axes share the
+    learned frequencies ω_f. Their initial values are 10000^(−2f / (dim / num_axes)). Layers after
+    this module are not shift equivariant, because tokens carry their absolute positions.
 
     Source: Vaswani et al. 2017, §3.5; Horn et al. 2021 (learnable frequencies, dim/2 per axis).
 

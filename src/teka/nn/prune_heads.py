@@ -21,12 +21,14 @@ from teka.nn.relative import RelativeModule
 def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     """Return a smaller and faster copy of an attention layer without some of its heads.
 
-        pruned(x) = Σ_{h kept} O_h attention_h(x) + b
+    The original layer does not change, and the copy shares no parameters with it. The output is the
+    sum over the kept heads,
 
-    Here O_h is the block of the output projection that belongs to head h, and b is its bias. The
-    original layer does not change, and the copy shares no parameters with it. If all heads with a
-    relative kernel are removed, the copy has no relative kernel. If only heads that attend by
-    position alone are kept, the content kernel of the copy is constant.
+        pruned(x) = Σ_{h kept} O_h attention_h(x) + b.
+
+    Here O_h is the block of the output projection that belongs to head h, and b is its bias. If all
+    heads with a relative kernel are removed, the copy has no relative kernel. If only heads that
+    attend by position alone are kept, the content kernel of the copy is constant.
 
     Source: Michel, Levy & Neubig 2019; Cordonnier et al. 2020, A.1.
 
@@ -97,7 +99,7 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
 def _kept_projection_indices(
     attention: Attention, kept: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of the kept heads among the queries and among the keys of the layer.
+    """Return the indices of the kept heads in the query projection and in the key projection.
 
     Heads that attend by position alone have no queries or no keys.
     """
@@ -130,7 +132,7 @@ def _select_heads(
 def _prune_outputs(
     linear: nn.Linear | None, kept: Sequence[int], dim_head: int
 ) -> nn.Linear | None:
-    """Keep only the outputs of the kept heads in a linear layer, which changes in place.
+    """Keep only the outputs of some heads in a linear layer, which changes in place.
 
     Return the layer, or None if no head is kept.
     """

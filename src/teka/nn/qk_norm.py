@@ -19,7 +19,7 @@ class IdentityQueryKeyNorm(nn.Module):
 
     Attributes:
         has_effect: True if the module changes queries or keys.
-        removes_bias: True if a bias of the keys has no effect.
+        removes_bias: True if the module cancels a bias of the keys.
         head_parameters: Names of the parameters that have one entry for each head.
     """
 
@@ -43,8 +43,8 @@ class QueryKeyRMSNorm(IdentityQueryKeyNorm):
 
         x' = g ⊙ x / √(mean(x²))
 
-    The gain g has an entry for each head and channel. With the softmax kernel, a larger gain makes
-    the attention weights sharper, like a lower temperature.
+    Here x is a query or key, and the gain g has an entry for each head and channel. With the
+    softmax kernel, a larger gain makes the attention weights sharper, like a lower temperature.
 
     Source: Henry et al. 2020 and Dehghani et al. 2023, with the norm of Zhang & Sennrich 2019.
     """
@@ -73,8 +73,8 @@ class KeyCentering(IdentityQueryKeyNorm):
     """Centering of keys: subtract the mean of all keys of a sample and head from each key.
 
     The mean excludes masked keys. Centering does not change softmax attention. It changes kernels
-    that apply a ReLU, because centered keys point in all directions. It is equivariant to shifts,
-    but not causal, because the mean depends on later keys.
+    that apply a ReLU, because centered keys point in all directions. Centering is equivariant to
+    shifts. It is not causal, because the mean depends on later keys.
     """
 
     has_effect = True

@@ -56,17 +56,17 @@ class RelativeModule(nn.Module):
 
     @property
     def num_position_features(self) -> int:
-        """Number of features that the kernel appends to every query and key; 0 for most kernels."""
+        """Number of features that the kernel appends to queries and keys. Usually, it is 0."""
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
 class LearnedRelativeKernel(RelativeModule):
     """Learned attention weight that depends on the offset between the positions of query and key.
 
-    The module has a parameter for each tensor of a kernel class, such as `teka.functional.Rotary`,
-    with the same name. A tensor x that must be positive has a parameter named `raw_x`, with x =
-    softplus(raw_x). The class method `with_initial_parameters` of the kernel gives the initial
-    values.
+    The weight is a kernel class such as `teka.functional.Rotary`. For each tensor of the class, the
+    module has a parameter with the same name. If a tensor x must be positive, the parameter is
+    named `raw_x`, and x = softplus(raw_x). The class method `with_initial_parameters` gives the
+    initial values.
 
     >>> import torch, teka
     >>> relative = teka.nn.LearnedRelativeKernel("quadratic", num_axes=2, heads=9)
@@ -94,7 +94,7 @@ class LearnedRelativeKernel(RelativeModule):
     ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
-        has_axes = "num_axes" in option_names(self.kernel_class)
+        has_axes = "num_axes" in initialization_options(self.kernel_class)
         self.infers_num_axes = num_axes is None and has_axes
         if has_axes:
             options["num_axes"] = DEFAULT_NUM_AXES if num_axes is None else num_axes
@@ -147,8 +147,8 @@ class LearnedRelativeKernel(RelativeModule):
         """Set the number of axes of the token grid, unless it has been set before.
 
         If the number is not two, the parameters get new shapes and new initial values. They remain
-        the same objects, so an optimizer that was created earlier stays valid. Within a transform
-        of torch.func, this method does nothing.
+        the same objects, so that an optimizer created earlier stays valid. Within a transform of
+        torch.func, this method does nothing.
         """
         if not self.infers_num_axes:
             return
@@ -183,8 +183,8 @@ class LearnedRelativeKernel(RelativeModule):
                 self.kernel_class, **{**self.constructor_options, "num_axes": num_axes}
             )
 
-    def _set_num_axes_from(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Set the number of grid axes for which the parameters have the shapes in a state dict."""
+    def _set_num_axes_from_state_dict(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Set the number of grid axes from the shapes of the parameters in a state dict."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
             tensors = self._with_num_axes(num_axes).state_dict()
             shapes = {prefix + name: tensor.shape for name, tensor in tensors.items()}
@@ -199,12 +199,12 @@ class LearnedRelativeKernel(RelativeModule):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Load parameters, also of earlier versions of the library.
+        """Load parameters from a state dict, also from one of an earlier version of the library.
 
         Earlier versions of "transformer_xl" had the same frequencies for all axes of a grid.
         """
         if self.infers_num_axes:
-            self._set_num_axes_from(state_dict, prefix)
+            self._set_num_axes_from_state_dict(state_dict, prefix)
         saved = state_dict.get(prefix + "frequency")
         if isinstance(saved, Tensor) and saved.ndim == 1 and self.frequency.ndim == 2:
             state_dict[prefix + "frequency"] = saved[:, None].expand_as(self.frequency)
@@ -212,13 +212,13 @@ class LearnedRelativeKernel(RelativeModule):
 
 
 class EmbeddedBiasTable(RelativeModule):
-    """Learned bias of the attention weights for each offset along each axis of a grid.
+    """Learned bias of the attention score for each offset along each axis of a grid.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
 
-    The bias t[Δ] for an offset Δ between query and key is the inner product of an embedding r[Δ],
-    which the heads share, and a vector v of the head. Initially, r is drawn from N(0, 1) and v as
-    in `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn the same biases as
+    The bias t[Δ] for an offset Δ is an inner product. The embedding r[Δ] of the offset is shared by
+    all heads, and each head has its own vector v. Initially, r is drawn from N(0, 1), and v as in
+    `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn the same biases as
     relative="table", but an optimizer step moves them about `embedding_dim` times as far.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with
@@ -261,8 +261,8 @@ class EmbeddedBiasTable(RelativeModule):
         return kernels.BiasTable(torch.stack(tables, dim=1))
 
 
-def option_names(kernel: type[RelativeKernel]) -> Collection[str]:
-    """Return the names of the options of `with_initial_parameters` of a relative kernel class."""
+def initialization_options(kernel: type[RelativeKernel]) -> Collection[str]:
+    """Return the names of the options that a relative kernel class takes for its initial values."""
     return inspect.signature(kernel.with_initial_parameters).parameters
 
 
@@ -288,7 +288,10 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
 
 
 def relative_kernel_class(relative: str | RelativeModule | None) -> type[RelativeKernel] | None:
-    """Return the class of a relative kernel that is specified by name or as a module, or None."""
+    """Return the class of a relative kernel that is given by its name or as a module.
+
+    Return None if there is no relative kernel.
+    """
     if relative is None:
         return None
     if isinstance(relative, RelativeModule):
@@ -302,12 +305,11 @@ def relative_kernel_class(relative: str | RelativeModule | None) -> type[Relativ
 def make_relative_from_options(
     kernel: type[RelativeKernel], **options: Any
 ) -> LearnedRelativeKernel:
-    """Create a module for a relative kernel class from those options that the class takes.
+    """Create a learned relative kernel from options that may also belong to other kernels.
 
-    Other options and options that are None are ignored, so that a caller can pass the options of
-    all classes.
+    Options that the kernel class does not take are ignored, and so are options that are None.
     """
-    known = option_names(kernel)
+    known = initialization_options(kernel)
     known_options = {
         name: value for name, value in options.items() if name in known and value is not None
     }

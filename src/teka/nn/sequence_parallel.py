@@ -19,11 +19,12 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     """Let the attention layers of a model attend to the tokens of all processes of a group.
 
     Each process holds the tokens of one part of a long sequence. Linear attention depends on keys
-    and values only through sums, so the processes exchange only these sums:
+    and values only through two sums, so the processes exchange only these sums. Process r computes
+    S_r = Σ_j φ(k_j) v_jᵀ and z_r = Σ_j φ(k_j) over its own keys j, where φ maps queries and keys to
+    features. Each output is then
 
-        out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r,   S_r = Σ_j φ(k_j) v_jᵀ,  z_r = Σ_j φ(k_j).
+        out_i = φ(q_i)ᵀ Σ_r S_r / φ(q_i)ᵀ Σ_r z_r.
 
-    Here φ maps queries and keys to features, r is a process, and j runs over the keys of process r.
     The sums are exchanged once in the forward pass and once in the backward pass. Their size does
     not depend on the number of tokens. A causal layer adds only the sums of lower ranks.
 
@@ -78,7 +79,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 def why_not_shardable(layer: Attention) -> str | None:
     """Return the reason why the tokens of a layer cannot be divided among processes, or None.
 
-    They can be divided if the attention depends on keys and values only through sums over the keys.
+    They can be divided if attention depends on keys and values only through sums over the keys.
     """
     if layer.value_convolution is not None:
         return "with a value_convolution"

@@ -21,7 +21,7 @@ BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim"
 
 
 def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] = int) -> int:
-    """Return the width of the hidden layer of an MLP, dim × mlp_ratio rounded to an integer."""
+    """Return the width of the hidden layer of an MLP, which is dim × mlp_ratio, rounded."""
     hidden = round_size(dim * mlp_ratio) if is_number(mlp_ratio) else 0
     if not 1 <= hidden <= MAX_SIZE // dim:
         expected = f"at least 1 / dim = 1 / {dim}, and a width up to {MAX_SIZE // dim}"
@@ -32,7 +32,7 @@ def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] =
 def count_window_heads(window_reach: int | None, heads: int) -> int:
     """Return the number of heads that attend only to a window around each query.
 
-    It is half of the heads, or 0 if `window_reach` is None.
+    It is half of the heads with `window_reach`, and 0 if `window_reach` is None.
     """
     check_sizes({"window_reach": window_reach}, or_none=True)
     if window_reach is None:
@@ -58,8 +58,8 @@ class TransformerBlock(nn.Module):
     """Pre-norm transformer block: x + Attention(norm(x)), then x + MLP(norm(x)).
 
     With `window_reach`, half of the heads compute softmax attention within a window around each
-    query. The other heads attend to all tokens. If they have a linear kernel, the cost of the block
-    is linear in the number of tokens.
+    query, and the other heads attend to all tokens. If these have a kernel for linear attention,
+    the cost of the block is linear in the number of tokens.
 
     Source: Vaswani et al. 2017; pre-norm after Xiong et al. 2020, as in Horn et al. 2021.
 

@@ -1,1 +1,1 @@
-"""Tools that measure the cost, accuracy and equivariance of attention layers, and find problems."""
+"""Tools that measure the cost, accuracy and shift equivariance of attention layers."""

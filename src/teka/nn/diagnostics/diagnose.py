@@ -65,8 +65,8 @@ def diagnose(
 
     The report of a layer contains:
 
-    - the errors of random features, and whether they have collapsed, so that the output is nearly
-      the mean of the values for every query;
+    - the errors of random features. If they have collapsed, the output is nearly the mean of the
+      values for every query;
     - the largest values, and how much they could grow before float16 overflows;
     - the rounding differences between all backends, which are algorithms with the same result;
     - the changes of the output when the tokens are shifted;
@@ -235,9 +235,10 @@ def _measure_random_features(
     equal_weights: Tensor,
     value: Tensor,
 ) -> RandomFeatureErrors | None:
-    """Return the errors of attention heads with random features, or None for other heads.
+    """Return the errors of attention heads that use random features, or None for other heads.
 
-    Random features approximate a kernel such as softmax, whose exact output is computed too.
+    Random features approximate a kernel such as softmax. The errors are differences from the exact
+    output with this kernel.
 
     Args:
         kernel: Content kernel of the heads.
@@ -285,8 +286,8 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
 def _count_constant_sinusoids(relative: RelativeKernel | None, grid: Grid | None) -> int:
     """Count the sinusoids of a relative kernel that are constant on a periodic grid.
 
-    The number of cycles of a sinusoid on the grid is rounded to a whole number, so that the
-    sinusoid is periodic. If its wavelength is much longer than the grid, this number is 0.
+    On a periodic grid, each sinusoid is rounded to a whole number of cycles. If its wavelength is
+    much longer than the grid, this number is 0, so that the sinusoid is constant.
     """
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0

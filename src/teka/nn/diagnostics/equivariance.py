@@ -22,12 +22,15 @@ Steps = Float[Tensor, "steps axes"]
 class LayerInputs:
     """Inputs of a self-attention layer: the tokens, their mask and their positions.
 
+    Prefix tokens, such as a class token, come first and have no position. All other tokens have
+    positions on a grid or coordinates.
+
     Attributes:
         tokens: Tokens, shape (B, L, dim).
-        grid: Grid of the tokens that have a position, or None.
-        key_mask: True where a token may be attended to, shape (B, L).
-        num_prefix_tokens: Number of first tokens without a position, such as a class token.
-        positions: Coordinates of the other tokens instead of a grid, shape (B, L, n), or None.
+        grid: Grid of the tokens after the prefix tokens, or None.
+        key_mask: True for tokens that may be attended to, shape (B, L).
+        num_prefix_tokens: Number of prefix tokens.
+        positions: Coordinates of the tokens after the prefix tokens, shape (B, L, n), or None.
     """
 
     tokens: Float[Tensor, "batch tokens dim"]
@@ -49,9 +52,9 @@ class LayerInputs:
     def shorten(self, max_tokens: int, max_samples: int) -> "LayerInputs":
         """Return a part of the inputs that is small enough for expensive measurements.
 
-        At most `max_samples` samples and a block of `max_tokens` tokens remain, in addition to
-        prefix tokens such as a class token. The block contains a token that is not masked. Samples
-        whose remaining tokens are all masked are dropped.
+        The part has at most `max_samples` samples. It contains all prefix tokens, such as a class
+        token, and a block of at most `max_tokens` other tokens. The block contains a token that is
+        not masked. Samples whose remaining tokens are all masked are dropped.
         """
         prefix, grid, positions = self.num_prefix_tokens, self.grid, self.positions
         cells = torch.arange(self.tokens.shape[1] - prefix)
@@ -68,7 +71,7 @@ class LayerInputs:
         return LayerInputs(tokens, grid, key_mask, prefix, positions)
 
     def token_indices(self, cells: Int[Tensor, "cells"]) -> Int[Tensor, "tokens"]:
-        """Return the indices of the prefix tokens and of the tokens at some cells of the grid.
+        """Return the indices of all prefix tokens and of the tokens at given grid cells.
 
         Prefix tokens, such as a class token, come first in the sequence.
         """
@@ -82,7 +85,7 @@ def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
 
 
 def _select_block(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Return the indices of the cells in a block around a cell, and the grid that they form.
+    """Return the indices of the cells in a block around a cell, and the grid of these cells.
 
     The block has at most `max_tokens` cells.
     """
@@ -100,9 +103,9 @@ def measure_shift_errors(
 ) -> ShiftErrors | None:
     """Measure how much the output of a layer changes when its tokens are shifted.
 
-    An equivariant layer has only rounding errors. On a grid, tokens are rolled along periodic axes
-    and moved within a larger grid along other axes. Tokens with coordinates instead of a grid are
-    shifted by adding to the coordinates.
+    For an equivariant layer, the change is only a rounding error. On a grid, tokens are rolled
+    along periodic axes, and moved within a larger grid along other axes. If tokens have coordinates
+    instead of a grid, the shift is added to the coordinates.
 
     Returns:
         Errors in the layer's dtype, and in float64 for the worst shift. None if the layer is not
@@ -116,7 +119,7 @@ def measure_shift_errors(
         run_shifted = _run_with_shifted_cells
     else:
         return None
-    steps = _shifts_to_measure(inputs, shifts, is_causal=layer.causal)
+    steps = _check_or_choose_shifts(inputs, shifts, is_causal=layer.causal)
     if not steps.any():
         return None
 
@@ -137,13 +140,13 @@ def measure_shift_errors(
     )
 
 
-def _shifts_to_measure(
+def _check_or_choose_shifts(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
-    """Return the shifts that the caller chose, or two default shifts.
+    """Check the shifts that the caller chose, or choose two shifts by default.
 
-    Tokens of a causal layer are not shifted along periodic axes, because rolling would change their
-    order.
+    A shift has one number for each axis. For a causal layer, it is 0 along periodic axes, because
+    rolling would change the order of the tokens.
     """
     grid = inputs.grid
     steps: list[Sequence[float]] = []
@@ -187,7 +190,8 @@ def _run_with_shifted_positions(
 def _run_with_shifted_cells(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
     """Return the output of a layer after each shift of its tokens on a larger grid.
 
-    No shift moves a token out of the larger grid. Positions without a token are masked.
+    The grid is so large that no shift moves a token out of it. Positions without a token are
+    masked.
     """
     grid = inputs.grid
     assert grid is not None

@@ -26,16 +26,17 @@ SELF_ATTENTION_INPUTS = ("tokens", "grid", "key_mask", "num_prefix_tokens", "pos
 
 @dataclass(frozen=True)
 class HeadGroupCosts:
-    """Estimated costs of each attention algorithm (backend), for heads that share the same kernels.
+    """Estimated cost of attention heads with each algorithm (backend) that can compute them.
 
-    Backends have the same result. "dense", for example, computes all pairs of tokens.
+    The heads share the same kernels. Backends have the same result, and "dense", for example,
+    computes all pairs of tokens.
 
     Attributes:
         name: Names of the kernels, such as "softmax × rotary".
         num_heads: Number of heads.
-        backend: Backend that computes the heads.
-        is_cheapest: True for backend="auto", which chooses by cost.
-        costs: Cost of one head and sample for each possible backend, cheapest first.
+        backend: Backend that the layer uses for the heads.
+        is_cheapest: True if the layer chooses the cheapest backend, because its option is "auto".
+        costs: Cost of one head and sample with each backend, cheapest first.
         work: Estimated cost of each backend in one number, for the device.
         crossover: Smallest number of tokens for which another backend costs less than "dense", on
             grids of the same proportions. None if there is none up to `MAX_CROSSOVER`.
@@ -69,16 +70,16 @@ class HeadGroupCosts:
 
 @dataclass(frozen=True)
 class CostReport:
-    """Estimated cost of each algorithm (backend) that can compute an attention layer on a grid.
+    """Estimated cost of an attention layer on a grid with each algorithm (backend).
 
     Backends have the same result but different costs. `str` returns a table.
 
     Attributes:
         groups: Costs of each group of heads that share their kernels.
-        num_tokens: Number of tokens that attend, including prefix tokens without a position.
-        num_keys: Number of tokens that are attended to.
+        num_tokens: Number of queries, which includes prefix tokens without a position.
+        num_keys: Number of keys.
         batch: Number of samples of a call.
-        device_type: Device that the costs are for.
+        device_type: Type of the device for which the costs are estimated, such as "cpu".
     """
 
     groups: tuple[HeadGroupCosts, ...]
@@ -114,9 +115,9 @@ def explain(
     """Compare the estimated costs of all algorithms (backends) that can compute an attention layer.
 
     Backends have the same result. For example, "dense" computes every pair of tokens, and "linear"
-    sums products of features. The cost is the estimated time for the multiply-adds and the memory
-    traffic. With backend="auto", a layer uses the cheapest backend. For a model, there is a report
-    on each of its attention layers.
+    sums products of features. The cost is the estimated time for multiply-adds and memory traffic.
+    With backend="auto", a layer uses the cheapest backend. For a model, the result contains a
+    report on each of its attention layers.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
@@ -272,7 +273,7 @@ def _scaled(grid: Grid, factor: float) -> Grid:
 def _find_crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
     """Return the smallest grid on which "dense" is not the cheapest attention algorithm.
 
-    Return None if there is none up to `MAX_CROSSOVER` tokens.
+    Return None if "dense" is the cheapest for all grids of up to `MAX_CROSSOVER` tokens.
 
     Args:
         is_dense_cheapest: True if "dense" is cheapest on a grid whose sides are those of `grid`

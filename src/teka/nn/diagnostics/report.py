@@ -66,7 +66,7 @@ RECOMMENDATIONS = {
 class Finding:
     """A problem that `teka.diagnose` has found in an attention layer.
 
-    As text, a finding gives the measurement, its meaning and a recommendation.
+    The text of a finding consists of the measurement, what it means and what to do.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
@@ -92,10 +92,11 @@ class ApproximationErrors:
     may collapse to nearly the mean of the values for every query.
 
     Attributes:
-        error: Relative error with random features, ‖estimate − exact‖ / ‖exact‖.
+        error: Relative error of the output, ‖estimate − exact‖ / ‖exact‖.
         error_of_mean: Relative error of the mean of the values, ‖mean − exact‖ / ‖exact‖.
-        spread: ‖estimate − mean‖ / ‖exact − mean‖. It is 0 if the estimate is the mean of the
-            values, and set to 1 if the exact output is that mean too.
+        spread: Distance of the output from the mean of the values, ‖estimate − mean‖ / ‖exact −
+            mean‖. It is 0 if the output is this mean. It is set to 1 if the exact output is the
+            mean too.
     """
 
     error: float
@@ -133,8 +134,8 @@ class RandomFeatureErrors:
     Attributes:
         exact: Names of the exact kernels, such as "softmax × alibi".
         num_features: Number of random features.
-        is_biased: True if all random vectors have the same norm. Then the error does not converge
-            to 0 with more features.
+        is_biased: True if all random vectors have the same norm. More features then do not reduce
+            the error to 0.
         total: Errors over all heads.
         by_head: Errors of each head.
     """
@@ -150,15 +151,15 @@ class RandomFeatureErrors:
 class HeadMeasurements:
     """Accuracy and output sizes of attention heads that share the same kernels, in float64.
 
-    The gain of a query is the sum of its absolute attention weights. The output is at most the gain
-    times the largest value.
+    The gain of a query is the sum of its absolute attention weights. No output is larger than the
+    gain times the largest value.
 
     Attributes:
         name: Names of the kernels, such as "softmax × rotary".
         relative: Name of the relative kernel, or None.
         heads: Indices of the heads.
-        backend: Backend of the heads.
-        features: Errors of random features, or None without any.
+        backend: Attention algorithm that computes the heads.
+        features: Errors of random features, or None if the heads have no random features.
         bound: Guaranteed bound of |output| / max |value|, or None.
         output_ratio: Largest |output| / max |value| of a sample and head.
         largest_output: Largest |output|.
@@ -166,10 +167,10 @@ class HeadMeasurements:
         share_of_gains_above_1: Share of the queries with a gain above 1.
         unevenness: Root mean square over the queries of √n ‖w_i − 1/n‖ for each head, with the
             weights w_i of a query and the number n of its keys. It is 0 for equal weights.
-        query_norm: Mean ‖q‖ of each head, or None without queries.
-        key_norm: Mean ‖k‖ of each head, or None without keys.
+        query_norm: Mean ‖q‖ of each head, or None if the heads have no queries.
+        key_norm: Mean ‖k‖ of each head, or None if the heads have no keys.
         rounding: Relative difference of each backend from "dense", in the layer's dtype.
-        num_constant_waves: Number of waves whose frequency a periodic grid rounds to 0.
+        num_constant_waves: Number of sinusoids whose frequency a periodic grid rounds to 0.
     """
 
     name: str
@@ -201,15 +202,16 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Relative differences between a layer's output for shifted tokens and its shifted output.
+    """Errors of the shift equivariance of an attention layer, on measured inputs.
 
-    An equivariant layer has only rounding errors.
+    An error is the relative difference between the output for shifted tokens and the shifted
+    output. For an equivariant layer, it is only a rounding error.
 
     Attributes:
         method: How the tokens were shifted.
         by_shift: Error of each shift, in the layer's dtype.
         noise_floor: Difference of two calls with the same input.
-        float64_error: Error of the worst shift in float64.
+        float64_error: Error in float64 of the shift with the largest error.
     """
 
     method: str
@@ -232,13 +234,14 @@ class Diagnosis:
     Attributes:
         dtype: Dtype of the layer.
         inputs: Number of samples and tokens.
-        measured: The part of the inputs on which the heads are measured.
+        measured: Number of samples and tokens on which the heads are measured.
         groups: Measurements of each group of heads that share their kernels.
         largest: Largest absolute value of each tensor that has the layer's dtype.
-        float16_headroom: Factor by which these tensors could grow in float16. Below 1, float16
-            overflows.
-        shift: Changes of the output under shifts, or None if no shift is a symmetry.
-        findings: Problems. Empty if there are none.
+        float16_headroom: Factor by which these tensors could grow in float16. If it is below 1,
+            float16 overflows.
+        shift: Changes of the output under shifts. None if the layer is not expected to be
+            equivariant to any shift.
+        findings: Problems that the measurements show.
     """
 
     dtype: str
@@ -296,12 +299,12 @@ def _format(value: object) -> str:
 
 
 class LayerReports(dict[str, T]):
-    """Dictionary with a report for each attention layer of a model, by the name of the layer.
+    """Dictionary from the names of the attention layers of a model to a report on each layer.
 
     `str` returns all reports as one text.
 
     Attributes:
-        skipped: Reason for each layer without a report, by the name of the layer.
+        skipped: Dictionary from the names of layers without a report to the reason.
     """
 
     def __init__(self) -> None:
@@ -317,8 +320,8 @@ class LayerReports(dict[str, T]):
 def required_num_features(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
     """Return how many random features are needed for a target error.
 
-    `error` is the measured error with `num_features` features. The error falls with the square root
-    of the number of features.
+    The error is measured with `num_features` features, and falls with the square root of their
+    number.
     """
     return math.ceil(num_features * (error / target) ** 2)
 
@@ -333,8 +336,8 @@ def find_problems(
 ) -> tuple[Finding, ...]:
     """Return the problems that the measurements of an attention layer show.
 
-    A measurement beyond its threshold is a problem, for example inaccurate random features, large
-    outputs, or sensitivity to shifts.
+    Problems are, for example, inaccurate random features, large outputs, or sensitivity to shifts.
+    A measurement is a problem if it is beyond its threshold.
     """
     rounding = math.sqrt(torch.finfo(dtype).eps)
     findings: list[Finding] = []
@@ -428,6 +431,6 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
 
 
 def _heads_below(group: HeadMeasurements, values: Sequence[float], threshold: float) -> str:
-    """Name the heads whose value is below a threshold, such as "heads 0, 2"."""
+    """Return the names of the heads whose value is below a threshold, such as "heads 0, 2"."""
     heads = [head for head, value in zip(group.heads, values, strict=True) if value < threshold]
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"

@@ -16,12 +16,12 @@ MAX_BLUR = 255
 
 
 class OversampledGELU(nn.Module):
-    """Anti-aliased GELU: it acts on a grid twice as fine, and a low-pass filter follows.
+    """Anti-aliased GELU that acts on a grid twice as fine, followed by a low-pass filter.
 
-    A GELU creates high frequencies. On the original grid, those above the Nyquist frequency alias,
-    so that the output no longer moves with the input. On the finer grid most of them can be
-    represented, and the filter removes them. Shifts by whole pixels stay exact, and fractional
-    shifts become nearly exact. All axes must be periodic.
+    A GELU creates high frequencies. On the original grid, frequencies above the Nyquist frequency
+    alias, so that the output no longer moves with the input. The finer grid can represent most of
+    them, and the filter removes them. Shifts by whole pixels stay exact, and fractional shifts
+    become nearly exact. All axes must be periodic.
 
     Source: Karras et al. 2021 (StyleGAN3); Michaeli et al. 2023; Michaeli & Soudry 2025
     (arXiv 2510.22673).
@@ -49,8 +49,8 @@ class OversampledGELU(nn.Module):
 def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
     """Return the matrix that interpolates a periodic signal to a grid `factor` times as fine.
 
-    The interpolation is trigonometric. If the number of samples `side` is even, it drops the
-    Nyquist frequency. The transposed matrix divided by `factor` maps the fine grid back.
+    The interpolation is trigonometric. If the signal has an even number of samples, it drops the
+    Nyquist frequency. The transposed matrix, divided by `factor`, maps the fine grid back.
     """
     spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)
     below_nyquist = spectrum[: (side + 1) // 2]
@@ -65,7 +65,7 @@ def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
     """Check the option `blur` of a low-pass filter, and return it.
 
-    It is None, an odd width in pixels, or "ideal" if all axes are periodic.
+    It must be None, an odd width in pixels, or "ideal" if all axes are periodic.
     """
     if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur

@@ -109,12 +109,12 @@ class PolyphaseDownsample(nn.Module):
             expected = "the inputs' channels with select='learned', else None"
             raise wrong_value("channels", channels, expected)
         check_sizes({"channels": channels}, or_none=True)
-        self.score = None if channels is None else _ComponentScore(channels, num_axes)
+        self.score = None if channels is None else _SubgridScore(channels, num_axes)
 
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *coarse"]:
-        """Return every s-th pixel of each sample, from the chosen offset."""
+        """Return every s-th pixel of each sample, starting at the offset that the layer chooses."""
         return self.forward_with_offset(inputs)[0]
 
     def forward_with_offset(
@@ -168,7 +168,7 @@ class PolyphaseDownsample(nn.Module):
         return offset_with_largest_norm(filtered, self.stride)
 
     def check_divisible_sizes(self, inputs: Tensor) -> None:
-        """Check that the inputs have the right number of axes and sides that the stride divides."""
+        """Check the number of axes of the inputs, and that the stride divides every side."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
             expected = f"sides that are multiples of stride = {self.stride}"
@@ -252,9 +252,9 @@ class PolyphasePatchEmbedding(nn.Module):
 
     An ordinary patch embedding divides the image into patches of p × p pixels, starting at the
     first pixel. Its tokens move with the image only under shifts by multiples of p. In this layer,
-    the patches start at the offset ĉ that `PolyphaseDownsample` chooses. The layer embeds the
-    patches at every offset, which takes pⁿ times the work on n axes. All axes must be periodic for
-    exact equivariance.
+    the patches start at an offset ĉ, which `PolyphaseDownsample` chooses from the content of the
+    image. The layer embeds the patches at every offset, which takes pⁿ times the work on n axes.
+    All axes must be periodic for exact equivariance.
 
     Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
 
@@ -328,8 +328,8 @@ def split_polyphase(
 ) -> Float[Tensor, "batch components channels *coarse"]:
     """Split a grid into the subgrids of every s-th pixel along each axis (polyphase components).
 
-    With the stride s, the subgrid at offset c is x_c[n] = x[s·n + c]. The offsets are in row-major
-    order.
+    Here s is the stride. The subgrid at offset c is x_c[n] = x[s·n + c]. The subgrids are in
+    row-major order of their offsets.
     """
     num_axes = len(stride)
     shape = [*inputs.shape[:2]]
@@ -342,7 +342,7 @@ def split_polyphase(
 
 
 def join_polyphase(components: Tensor, stride: Sequence[int]) -> Tensor:
-    """Interleave subgrids of every s-th pixel to one grid; the inverse of `split_polyphase`."""
+    """Interleave the subgrids that `split_polyphase` returns, to restore the original grid."""
     num_axes = len(stride)
     components = components.unflatten(1, tuple(stride))
     order = [0, num_axes + 1]
@@ -359,7 +359,7 @@ def take_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *coarse"]:
-    """Return the subgrid of every s-th pixel of each sample that starts at the sample's offset.
+    """Return every s-th pixel of each sample, starting at the offset of the sample.
 
     Here s is the stride.
     """
@@ -376,8 +376,8 @@ def put_polyphase_component(
 ) -> Float[Tensor, "batch channels *sides"]:
     """Write the pixels of a coarse grid into every s-th pixel of a fine grid of zeros.
 
-    Here s is the stride. The first pixel is at the offset of the sample. This is the transpose of
-    `take_polyphase_component`.
+    Here s is the stride, and the first pixel is written to the offset of the sample. The function
+    is the transpose of `take_polyphase_component`.
     """
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
@@ -389,7 +389,7 @@ def _component_index(offset: Tensor, component: Tensor) -> Tensor:
 
 
 def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
-    """Return the offset of each sample whose subgrid of every s-th pixel has the largest norm.
+    """Return, for each sample, the offset at which every s-th pixel has the largest norm.
 
     Here s is the stride. If a sample shifts, the offset shifts too, so that the same pixels are
     chosen.
@@ -414,8 +414,8 @@ def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tenso
     return tie_breaker.masked_fill(norm < norm.amax(1, keepdim=True), -1).argmax(1)
 
 
-class _ComponentScore(nn.Module):
-    """Convolutional network that scores the subgrids of every s-th pixel.
+class _SubgridScore(nn.Module):
+    """Convolutional network that scores each subgrid of every s-th pixel of an image.
 
     `PolyphaseDownsample` keeps the subgrid with the largest score.
     """

@@ -1,4 +1,4 @@
-"""Downsampling and upsampling by attention, and alignment of images with subpixel precision."""
+"""Downsampling and upsampling by attention, and alignment of images to fractions of a pixel."""
 
 import math
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class AttentionDownsample(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch coarse_dim *coarse"], Int[Tensor, "batch"]]:
-        """Downsample the cells, and also return the chosen offset of each sample.
+        """Return the downsampled grid, and the offset that was chosen for each sample.
 
         Raises:
             ValueError: Cells with another number of axes or channels.
@@ -92,8 +92,9 @@ class AttentionUpsample(nn.Module):
 
         x[n] = f[n] + Attention(norm f → norm z)[n]
 
-    The queries f are the pixels of the fine grid, for instance from a skip connection. The keys z
-    are the pixels of the coarse grid, at the positions from which `AttentionDownsample` took them.
+    The queries f are the pixels of the fine grid, for example from a skip connection. The keys and
+    values z are the pixels of the coarse grid. They are at the positions from which
+    `AttentionDownsample` took them.
 
     >>> import torch, teka
     >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
@@ -164,8 +165,8 @@ class AttentionUpsample(nn.Module):
 class _CrossGridAttention(nn.Module):
     """Pre-norm cross-attention between a grid and its subgrid of every s-th pixel.
 
-    The queries are the subgrid or the whole grid. The offset of the subgrid may differ between
-    samples.
+    The queries are the pixels of the subgrid, and the keys those of the whole grid, or the other
+    way round. Each sample may have its own offset of the subgrid.
     """
 
     def __init__(
@@ -222,13 +223,13 @@ class _CrossGridAttention(nn.Module):
 class SubpixelAlignment(nn.Module):
     """Alignment of images, so that shifts by a fraction of a pixel become shifts by whole pixels.
 
-    A model that is invariant to shifts by whole pixels becomes invariant to shifts by multiples of
-    1/k pixel too, if this layer precedes it.
+    If this layer precedes a model that is invariant to shifts by whole pixels, the model becomes
+    invariant to shifts by multiples of 1/k pixel too.
 
         z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
 
     Here x̂ is the image after interpolation to a grid k = `factor` times as fine. The layer keeps
-    every k-th pixel of x̂, from the offset ĉ that its content determines. All axes must be
+    every k-th pixel of x̂, starting at the offset ĉ, which depends on the content. All axes must be
     periodic.
 
     Note: The choice uses fourth powers because the sums of squares are equal for all offsets, by
@@ -260,7 +261,7 @@ class SubpixelAlignment(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Shift each image by the fraction of a pixel that aligns it with shifted copies of it."""
+        """Shift each image by a fraction of a pixel, to align it with shifted copies of it."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
         # In half precision, rounding would decide which fraction is chosen.
