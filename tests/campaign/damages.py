@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from teka.files import read_json
 from tests.campaign.commands import AUDIT, SMALL
@@ -213,21 +214,15 @@ def _damage(content: bytes, suffix: str, source: random.Random) -> tuple[str, by
     return f"{kind} at {place}", bytes(changed)
 
 
-def _change(value: object, source: random.Random) -> str:
-    """Give one value of JSON another, or take it away; says which."""
-    keys = (
-        list(value)
-        if isinstance(value, dict)
-        else list(range(len(value)))
-        if isinstance(value, list)
-        else []
-    )
+def _change(value: Any, source: random.Random) -> str:
+    """Replace or delete one value of a dict or list of JSON data, and describe the change."""
+    keys = list(value) if isinstance(value, dict) else range(len(value))
     key = source.choice(keys)
-    inner = value[key]  # type: ignore[index]
+    inner = value[key]
     if isinstance(inner, dict | list) and inner and source.random() < 0.7:
         return f"{key}/{_change(inner, source)}"
     if source.random() < 0.2:
-        del value[key]  # type: ignore[attr-defined]
+        del value[key]
         return f"{key} deleted"
-    value[key] = source.choice(VALUES)  # type: ignore[index]
-    return f"{key} = {value[key]!r:.50}"  # type: ignore[index]
+    value[key] = source.choice(VALUES)
+    return f"{key} = {value[key]!r:.50}"

@@ -361,7 +361,7 @@ def main(part: int, num_parts: int) -> None:
             launches.clear()
             try:
                 results[name] = measure(), len(launches)
-            except Exception as error:
+            except Exception as error:  # any error counts as a wrong result
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
                 results[name] = float("inf"), len(launches)
     print(json.dumps(results))
