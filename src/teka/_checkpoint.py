@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def restore_in_checkpoints(state: threading.local) -> bool:
-    """Make `torch.utils.checkpoint` save and restore thread-local variables.
+    """Make `torch.utils.checkpoint` save and restore the attributes of a thread-local object.
 
     Activation checkpointing runs layers again in the backward pass, possibly in another thread or
-    after the variables have changed. PyTorch itself restores only the random state and autocast.
+    after the attributes have changed. PyTorch itself restores only the random state and autocast.
 
     Args:
         state: Thread-local object. A checkpoint makes shallow copies of its attributes when the

@@ -22,7 +22,7 @@ def replace(instance: T, **changes: object) -> T:
     """Return a copy of a dataclass instance with changed fields.
 
     Use this function instead of `dataclasses.replace` in code that PyTorch 2.6 compiles, because
-    its `torch.compile` does not support that function.
+    its `torch.compile` does not support `dataclasses.replace`.
     """
     dataclass: Any = instance
     values = {field.name: getattr(instance, field.name) for field in fields(dataclass)}

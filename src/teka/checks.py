@@ -106,8 +106,8 @@ def _matches_size(actual: int, expected: str | int) -> bool:
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
     """Check that no element of a tensor is negative.
 
-    The check is skipped if reading the elements would be slow or impossible; see
-    `can_check_elements`.
+    The check is skipped if `can_check_elements` returns False, because reading the elements would
+    be slow or impossible.
     """
     if not can_check_elements(tensor):
         return
@@ -117,7 +117,7 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
 
 
 def can_check_elements(tensor: Tensor) -> bool:
-    """Return True if checking the elements of a tensor is cheap.
+    """Return True if the elements of a tensor can be checked at a low cost.
 
     The tensor must be on the CPU, and must not be the result of an operation that autograd has
     recorded.
@@ -289,8 +289,8 @@ def check_dense(
 ) -> None:
     """Check that an argument is a dense tensor: not nested, sparse, quantized or on "meta".
 
-    Uncommon dtypes such as float8 are not allowed either. If `sizes` are passed, check the shape
-    and the dtype too, as in `check_tensor`.
+    Uncommon dtypes such as float8 are not allowed either. If `sizes` are passed, the shape and the
+    dtype are checked too, as in `check_tensor`.
     """
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")
@@ -336,14 +336,17 @@ def check_module(argument: str, module: object) -> None:
 
 
 def unwrap_compiled(function: object) -> object:
-    """Return the original of a module that `torch.compile` has wrapped, or the function itself."""
+    """Return the original of a module that `torch.compile` has wrapped.
+
+    A function that is not such a module is returned unchanged.
+    """
     return getattr(function, "_orig_mod", function)
 
 
 def module_of(function: object) -> nn.Module | None:
-    """Return the module that a function belongs to, or None.
+    """Return the module of a function that is a module or a method of a module, otherwise None.
 
-    The function is a module, a method of a module, or either of them after `torch.compile`.
+    The module or method may have been compiled by `torch.compile`.
     """
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     module = unwrap_compiled(module)
@@ -351,7 +354,7 @@ def module_of(function: object) -> nn.Module | None:
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that the module that a function belongs to, if any, is in evaluation mode.
+    """Check that a module, or the module whose method a function is, is in evaluation mode.
 
     Raises:
         ValueError: The module or a submodule is in training mode.

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to JSON data and back, by the types of their fields."""
+"""Conversion of dataclasses to JSON data and back, based on the types of their fields."""
 
 import sys
 import types
@@ -124,9 +124,9 @@ def _decode_fields(kind: Any, content: object, location: str) -> Any:
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, location: str) -> Any:
-    """Convert JSON data to the first of several types that accepts it; int is tried before float.
+    """Convert JSON data to the first type of a union that accepts it. Float is tried last.
 
-    If no type accepts the data and only one of them is not None, raise the error of this type.
+    If no type accepts the data, and only one type of the union is not None, its error is raised.
     """
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):

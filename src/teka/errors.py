@@ -14,7 +14,7 @@ EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
-    """Return an error for an unknown name.
+    """Create a ValueError for an unknown name.
 
     The message suggests the closest known name. It lists all known names if there are at most
     `MAX_LISTED_NAMES`.
@@ -26,16 +26,15 @@ def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = 
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean 'NAME'?" with the closest known name, or "" if none is close."""
+    """Return "; did you mean 'NAME'?" with the closest known name, or "" if no name is close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
-    """Return an error with the message "<argument> must be <expected>, got <value>. <hint>".
+    """Create a ValueError with the message "<argument> must be <expected>, got <value>. <hint>".
 
-    A hint can also be the part of `expected` after "; ". The message then contains it as a
-    separate sentence.
+    If `expected` contains "; ", the part after it becomes a separate sentence, like a hint.
 
     >>> wrong_value("size", 0, "at least 1", "Leave it out for the default.")
     ValueError('size must be at least 1, got 0. Leave it out for the default.')
@@ -44,7 +43,7 @@ def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> 
 
 
 def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
-    """Return an error like `wrong_value` that describes the value instead of quoting it.
+    """Create a ValueError that describes the wrong value of an argument in words.
 
     The message is "<argument> must be <expected>, got <description>. <hint>".
     """
@@ -52,13 +51,16 @@ def wrong_argument(argument: str, description: str, expected: str, hint: str = "
 
 
 def wrong_type(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
-    """Return an error like `wrong_value` that quotes the type of the value, not the value."""
+    """Create a ValueError for an argument of the wrong type.
+
+    The message is "<argument> must be <expected>, got an object of type <type>. <hint>".
+    """
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
     return _error(argument, "be", expected, kind, hint)
 
 
 def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = "") -> ValueError:
-    """Return an error for a tensor of the wrong shape.
+    """Create a ValueError for a tensor of the wrong shape.
 
     Args:
         argument: Name of the argument.
@@ -103,7 +105,7 @@ def require(package: str, needed: str, install: str) -> ModuleType:
 
 
 def printable(text: object) -> str:
-    """Return a text in which characters that could control a terminal are escaped.
+    """Escape the characters of a text that could control a terminal.
 
     These are control characters, line breaks, and characters that change the direction of a text.
     """
@@ -136,7 +138,7 @@ def one_line(text: object, max_length: int = MAX_MESSAGE_LENGTH) -> str:
 
 
 def shorten(text: str, max_length: int) -> str:
-    """Shorten a text to at most `max_length` characters; the last of a shortened text is "…"."""
+    """Shorten a text to at most `max_length` characters. A shortened text ends with "…"."""
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 

@@ -60,9 +60,9 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def can_cache_tensors(device: torch.device) -> bool:
-    """Return True if later calls can use tensors that this call creates on a device.
+    """Return True if tensors that are created on a device now can be cached for later calls.
 
-    They cannot if, for example, this call is compiled or in inference mode.
+    They cannot if, for example, the current call is compiled or in inference mode.
     """
     if execution_mode() is not ExecutionMode.EAGER or is_fake_mode_active():
         return False
@@ -74,8 +74,8 @@ def can_cache_tensors(device: torch.device) -> bool:
 def has_dynamic_size(*sizes: int) -> bool:
     """Return True if one of the sizes is a variable of the graph that PyTorch records.
 
-    Code must not branch on such a size in `torch.export`, because the branch would be fixed in the
-    exported graph.
+    Code must not branch on such a size in `torch.export`, because the exported graph would contain
+    only one of the branches.
     """
     for size in sizes:
         if isinstance(size, torch.SymInt):

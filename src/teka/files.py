@@ -89,7 +89,7 @@ def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_abandoned_files(path: Path) -> None:
-    """Remove the temporary files that killed processes have left next to `path`."""
+    """Remove temporary files next to `path` that processes left there when they were killed."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _try_lock(file):
@@ -155,7 +155,8 @@ def read_yaml(argument: str, path: str | Path) -> object:
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
     """Check that a zip archive is not a decompression bomb, which would fill the memory.
 
-    The check trusts the sizes that the archive declares, because zipfile never reads more bytes.
+    The check trusts the sizes that the archive declares, because zipfile never reads more bytes
+    than declared.
 
     Args:
         archive: The open archive.
@@ -177,7 +178,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, before a long computation whose result it will hold.
+    """Check that a file can be written, before a long computation whose result it will contain.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -221,8 +222,8 @@ def make_directory(argument: str, path: str | Path) -> Path:
 def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Create a folder atomically: as a temporary folder that is renamed to `path` at the end.
 
-    The context manager yields the temporary folder. If the context ends with an error, the folder
-    is removed instead.
+    The context manager yields the temporary folder. If the context ends with an error, the
+    temporary folder is removed.
 
     Args:
         argument: Name of the argument, for the error message.

@@ -34,10 +34,10 @@ WRAP_TOLERANCE = 1e-6
 
 
 def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
-    """Wrap the offsets along a periodic axis, so that each goes the shorter way around.
+    """Wrap offsets along a periodic axis, so that each goes the shorter way around.
 
     For example, an offset of 7 with a period of 10 becomes −3. With a period P, the results lie in
-    [−P/2, P/2). With period None, the axis is not periodic and the offsets do not change.
+    [−P/2, P/2). If the period is None, the axis is not periodic, and the offsets do not change.
     """
     if period is None:
         return offset
@@ -191,7 +191,7 @@ class Grid:
         return self.wrap(positions[:, None] - positions[None, :])
 
     def shard(self, index: int, count: int) -> "Grid":
-        """Return one of `count` parts of the grid, for instance for one of several processes.
+        """Return one of `count` parts of the grid, for example for one of several processes.
 
         The grid is divided along its first axis, as equally as possible. The parts are not periodic
         along this axis, unless there is only one part.
@@ -278,7 +278,7 @@ register_constant(Grid, asdict, lambda fields: Grid(**fields))
 class _ActiveGrids(threading.local):
     """Thread-local stack of the grids that nested `teka.on` contexts have set.
 
-    An entry is a grid and its number of prefix tokens. A ContextVar would not work, because
+    Each entry is a grid and its number of prefix tokens. A ContextVar would not work, because
     torch.compile cannot read it.
     """
 

@@ -1,4 +1,4 @@
-"""Floating-point precision: float64 where supported, no autocast, and rounding errors."""
+"""Floating-point precision: conversion to float64, autocast, and bounds of rounding errors."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -30,8 +30,8 @@ def to_float64(tensor: Tensor) -> Tensor:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context manager that turns autocast off.
 
-    If autocast is off already, it does nothing, so that exported graphs contain no operation for
-    it.
+    If autocast is off already, the context manager does nothing, so that it adds no operation to
+    exported graphs.
     """
     # PyTorch raises an error for the "meta" device.
     is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)

@@ -1,4 +1,4 @@
-"""Classification of picture files, and their conversion to input images of a model."""
+"""Classification of picture files, which are first converted to input images of a model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -176,8 +176,8 @@ class PictureSettings:
 def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
     """Return the settings that convert pictures to images like those of a training data set.
 
-    In MNIST, the ink fits a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, it
-    fills the canvas. In digits, it fits a box of 8×8 pixels.
+    In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they
+    fill the canvas. In digits, they fit a box of 8×8 pixels.
     """
     if data == "digits":
         return PictureSettings("ink", image_size, (8, 8))
@@ -278,7 +278,7 @@ def center_drawing(
 
 
 def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
-    """Return the mean width in pixels of the strokes of a drawing. Without ink, it is 0.
+    """Return the mean width of the strokes of a drawing in pixels, or 0 if there is no ink.
 
     The width is twice the area divided by the length of the outline. The length of the outline is
     the number of its pixel edges times π/4.
@@ -291,11 +291,11 @@ def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
 def _subtract_background(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return how much each pixel of a drawing differs from the background. Noise becomes 0.
+    """Return how much each pixel of a drawing differs from the background, with noise set to 0.
 
     The level of the background is the median of the border of the picture, and its noise is the
-    median absolute deviation. If `ground` is "auto", the background is light if the mean of the
-    border is closer to the lightest level of the picture than to the darkest.
+    median absolute deviation of the border. If `ground` is "auto", the background is light if the
+    mean of the border is closer to the lightest level of the picture than to the darkest.
     """
     band = max(1, round(0.02 * min(levels.shape)))
     is_border = np.ones(levels.shape, dtype=bool)
@@ -316,7 +316,9 @@ def _crop_and_scale(
     scale: float,
     size: tuple[int, int],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
-    """Crop a rectangle of a picture and scale it to a new size. Pixels outside the picture are 0.
+    """Crop a rectangle of a picture and scale it to a new size.
+
+    Pixels outside the picture are 0.
 
     Args:
         ink: The picture, with values from 0 to 1.

@@ -22,7 +22,7 @@ def provenance(command: str) -> dict[str, str]:
 
 
 def describe_hardware() -> str:
-    """Describe the processor, its cores, the threads that PyTorch uses, and the GPU, if any."""
+    """Describe the processor, its cores, the threads of PyTorch, and the GPU if there is one."""
     threads = torch.get_num_threads()
     unit = "thread" if threads == 1 else "threads"
     cpu = f"{_processor()}, {os.cpu_count()} cores, {threads} {unit}"

@@ -1,4 +1,4 @@
-"""A causal language model that generates text with a state of constant size."""
+"""Causal language model that generates text with a state of constant size."""
 
 from typing import Any, cast
 
@@ -21,8 +21,8 @@ class CausalLM(nn.Module):
     """Causal language model: a token embedding, transformer blocks and an output projection.
 
     The output projection shares its weight with the embedding. With the default kernels, the cost
-    of training and of reading a prompt is linear in the number of tokens. During generation, every
-    token has the same cost, because a state of constant size takes the place of a key-value cache.
+    of training and of reading a prompt is linear in the number of tokens. During generation, a
+    state of constant size replaces the key-value cache, so that every token has the same cost.
 
     >>> import torch, teka
     >>> model = teka.models.CausalLM(100, dim=16, depth=2, heads=2).eval()

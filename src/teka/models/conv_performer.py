@@ -1,4 +1,4 @@
-"""Convolutional network with linear attention on its coarse grids."""
+"""Convolutional network that also has linear attention on its coarser grids."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,12 @@ LOGIT_SCALE = 1 / 9
 
 
 class Whitening(nn.Conv2d):
-    """Convolution with fixed weights that decorrelates the 2 × 2 patches of an image.
+    """Convolution with fixed weights that decorrelates the 2 × 2 patches of an image (whitening).
 
-    The filters are the eigenvectors of the covariance matrix of patches, divided by the square root
-    of their eigenvalues, and the negatives of these filters. The method `fit` computes them from
-    training images. Before that, the weights are random. Opposite edges of the image meet.
+    Half of the filters are the eigenvectors of the covariance matrix of patches, divided by the
+    square roots of their eigenvalues. The other half are the negatives of these filters. The method
+    `fit` computes them from training images. Before that, the weights are random. The padding is
+    circular.
 
     Source: Jordan 2024 (arXiv 2404.00498), section 3.1.
     """
@@ -85,8 +86,8 @@ class ConvStage(nn.Module):
     """Stage of a `ConvPerformer`, which halves the height and width of an image.
 
     It consists of a convolution, max pooling with stride 1, polyphase downsampling by 2, a second
-    convolution, and optionally a transformer block. The stage is equivariant to every circular
-    shift by whole pixels. Batch normalization without a scale and a GELU follow each convolution.
+    convolution, and optionally a transformer block. Batch normalization without a scale and a GELU
+    follow each convolution. The stage is equivariant to every circular shift by whole pixels.
 
     Args:
         in_channels: Number of channels of the inputs.
@@ -122,11 +123,12 @@ class ConvStage(nn.Module):
 
 
 class ConvPerformer(nn.Module):
-    """Convolutional network with linear attention on its coarse grids.
+    """Convolutional network that also has linear attention on its coarser grids.
 
-    A fixed whitening of 2 × 2 patches precedes the stages. Each stage halves both sides. The
-    maximum over the positions of the last grid is projected to the logits. The model is exactly
-    invariant to every circular shift by whole pixels (docs/maths/polyphase.md).
+    A fixed convolution decorrelates the 2 × 2 patches of the image. Then each stage halves the
+    height and width. Finally, the maximum of each channel over all positions is projected to the
+    logits. The model is exactly invariant to every circular shift by whole pixels
+    (docs/maths/polyphase.md).
 
     Source: the convolutions follow Jordan 2024 (arXiv 2404.00498); polyphase sampling: Chaman &
     Dokmanić 2021.

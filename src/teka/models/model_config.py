@@ -58,9 +58,9 @@ def model_class(name: str) -> type[nn.Module]:
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """Return a dataclass that declares the options of a model class, with types and defaults.
+    """Return a dataclass with the options of a model class as fields, with types and defaults.
 
-    The options in the config of a saved model are checked against its fields.
+    The options in the config of a saved model are checked against these fields.
     """
     kind = model_class(model)
     if model == "performer":

@@ -1,4 +1,4 @@
-"""Saving and loading of models, as a folder with a JSON config and the weights as safetensors."""
+"""Saving and loading of models in folders with a JSON config and safetensors weights."""
 
 import copy
 import hashlib
@@ -40,8 +40,8 @@ def save(
 ) -> Path:
     """Save a model in a folder with a JSON config and safetensors weights, and return the folder.
 
-    The folder is written atomically. Before that, the function builds a model from the config,
-    copies the weights into it, and checks that both models give the same logits.
+    The folder is written atomically. First, the function builds a new model from the config, copies
+    the weights into it, and checks that both models give the same logits.
 
     >>> import tempfile, teka
     >>> options = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4}
@@ -203,7 +203,7 @@ def serialize_weights(model: nn.Module, dtype: str) -> bytes:
 def parse_safetensors(content: bytes, source: str) -> dict[str, Tensor]:
     """Read the tensors from the content of a safetensors file.
 
-    Error messages name the file as `source`.
+    `source` is the name of the file in error messages.
     """
     library = require("safetensors.torch", "model files need", "teka[train]")
     from safetensors import SafetensorError
@@ -249,7 +249,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     """Check that a model can be rebuilt from its config, before both are saved together.
 
-    A model that is built from the config and has the same weights must give the same logits.
+    A new model that is built from the config and gets the same weights must give the same logits.
     """
     kind = model_class(config.model)
     if type(model) is not kind:

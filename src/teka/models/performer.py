@@ -47,10 +47,10 @@ RELATIVE_OPTIONS = (
 class Performer(nn.Module):
     """Transformer with linear attention that classifies signals, images or volumes.
 
-    A stem turns the image into a grid of tokens, one for each pixel or patch. With pool="class", a
-    class token without a position precedes them. The last block then ignores positions, because
-    only its class token is read. The frequencies of position "rotation" are shared by all layers
-    (Horn et al. 2021).
+    The first layers, called the stem, turn the image into a grid of tokens, one for each pixel or
+    patch. With pool="class", the sequence starts with a class token, which has no position. The
+    last block then ignores positions, because only its class token is read. With
+    position="rotation", all layers share the frequencies (Horn et al. 2021).
 
     On periodic images, a model with stem="polyphase" and several stages is equivariant to every
     shift by whole pixels (docs/maths/polyphase.md).
@@ -112,9 +112,9 @@ class Performer(nn.Module):
             self.absolute_position = LearnedPositionEmbedding(first.dim, self.grid.shape)
         if config.num_blocks_with_positions == 0 and config.position in RELATIVES:
             warnings.warn(
-                f"position={config.position!r} has no effect: with depth=1 and pool='class', the "
-                "logits depend only on the class token, which has no position. Use a depth of at "
-                "least 2, or pool='mean'.",
+                "With depth=1 and pool='class', the logits depend only on the class token, which "
+                f"has no position. Therefore position={config.position!r} has no effect. Use a "
+                "depth of at least 2, or pool='mean'.",
                 stacklevel=2,
             )
         self.blocks = nn.ModuleList(_make_blocks(config, num_axes))
@@ -181,8 +181,8 @@ class Performer(nn.Module):
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Return the names of the attention algorithms (backends) that the blocks of the model use.
 
-        If some blocks have a relative kernel, a position-dependent attention weight, only their
-        backends are returned.
+        If some blocks have position-dependent attention weights, only the backends of these blocks
+        are returned.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -223,10 +223,10 @@ class Performer(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
-        """Return the tokens after the last block, and one entry for each downsampling by 2.
+        """Return the tokens after the last block, and the input of each downsampling layer.
 
-        An entry consists of the input of the downsampling layer and the offset of the pixels that
-        it kept. A dense head needs both to restore the resolution of the image.
+        Each input comes with the offset of the pixels that the layer kept. A dense head needs both
+        to restore the resolution of the image.
         """
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
@@ -284,7 +284,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
             config.num_blocks_with_positions if index == len(stages) - 1 else stage.depth
         )
         for _ in range(num_blocks_with_positions):
-            relative = _make_relative_kernel(config, stage, num_axes, shared_frequency)
+            relative = _relative_option(config, stage, num_axes, shared_frequency)
             blocks.append(
                 TransformerBlock(
                     stage.dim,
@@ -310,13 +310,14 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     return blocks
 
 
-def _make_relative_kernel(
+def _relative_option(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the relative kernel of a block, which is a position-dependent attention weight.
+    """Return the option `relative` for a block of a model, which selects its relative kernel.
 
-    If the config sets options of the kernel, the result is a module. Otherwise it is only the name
-    of the kernel, or None if the model has no relative positions.
+    A relative kernel is a position-dependent attention weight. If the config sets options of the
+    kernel, the result is a module. Otherwise it is the name of the kernel, or None if the model has
+    no relative positions.
     """
     position = config.position
     relative = position if position in RELATIVES else None

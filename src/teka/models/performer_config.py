@@ -241,8 +241,8 @@ class PerformerConfig:
     def num_blocks_with_positions(self) -> int:
         """Number of blocks of the last stage that use the positions of the tokens.
 
-        These are all blocks, except the last one if the logits come from a class token. The last
-        block then computes the class token only, which has no position.
+        If the logits come from a class token, the last block does not use positions, because it
+        computes only the class token, which has no position. Otherwise, all blocks use them.
         """
         depth = self.stages[-1].depth
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
@@ -253,7 +253,7 @@ class PerformerConfig:
         return AttentionOptions(**self.attention_keywords(), relative=relative)
 
     def attention_keywords(self) -> dict[str, Any]:
-        """Return the attention options of this config by name, without the position encoding."""
+        """Return the options of attention in this config by name, without the position encoding."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:
@@ -282,7 +282,7 @@ class PerformerConfig:
             raise wrong_value("select", self.select, expected)
 
     def _check_head(self) -> None:
-        """Check that the pooling, the patch size and the number of stages suit `head`."""
+        """Check that the options for pooling, patches and stages are compatible with the head."""
         if self.head == "dense":
             if self.pool != "class":
                 expected = "left out with head='dense', which pools nothing"

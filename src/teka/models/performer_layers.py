@@ -1,6 +1,7 @@
-"""Layers of a Performer before, between and after its transformer blocks.
+"""Layers of a Performer other than its transformer blocks.
 
-These are the stem, downsampling layers, upsampling layers and the head of dense predictions.
+These are the stem (the first layers), layers that downsample and upsample, and the head that
+predicts a class for every pixel.
 """
 
 import itertools
@@ -33,10 +34,10 @@ class ResamplingFactory:
 
     Attributes:
         num_axes: Number of axes of the grid.
-        periodic: Whether opposite edges meet.
-        select: How cells to keep are chosen, as in `teka.nn.PolyphaseDownsample`.
+        periodic: True if opposite edges of the grid meet.
+        select: Rule that chooses the pixels to keep, as in `teka.nn.PolyphaseDownsample`.
         blur: Low-pass filter before a downsampling, as in `teka.nn.PolyphaseDownsample`.
-        attention: Options of attention between two grids, or None for convolutions.
+        attention: Options of attention between two grids. None if convolutions are used instead.
     """
 
     num_axes: int
@@ -59,7 +60,7 @@ class ResamplingFactory:
     ) -> "PatchMerging | AttentionDownsample":
         """Create the layer that downsamples a grid by 2 between two stages of a model.
 
-        The number of channels changes from that of stage `before` to that of stage `after`.
+        It also changes the number of channels from that of stage `before` to that of stage `after`.
         """
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)
@@ -76,7 +77,7 @@ class ResamplingFactory:
     ) -> "SkipUpsample | AttentionUpsample":
         """Create a layer that upsamples a grid by 2 and has a skip connection.
 
-        It undoes one downsampling layer. Its inputs are the coarse grid, the offset that the
+        The layer undoes one downsampling layer. Its inputs are the coarse grid, the offset that the
         downsampling layer chose, and the input of the downsampling layer.
         """
         if self.attention is None:
@@ -97,7 +98,10 @@ class ResamplingFactory:
     def make_patch_embedding(
         self, in_channels: int, dim: int, patch_size: int
     ) -> PolyphasePatchEmbedding:
-        """Create a patch embedding whose grid of patches moves with the content of the image."""
+        """Create a patch embedding that is equivariant to shifts of the image by whole pixels.
+
+        The first patch starts at an offset that depends on the content of the image.
+        """
         return PolyphasePatchEmbedding(
             in_channels,
             dim,
@@ -128,7 +132,7 @@ class ResamplingFactory:
         return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.make_activation())
 
     def make_activation(self) -> nn.Module:
-        """Create a GELU, which is anti-aliased if downsampling uses an ideal low-pass filter."""
+        """Create a GELU. It is anti-aliased if downsampling uses an ideal low-pass filter."""
         return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
 
@@ -155,8 +159,8 @@ class ConvolutionalStem(nn.Module):
     """Convolutional stem that turns an image into a grid of tokens by repeated downsampling.
 
     Images of shape (B, C, *S) become tokens of shape (B, dim, *S / p), where the patch size p is a
-    power of 2. The first convolution sees every pixel and has dim / p channels. Each downsampling
-    by 2 is followed by a convolution with twice the channels and by residual blocks.
+    power of 2. The first convolution has stride 1 and dim / p channels. Each downsampling by 2 is
+    followed by a convolution with twice the channels and by residual blocks.
     """
 
     def __init__(
@@ -195,10 +199,10 @@ class ConvolutionalStem(nn.Module):
     def encode(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
-        """Return the grid of tokens, and one entry for each downsampling layer.
+        """Return the grid of tokens, and the input of each downsampling layer.
 
-        An entry consists of the input of the layer and the offset of the pixels that it kept. A
-        dense head needs both to restore the resolution of the image.
+        Each input comes with the offset of the pixels that the layer kept. A dense head needs both
+        to restore the resolution of the image.
         """
         levels = []
         cells = images
@@ -213,9 +217,8 @@ class ConvolutionalStem(nn.Module):
 class PatchMerging(nn.Module):
     """Downsampling by 2 that projects each block of neighboring tokens to one token.
 
-    A block has 2 tokens along each axis. Layer normalization precedes the projection. The first
-    block starts at an offset that depends on the content, so that the layer is equivariant to
-    shifts.
+    A block has 2 tokens along each axis. Layer normalization precedes the projection. The offset of
+    the first block depends on the content, so that the layer is equivariant to shifts.
     """
 
     def __init__(self, dim: int, next_dim: int, resampling: ResamplingFactory) -> None:
@@ -226,7 +229,7 @@ class PatchMerging(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch next_dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the coarse grid of tokens and the index of its offset."""
+        """Return the coarse grid of tokens, and the index of the offset of its first block."""
         return self.patches.forward_with_offset(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
 
 
@@ -253,10 +256,10 @@ class SkipUpsample(nn.Module):
 
 
 class DenseHead(nn.Module):
-    """Head that predicts class logits for every pixel, as for segmentation.
+    """Head that predicts class logits for every pixel, for example for segmentation.
 
-    One upsampling layer undoes each downsampling layer of the model. Then a projection turns the
-    channels of each pixel into logits.
+    It has one upsampling layer for each downsampling layer of the model. Then a projection turns
+    the channels of each pixel into logits.
     """
 
     def __init__(

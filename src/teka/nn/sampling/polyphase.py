@@ -101,7 +101,7 @@ class PolyphaseDownsample(nn.Module):
         super().__init__()
         check_name("select", select, SELECTIONS)
         check_flags({"periodic": periodic})
-        self.stride = check_per_axis_integers("stride", stride, num_axes)
+        self.stride = as_tuple_per_axis("stride", stride, num_axes)
         self.select = select
         self.blur = check_blur(blur, periodic)
         self.periodic = periodic
@@ -218,7 +218,7 @@ class PolyphaseUpsample(nn.Module):
         periodic: bool = True,
     ) -> None:
         super().__init__()
-        self.stride = check_per_axis_integers("stride", stride, num_axes)
+        self.stride = as_tuple_per_axis("stride", stride, num_axes)
         self.blur = check_blur(blur, periodic)
         self.periodic = periodic
 
@@ -436,9 +436,7 @@ class _SubgridScore(nn.Module):
         return self.layers(components.flatten(0, 1)).flatten(1).mean(1).view(components.shape[:2])
 
 
-def check_per_axis_integers(
-    argument: str, steps: int | Sequence[int], num_axes: int
-) -> tuple[int, ...]:
+def as_tuple_per_axis(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
     """Check a stride or scale factor, and return it as a tuple with one integer for each axis."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")

@@ -16,7 +16,7 @@ from teka.nn.options import AttentionOptions
 from teka.nn.sampling.filters import apply_along_axis, interpolation_matrix
 from teka.nn.sampling.polyphase import (
     PolyphaseDownsample,
-    check_per_axis_integers,
+    as_tuple_per_axis,
     offset_with_largest_norm,
     take_polyphase_component,
 )
@@ -129,7 +129,7 @@ class AttentionUpsample(nn.Module):
         options: AttentionOptions | None = None,
     ) -> None:
         super().__init__()
-        self.stride = check_per_axis_integers("stride", stride, num_axes)
+        self.stride = as_tuple_per_axis("stride", stride, num_axes)
         self.query = Parameter(torch.randn(fine_dim))
         self.attend = _CrossGridAttention(fine_dim, heads, dim, self.stride, periodic, options)
 
@@ -256,7 +256,7 @@ class SubpixelAlignment(nn.Module):
 
     def __init__(self, factor: int = 2, *, num_axes: int = 2) -> None:
         super().__init__()
-        self.factor = check_per_axis_integers("factor", factor, num_axes)
+        self.factor = as_tuple_per_axis("factor", factor, num_axes)
 
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
