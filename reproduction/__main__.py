@@ -8,8 +8,7 @@ import sys
 
 from cyclopts import App
 
-from teka.cli import main
-from teka.cli.app import make_app
+from teka.cli import main, make_app
 
 REPRODUCTION_COMMANDS = {
     "study": ("reproduction.commands:study", "Train and compare the models of a YAML file."),

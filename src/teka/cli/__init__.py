@@ -1,5 +1,6 @@
 """The `teka` command."""
 
+from teka.cli.app import make_app
 from teka.cli.main import main
 
-__all__ = ["main"]
+__all__ = ["main", "make_app"]
