@@ -1,6 +1,5 @@
 """The command `all-shifts`: predictions of a model at every circular shift of the test images."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from teka.models import read_config
 from teka.provenance import provenance
 
 BATCH_SIZE = 250
-COUNTS = ("images", "unchanged_images", "changed_predictions", "seconds")
 
 
 def all_shifts(
@@ -49,21 +47,21 @@ def all_shifts(
     network = load_model(model)
     test = load(data, data_dir=data_dir, image_size=read_config(model).image_size).test.images
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:images]
-    result: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    if out.is_file():
-        saved: Any = read_json(out)
-        result = {name: saved[name] for name in COUNTS}
-    for rows in order[result["images"] :].split(BATCH_SIZE):
-        start = time.perf_counter()
-        num_changes = count_changing_shifts(network, test[rows])
-        result["images"] += len(rows)
-        result["unchanged_images"] += int((num_changes == 0).sum())
-        result["changed_predictions"] += int(num_changes.sum())
-        result["seconds"] = round(result["seconds"] + time.perf_counter() - start, 1)
-        interval = wilson_interval(result["unchanged_images"], result["images"])
-        extra = {"model": model, "shifts": test[0, 0].numel(), "interval": interval}
-        write_json(out, {**result, **extra, **provenance(command)})
+    num_changes: Any = read_json(out)["num_changes"] if out.is_file() else []
+    for rows in order[len(num_changes) :].split(BATCH_SIZE):
+        num_changes += count_changing_shifts(network, test[rows]).tolist()
+        num_unchanged = num_changes.count(0)
+        result = {
+            "model": model,
+            "images": len(num_changes),
+            "shifts": test[0, 0].numel(),
+            "unchanged_images": num_unchanged,
+            "interval": wilson_interval(num_unchanged, len(num_changes)),
+            "changed_predictions": sum(num_changes),
+            **provenance(command),
+        }
         print(result, flush=True)
+        write_json(out, {**result, "num_changes": num_changes})
 
 
 @torch.inference_mode()

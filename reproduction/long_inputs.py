@@ -5,9 +5,7 @@ and labels the pixels of each digit with the class of this digit and the class o
 """
 
 import resource
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -66,9 +64,7 @@ def long_inputs(
         threads: Number of threads.
         command: The command line.
     """
-    for num_steps in steps:
-        check_sizes({"steps": num_steps})
-    check_sizes({"threads": threads})
+    check_sizes({"steps": min(steps), "threads": threads})
     check_sizes({"seed": seed}, least=0, most=2**32 - 1)
     # The margin of error needs two values.
     check_sizes({"test_scenes": test_scenes}, least=2)
@@ -121,9 +117,9 @@ class SceneModel(nn.Module):
         self, scenes: Float[Tensor, "batch 1 height width"]
     ) -> Float[Tensor, "batch classes 2 height width"]:
         """Return the logits of the class of the digit at each pixel, and of the other digit."""
-        cells = self.stem(scenes)
-        grid = Grid(cells.shape[2:])
-        tokens = grid.flatten(cells)
+        features = self.stem(scenes)
+        grid = Grid(features.shape[2:])
+        tokens = grid.flatten(features)
         for block in self.blocks:
             tokens = block(tokens, grid)
         logits = grid.unflatten(self.head(self.norm(tokens)))
@@ -175,13 +171,13 @@ def train(
         checkpoint: File of the state of the training.
     """
     parts = [part for part, num_steps in enumerate(steps) for _ in range(num_steps)]
-    starts: dict[int, list[float]] = defaultdict(list)
+    sides = [SIDES[part] for part in parts]
+    starts: dict[int, float] = {}
 
     def make_batch(step: int) -> tuple[Tensor, Tensor]:
-        part = parts[step]
-        starts[SIDES[part]].append(time.perf_counter())
+        starts[step] = time.perf_counter()
         generator = Generator().manual_seed(seed * 1_000_003 + step)
-        return draw_scenes(digits, BATCH_SIZES[part], SIDES[part], generator)
+        return draw_scenes(digits, BATCH_SIZES[parts[step]], sides[step], generator)
 
     def rate_factor(step: int) -> float:
         return min(1, (step + 1) / WARM_UP_STEPS, (len(parts) - step) / steps[-1])
@@ -198,12 +194,8 @@ def train(
         save_every=100,
         after_save=lambda step: print(f"step {step} of {len(parts)}", flush=True),
     )
-    seconds = {}
-    for side, times in starts.items():
-        differences = torch.tensor(times, dtype=torch.float64).diff().tolist()
-        if differences:
-            seconds[side] = round(statistics.median(differences), 3)
-    return seconds
+    times = pd.Series(starts).groupby([sides[step] for step in starts], sort=False)
+    return times.agg(lambda group: group.diff().median()).dropna().round(3).to_dict()
 
 
 @torch.inference_mode()
@@ -216,10 +208,7 @@ def measure_accuracies(model: nn.Module, digits: Split, num_scenes: int) -> dict
     shares = []
     for _ in range(num_scenes):
         scenes, labels = draw_scenes(digits, 1, SIDES[-1], generator)
-        is_correct = (model(scenes).argmax(dim=1) == labels).flatten(2).sum(dim=2)
-        shares.append(is_correct[0] / (labels >= 0).flatten(2).sum(dim=2)[0])
-    result: dict[str, Any] = {"scenes": num_scenes}
-    for name, values in zip(("own_class", "other_class"), torch.stack(shares).T, strict=True):
-        series = pd.Series(values.tolist())
-        result |= {name: series.mean(), f"{name}_margin": margin_of_error(series)}
-    return result
+        is_correct = (model(scenes).argmax(dim=1) == labels).sum(dim=(0, 2, 3))
+        shares.append((is_correct / (labels >= 0).sum(dim=(0, 2, 3))).tolist())
+    table = pd.DataFrame(shares, columns=["own_class", "other_class"])
+    return {"scenes": num_scenes, **table.mean(), **margin_of_error(table).add_suffix("_margin")}

@@ -22,7 +22,7 @@ from reproduction.benchmarks.measurement import run_script
 from reproduction.study.measure import measure_accuracy
 from reproduction.training import train_custom_model
 from teka.data import Normalize, load
-from teka.files import write_json
+from teka.files import read_yaml, write_json
 from teka.training import Run
 
 SIDE = 32
@@ -33,41 +33,11 @@ RECIPE = {
     "label_smoothing": 0.05,
     "warmup": 0.3,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
-    "vit": {
-        "image_size": SIDE,
-        "patch_size": 4,
-        "hidden_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "intermediate_size": 96,
-    },
-    "swin": {
-        "image_size": SIDE,
-        "patch_size": 2,
-        "embed_dim": 24,
-        "depths": [2, 2],
-        "num_heads": [2, 4],
-        "window_size": 4,
-    },
-    "resnet": {
-        "embedding_size": 16,
-        "hidden_sizes": [16, 32, 48],
-        "depths": [1, 1, 1],
-        "layer_type": "basic",
-    },
-    "convnext": {
-        "image_size": SIDE,
-        "patch_size": 2,
-        "num_stages": 3,
-        "hidden_sizes": [16, 32, 48],
-        "depths": [1, 1, 1],
-    },
-}
+CONFIGS: Any = read_yaml("configurations", Path(__file__).with_suffix(".yaml"))
 
 
 class Classifier(nn.Module):
-    """An image classifier that normalizes images in [0, 1] before it applies a model."""
+    """An image classifier: it normalizes images with values from 0 to 1, and applies a model."""
 
     def __init__(self, model: nn.Module, normalization: Normalize) -> None:
         super().__init__()

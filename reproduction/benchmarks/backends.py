@@ -40,7 +40,7 @@ OTHERS = ("quadratic", "table", "generalized_quadratic")
 
 
 def make_benchmark_cases() -> list[dict[str, Any]]:
-    """Return the kernels and input sizes to time, which at least two backends can compute."""
+    """Return the kernels and input sizes to time: those that at least two backends can compute."""
     large = [*LINES, *SQUARES, *CUBES]
     cases = [
         *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], large, [2], [1]),
@@ -108,22 +108,14 @@ def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
         rows: Content of the result file: kernels and sizes of an attention, with its times.
     """
     records = []
-    for index, row in enumerate(rows):
-        case = {name: value for name, value in row.items() if name != "seconds"}
-        costs = estimate_costs(case)
+    for case, row in enumerate(rows):
+        costs = estimate_costs(row)
         chosen = resolve_backend("auto", costs)
         for direction, times in row["seconds"].items():
             for backend, seconds in times.items():
-                records.append(
-                    {
-                        "case": index,
-                        "direction": direction,
-                        "backend": backend,
-                        "is_chosen": backend == chosen,
-                        "nanoseconds": 1e9 * seconds,
-                        **vars(costs[backend]),
-                    }
-                )
+                time = {"case": case, "direction": direction, "backend": backend}
+                time |= {"is_chosen": backend == chosen, "nanoseconds": 1e9 * seconds}
+                records.append({**time, **vars(costs[backend])})
     return pd.DataFrame(records)
 
 
@@ -142,7 +134,7 @@ def main(*, seconds: float = 0.3, table: bool = False, out: Path = OUT) -> None:
     """Time all backends, fit the constants of the cost model, and check the choices of backends.
 
     Args:
-        seconds: Total time for each measurement.
+        seconds: Mean total time of a backend for each measurement.
         table: Use the times of the result file, and measure nothing.
         out: Result file.
     """

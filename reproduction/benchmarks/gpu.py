@@ -110,14 +110,14 @@ def make_implementations(
 def time_implementations(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time the implementations of an attention in turns, and return a row for each."""
-    dtype = str(query.dtype).removeprefix("torch.")
-    rows = {name: {"name": name, "dtype": dtype, "tokens": query.shape[2]} for name in variants}
+    """Time the implementations of an attention in turns, and return a row for each direction."""
+    rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}
-        for name, median in interleaved_medians(steps, seconds).items():
-            rows[name][direction] = {"seconds": median / NUM_CALLS}
-    return list(rows.values())
+        medians = interleaved_medians(steps, seconds)
+        row = {"dtype": str(query.dtype), "tokens": query.shape[2], "direction": direction}
+        rows.append({**row, "seconds": {name: medians[name] / NUM_CALLS for name in medians}})
+    return rows
 
 
 def main(
@@ -133,7 +133,7 @@ def main(
     Args:
         lengths: Numbers of tokens of a sample.
         tokens: Number of tokens of all samples together.
-        seconds: Total time for each measurement.
+        seconds: Mean total time of an implementation for each measurement.
         table: Print the times of the result file, and measure nothing.
         out: Result file.
     """
@@ -145,7 +145,7 @@ def main(
             inputs = draw_inputs(max(1, tokens // length), length, dtype)
             variants = make_implementations(inputs, is_rotary, is_causal)
             rows += time_implementations(variants, inputs[0], seconds)
-            print(rows[-len(variants) :], flush=True)
+            print(rows[-2:], flush=True)
             save_results(out, tokens=tokens, heads=HEADS, dim=DIM, rows=rows)
     print(pd.json_normalize(rows).to_string())
 

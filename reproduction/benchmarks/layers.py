@@ -5,13 +5,14 @@
     python -m reproduction.benchmarks.layers --tokens 64 256 --seconds 1 --out /tmp/layers.json
     python -m reproduction.benchmarks.layers --layers teka "positive × rotation_joint"
 
-Layers of other libraries are timed only if the libraries are installed:
+Two of the layers need other libraries:
 
     pip install rotary-embedding-torch performer-pytorch
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -160,14 +161,28 @@ def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
     layer.zero_grad()
 
 
+def time_layers(
+    layers: Mapping[str, nn.Module], num_tokens: int, backward: bool, seconds: float
+) -> dict[str, float]:
+    """Time layers with and without compilation, and return the median times in milliseconds."""
+    variants: dict[str, Any] = dict(layers)
+    if num_tokens >= MIN_COMPILED_TOKENS:
+        torch.compiler.reset()
+        for name, layer in layers.items():
+            variants[f"{name}, compiled"] = torch.compile(layer, dynamic=False)
+    inputs = torch.randn(BATCH, num_tokens, DIM)
+    steps = {name: partial(run_layer, layer, inputs, backward) for name, layer in variants.items()}
+    medians = interleaved_medians(steps, seconds)
+    return {name: round(1e3 * median, 4) for name, median in medians.items()}
+
+
 def print_time_tables(rows: Sequence[dict[str, Any]]) -> None:
     """Print the time of each layer by number of tokens, and its ratio to that of `FourProducts`."""
     for backward, direction in ((False, "forward"), (True, "forward and backward")):
         columns = {row["tokens"]: row["ms"] for row in rows if row["backward"] == backward}
         table = pd.DataFrame(columns)
-        if columns:
-            print(f"\n{direction}, ms\n{table.to_string(float_format='{:.3g}'.format)}")
-            print(f"\n{direction}, multiples of the {UNIT}\n{(table / table.loc[UNIT]).round(2)}")
+        print(f"\n{direction}, ms\n{table.to_string(float_format='{:.3g}'.format)}")
+        print(f"\n{direction}, multiples of the {UNIT}\n{(table / table.loc[UNIT]).round(2)}")
 
 
 def main(
@@ -183,44 +198,26 @@ def main(
     Args:
         tokens: Numbers of tokens. They must be square numbers for "KERNEL × RELATIVE".
         layers: Names of layers, or "KERNEL × RELATIVE" for teka's layer with these kernels.
-        seconds: Total time for each measurement.
+        seconds: Mean total time of a layer for each measurement.
         table: Print the times of the result file, and measure nothing.
         out: Result file.
     """
-    saved = read_json(out) if out.exists() else {}
-    if table:
-        for machine, result in saved.items():
-            print(f"\n{machine}")
-            print_time_tables(result["times"])
-        return
-    modules: dict[str, nn.Module] = {}
-    for name in dict.fromkeys((UNIT, *layers)):
-        try:
-            modules[name] = make_layer(name)
-        except ImportError as error:
-            print(f"{name} left out: {error}")
-    about = provenance("")
-    rows: list[dict[str, Any]] = []
-    settings = {"batch": BATCH, "dim": DIM, "heads": HEADS}
-    saved[f"{about['hardware']}, float32"] = {**about, **settings, "times": rows}
-    for num_tokens in tokens:
-        inputs = torch.randn(BATCH, num_tokens, DIM)
-        variants: dict[str, Any] = dict(modules)
-        if num_tokens >= MIN_COMPILED_TOKENS:
-            torch.compiler.reset()
-            for name, module in modules.items():
-                variants[f"{name}, compiled"] = torch.compile(module, dynamic=False)
-        for backward in (False, True):
-            steps = {
-                name: partial(run_layer, layer, inputs, backward)
-                for name, layer in variants.items()
-            }
-            medians = interleaved_medians(steps, seconds)
-            milliseconds = {name: round(1e3 * median, 4) for name, median in medians.items()}
+    saved: dict[str, Any] = read_json(out) if out.exists() else {}
+    if not table:
+        modules = {name: make_layer(name) for name in (UNIT, *layers)}
+        about = provenance("")
+        rows: list[dict[str, Any]] = []
+        settings = {"batch": BATCH, "dim": DIM, "heads": HEADS}
+        saved[f"{about['hardware']}, float32"] = {**about, **settings, "times": rows}
+        for num_tokens, backward in product(tokens, (False, True)):
+            milliseconds = time_layers(modules, num_tokens, backward, seconds)
             rows.append({"tokens": num_tokens, "backward": backward, "ms": milliseconds})
-            print_time_tables(rows[-1:])
-            # After each size, because the largest sizes take many minutes.
+            print(rows[-1], flush=True)
+            # After each measurement, because the largest inputs take many minutes.
             write_json(out, saved)
+    for machine, result in saved.items():
+        print(f"\n{machine}")
+        print_time_tables(result["times"])
 
 
 if __name__ == "__main__":

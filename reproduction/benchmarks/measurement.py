@@ -1,13 +1,13 @@
 """Timing, result files and the command line of the benchmark scripts."""
 
 import shlex
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import cyclopts
+import pandas as pd
 import torch
 from torch.utils.benchmark import timer
 
@@ -27,21 +27,20 @@ def interleaved_medians(
 
     Args:
         steps: Functions to time, by name.
-        seconds: Total time for each function. Each function is called at least three times.
+        seconds: Mean total time of a function. Each function is called at least three times.
         clock: Function that returns the time. The default waits until a GPU has finished.
     """
-    times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()
-    remaining = dict(steps)
-    while remaining:
-        for name, step in list(remaining.items()):
+    times: list[dict[str, float]] = []
+    end = clock() + seconds * len(steps)
+    while len(times) < MIN_ROUNDS or clock() < end:
+        times.append({})
+        for name, step in steps.items():
             start = clock()
             step()
-            times[name].append(clock() - start)
-            if sum(times[name]) >= seconds and len(times[name]) >= MIN_ROUNDS:
-                del remaining[name]
-    return {name: statistics.median(values) for name, values in times.items()}
+            times[-1][name] = clock() - start
+    return pd.DataFrame(times).median().to_dict()
 
 
 def save_results(out: Path, **results: object) -> None:
@@ -52,10 +51,7 @@ def save_results(out: Path, **results: object) -> None:
 
 
 def run_script(main: Callable[..., Any]) -> None:
-    """Run the `main` function of a script with the options of the command line.
-
-    PyTorch uses one thread and a fixed seed.
-    """
+    """Run a script: set one thread and a seed, and call `main` with the command-line options."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     app = cyclopts.App(default_parameter=cyclopts.Parameter(consume_multiple=True))

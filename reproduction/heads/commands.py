@@ -3,14 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads import figures
 from reproduction.heads.measure import attention_maps
-from reproduction.heads.prune import CONDITION_NUMBER
+from reproduction.heads.prune import CONDITION_NUMBER, require_self_attention
 from reproduction.heads.prune import prune as prune_run
 from reproduction.heads.record import HEADS_FILE, load_head_record
 from teka.cli.app import CommandLine
-from teka.errors import wrong_value
 from teka.files import make_directory, write_bytes
 from teka.reporting.plots import to_png
 from teka.training import restore
@@ -52,7 +50,7 @@ def prune(
 def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
     """Show where the attention heads of a self_attention network attend.
 
-    One figure shows the centers of the attention before and after training, another one shows
+    One figure shows how the centers of the attention move during training, another one shows
     attention maps. A table shows how close the heads are to a convolution: how many offsets of a
     3 × 3 window they attend to.
 
@@ -62,10 +60,7 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
         data_dir: Folder with the files of the data set.
     """
     trained = restore(run, data_dir=data_dir)
-    model = trained.model
-    if not isinstance(model, SelfAttentionNetwork):
-        expected = f"a run of model 'self_attention'; its model is {trained.run.model!r}"
-        raise wrong_value("run", str(run), expected)
+    model = require_self_attention(trained)
     record = load_head_record(run / HEADS_FILE)
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)

@@ -1,11 +1,9 @@
 """Figures and a table that show where the attention heads of a network attend."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
@@ -13,17 +11,13 @@ from numpy.typing import NDArray
 from reproduction.heads.measure import LAYER_NUMBERS
 
 Record = Mapping[str, NDArray]  # of `load_head_record`
-# Shares of a Gaussian within the ellipses, and their line styles.
-SHARES = {0.5: "-", 0.9: ":"}
-ANGLES = np.linspace(0, 2 * np.pi, 121)
-CIRCLE = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=-1)
 
 
 def compare_layers(record: Record) -> pd.DataFrame:
     """Compare the attention of each layer before and after training, and with random parameters.
 
-    A cell of the table, such as "1 → 9 (2.3)", gives the value before training, the value after
-    training, and the mean over random parameters. The columns are those of `summarize_layer`.
+    An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and
+    the mean over random parameters. The columns are those of `summarize_layer`.
     """
     table = pd.DataFrame(index=pd.RangeIndex(1, record["layer"].max() + 2, name="layer"))
     for name in LAYER_NUMBERS:
@@ -33,56 +27,31 @@ def compare_layers(record: Record) -> pd.DataFrame:
 
 
 def draw_centers_of_heads(record: Record) -> Figure:
-    """Draw to which part of the image each attention head attends, before and after training.
+    """Draw how the center of the attention of each head moves during training.
 
-    Each panel shows one layer. The gray frame is the image, and the black square is the query. The
-    number of a head is at the center of its Gaussian, or at the mean of its attention for other
-    kernels. A line shows how the center moved during training. Ellipses contain 50 % (solid) and
-    90 % (dotted) of a Gaussian with the covariance of the attention.
+    Each panel shows one layer. The gray frame is the image, and the black square is the query. A
+    line shows the path of a center from the start to the end of training, where the number of the
+    head stands. The center is that of a head's Gaussian, or the mean of its attention for other
+    kernels.
 
-    Source: Cordonnier et al. 2020, Figures 2, 3, 7 and 10.
+    Source: Cordonnier et al. 2020, Figures 3 and 7.
     """
     num_layers = record["layer"].max() + 1
-    figure = Figure((2.2 * num_layers, 4.8), layout="constrained")
-    axes = figure.subplots(2, num_layers, squeeze=False)
-    for layer, (start, end) in enumerate(axes.T):
-        _draw_layer(start, record, 0, layer)
-        _draw_layer(end, record, len(record["epoch"]) - 1, layer)
-    return figure
-
-
-def _draw_layer(axis: Axes, record: Record, moment: int, layer: int) -> None:
+    figure = Figure((2.2 * num_layers, 2.4), layout="constrained")
     height, width = record["grid"]
     row, column = height // 2, width // 2
-    axis.add_patch(Rectangle((-column - 0.5, -row - 0.5), width, height, fill=False, color="gray"))
-    axis.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black"))
-    heads = record["layer"] == layer
     centers = record["center"] if np.isfinite(record["center"]).all() else record["mean"]
-    paths = centers[: moment + 1, heads].swapaxes(0, 1)
-    covariances = record["covariance"][moment, heads]
-    for head, (path, covariance) in enumerate(zip(paths, covariances, strict=True)):
-        color = f"C{head}"
-        axis.plot(path[:, 1], path[:, 0], color=color, linewidth=0.8)
-        y, x = path[-1]
-        axis.text(x, y, str(head + 1), color=color, ha="center", va="center", clip_on=True)
-        for share, line_style in SHARES.items():
-            ellipse = path[-1] + ellipse_around_zero(covariance, share)
-            axis.plot(ellipse[:, 1], ellipse[:, 0], color=color, linestyle=line_style)
-    axis.set(
-        title=f"layer {layer + 1}, epoch {record['epoch'][moment]}",
-        xlim=(-1.5 * column, 1.5 * column),
-        ylim=(1.5 * row, -1.5 * row),
-        xticks=[],
-        yticks=[],
-        aspect="equal",
-    )
-
-
-def ellipse_around_zero(covariance: NDArray, share: float) -> NDArray:
-    """Return the outline of the ellipse that contains a share of a Gaussian with mean zero."""
-    # Attention to a single token has covariance 0, which has no Cholesky decomposition.
-    factor = np.linalg.cholesky(covariance + 1e-9 * np.eye(2))
-    return math.sqrt(-2 * math.log1p(-share)) * CIRCLE @ factor.T
+    for layer, axis in enumerate(figure.subplots(1, num_layers, squeeze=False)[0]):
+        frame = (-column - 0.5, -row - 0.5)
+        axis.add_patch(Rectangle(frame, width, height, fill=False, color="gray"))
+        axis.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black"))
+        paths = centers[:, record["layer"] == layer].transpose(1, 2, 0)
+        for head, (rows, columns) in enumerate(paths):
+            axis.plot(columns, rows, color=f"C{head}")
+            axis.text(columns[-1], rows[-1], str(head + 1), color=f"C{head}", clip_on=True)
+        axis.set(title=f"layer {layer + 1}", xticks=[], yticks=[], aspect="equal")
+        axis.set(xlim=(-1.5 * column, 1.5 * column), ylim=(1.5 * row, -1.5 * row))
+    return figure
 
 
 def draw_attention_maps(maps: Sequence[NDArray]) -> Figure:

@@ -59,11 +59,10 @@ def prune(
         ValueError: The run has another model or no head to prune, or `out` is not empty.
         FloatingPointError: The loss diverged.
     """
-    model, dataset, folder = trained.model, trained.dataset, resolve_path("out", out)
+    folder, dataset = resolve_path("out", out), trained.dataset
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_value("out", str(out), "a folder that is empty or does not exist")
-    if not isinstance(model, SelfAttentionNetwork):
-        raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")
+    model = require_self_attention(trained)
     heads = find_degenerate_heads(model, condition_number)
     if not heads.pruned.any():
         largest = f"The largest condition_number is {heads.condition_number.max():.3g}."
@@ -78,9 +77,14 @@ def prune(
     )
     models = {"before": _measure_model(model, dataset), "pruned": _measure_model(pruned, dataset)}
     with atomic_directory("out", folder) as new:
-        callbacks = [load_weights_before_training(pruned.state_dict())]
-        options: dict[str, Any] = {"dataset": dataset, "progress_bar": progress_bar}
-        result = train(run, new, command=command, callbacks=callbacks, **options)
+        result = train(
+            run,
+            new,
+            command=command,
+            dataset=dataset,
+            callbacks=[load_weights_before_training(pruned.state_dict())],
+            progress_bar=progress_bar,
+        )
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
         models["tuned"] = models["pruned"] | {"accuracy": evaluation.accuracy}
@@ -96,6 +100,17 @@ def prune(
         content = pd.Series(content).to_json(force_ascii=False, indent=2)
         write_bytes(new / PRUNING_FILE, f"{content}\n".encode())
     return heads, pd.DataFrame(models).T
+
+
+def require_self_attention(trained: TrainedRun) -> SelfAttentionNetwork:
+    """Return the model of a run.
+
+    Raises:
+        ValueError: The model is not a self-attention network.
+    """
+    if not isinstance(trained.model, SelfAttentionNetwork):
+        raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")
+    return trained.model
 
 
 def find_degenerate_heads(

@@ -1,7 +1,6 @@
 """File `heads.npz`, which records where the heads of a network attend during training."""
 
 import io
-import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,7 +17,6 @@ from teka.files import write_bytes
 from teka.training import Run
 
 HEADS_FILE = "heads.npz"
-ACCURACIES = ("train_accuracy", "validation_accuracy")
 
 
 class HeadRecorder(Callback):
@@ -44,10 +42,10 @@ class HeadRecorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.moments:
-            self._record(trainer, trainer.current_epoch)
+            self._record(trainer.current_epoch)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._record(trainer, trainer.current_epoch + 1)
+        self._record(trainer.current_epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self.moments}
@@ -55,20 +53,16 @@ class HeadRecorder(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.moments = state_dict["moments"]
 
-    def _record(self, trainer: Trainer, epoch: int) -> None:
-        metrics = trainer.callback_metrics
-        accuracies = {name: float(metrics.get(name, math.nan)) for name in ACCURACIES}
+    def _record(self, epoch: int) -> None:
         kernels = [layer.relative for layer in self.model.attentions() if layer.relative]
-        heads = measure_heads(kernels, self.model.grid)
-        self.moments.append({"epoch": epoch, **accuracies, **heads})
-        if trainer.is_global_zero:
-            arrays = {
-                name: np.stack([np.asarray(moment[name]) for moment in self.moments])
-                for name in self.moments[-1]
-            }
-            with io.BytesIO() as content:
-                np.savez_compressed(content, allow_pickle=False, **self.facts, **arrays)
-                write_bytes(self.path, content.getvalue())
+        self.moments.append({"epoch": epoch, **measure_heads(kernels, self.model.grid)})
+        arrays = {
+            name: np.stack([np.asarray(moment[name]) for moment in self.moments])
+            for name in self.moments[-1]
+        }
+        with io.BytesIO() as content:
+            np.savez_compressed(content, allow_pickle=False, **self.facts, **arrays)
+            write_bytes(self.path, content.getvalue())
 
 
 def load_head_record(path: str | Path) -> dict[str, NDArray]:
@@ -77,8 +71,7 @@ def load_head_record(path: str | Path) -> dict[str, NDArray]:
     Returns:
         - The results of `measure_heads`. The first dimension is the time: the start of the
           training, then the end of every epoch.
-        - "epoch", "train_accuracy" and "validation_accuracy" at these times. An accuracy that was
-          not measured is NaN.
+        - "epoch": the number of finished epochs at these times.
         - The results of `measure_random_layers`, for random initial parameters.
         - "layer": the layer of each head.
         - "grid": the height and width of the grid of tokens.

@@ -11,7 +11,7 @@ import reproduction.baselines  # noqa: F401, registers ResNet-18
 from reproduction.sample_efficiency.images import (
     CANVAS,
     draw_balanced_subset,
-    load_on_canvas,
+    load_centered_on_canvas,
     make_random_movement,
     move_test_images,
 )
@@ -44,7 +44,7 @@ def train_study_model(
     """
     torch.set_num_threads(1)
     run = study_model.run
-    dataset = load_on_canvas(run.data, run.image_size, data_dir)
+    dataset = load_centered_on_canvas(run.data, run.image_size, data_dir)
     margin = (CANVAS - run.image_size) // 2
     num_images = run.train_size or len(dataset.train)
     train = dataset.train.take(draw_balanced_subset(dataset.train.labels, num_images, run.seed))

@@ -60,7 +60,8 @@ def margin_of_error(values: Any) -> Any:
     The margin of a single value is NaN.
 
     Args:
-        values: Series of values, or a grouped series to return the margin of each group.
+        values: Series of values, or a table or grouped series to return the margin of each column
+            or group.
     """
     return values.sem() * stats.t.ppf(0.975, values.count() - 1)
 

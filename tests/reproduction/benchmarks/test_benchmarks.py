@@ -10,7 +10,7 @@ from reproduction.benchmarks import backends, gpu, layers, million_tokens
 from reproduction.benchmarks.measurement import interleaved_medians
 
 
-def test_steps_take_turns_and_leave_after_their_time():
+def test_steps_take_turns():
     calls: list[str] = []
     now = itertools.count()
     steps = {name: lambda name=name: calls.append(name) for name in "ab"}
@@ -96,8 +96,9 @@ def test_attention_is_timed_with_and_without_rotary_and_beside_softmax(monkeypat
         variants = gpu.make_implementations(inputs, is_rotary, is_causal)
         variants = {name: passes for name, passes in variants.items() if "compiled" not in name}
         rows = gpu.time_implementations(variants, inputs[0], seconds=0.0)
-        assert len(rows) == 2 + (not is_rotary)
-        assert all(row["forward_backward"]["seconds"] > 0 for row in rows)
+        for row in rows:
+            assert len(row["seconds"]) == 2 + (not is_rotary)
+            assert min(row["seconds"].values()) > 0
 
 
 def test_the_committed_times_of_the_gpu_can_be_read(capsys):

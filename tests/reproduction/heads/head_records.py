@@ -20,8 +20,6 @@ def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
         "grid": np.array(grid),
         "layer": layer,
         "epoch": np.arange(moments),
-        "train_accuracy": np.array([np.nan, *np.linspace(0.3, 0.8, moments - 1)]),
-        "validation_accuracy": np.array([np.nan, *np.linspace(0.35, 0.7, moments - 1)]),
         "center": center if gaussian else np.full_like(center, np.nan),
         "mean": center,
         "covariance": covariance,

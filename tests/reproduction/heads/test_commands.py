@@ -91,7 +91,7 @@ def test_the_folder_can_be_chosen(network_folder, tmp_path):
 
 
 def test_bad_input_of_heads_is_one_line(trained, tmp_path, fails):
-    assert r"Its model is 'performer'" in fails("heads", trained.folder)
+    assert "a run of model 'self_attention', got 'performer'" in fails("heads", trained.folder)
     assert "run.json" in fails("heads", tmp_path)
 
 

@@ -1,12 +1,11 @@
 import itertools
 
-import pytest
 import torch
 
 from reproduction.sample_efficiency.images import (
     CANVAS,
     draw_balanced_subset,
-    load_on_canvas,
+    load_centered_on_canvas,
     move_test_images,
 )
 
@@ -28,14 +27,8 @@ def test_subsets_depend_on_the_seed():
     assert set(first.tolist()) != set(other.tolist())
 
 
-@pytest.mark.parametrize("size", [31, 303])
-def test_sizes_without_balance_are_errors(size):
-    with pytest.raises(ValueError, match=f"a multiple of 3 up to 300, got {size}"):
-        draw_balanced_subset(LABELS, size, seed=10)
-
-
 def test_images_stand_in_the_middle_of_the_canvas():
-    dataset = load_on_canvas("digits", 16, None)
+    dataset = load_centered_on_canvas("digits", 16, None)
     assert dataset.image_size == (CANVAS, CANVAS)
     assert len(dataset.validation) == 0
     assert not dataset.test.images[:, :, :8].any()
@@ -43,7 +36,7 @@ def test_images_stand_in_the_middle_of_the_canvas():
 
 
 def test_images_with_a_margin_move_without_loss():
-    images = load_on_canvas("digits", 16, None).test.images[:50]
+    images = load_centered_on_canvas("digits", 16, None).test.images[:50]
     moved = move_test_images(images, margin=8)
     torch.testing.assert_close(moved.sum(dim=(1, 2, 3)), images.sum(dim=(1, 2, 3)))
     assert not torch.equal(moved, images)
