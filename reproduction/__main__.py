@@ -17,7 +17,7 @@ REPRODUCTION_COMMANDS = {
         "Reproduce Table 1 or Figure 1 of Horn et al. (2021).",
     ),
     "heads": (
-        "reproduction.heads.commands:heads",
+        "reproduction.heads.figures:heads",
         "Draw where the attention heads of a network attend.",
     ),
     "sample-efficiency": (
@@ -34,7 +34,7 @@ REPRODUCTION_COMMANDS = {
         "Count test images whose prediction changes at a circular shift.",
     ),
     "prune": (
-        "reproduction.heads.commands:prune",
+        "reproduction.heads.prune:prune",
         "Remove degenerate heads of a network, and continue its training.",
     ),
 }

@@ -26,7 +26,6 @@ def all_shifts(
     out: Path,
     data_dir: str | None = None,
     images: int | None = None,
-    threads: int = 1,
     command: CommandLine = "",
 ) -> None:
     """Count the test images whose prediction is the same at every circular shift.
@@ -40,10 +39,9 @@ def all_shifts(
         out: JSON file of the result.
         data_dir: Folder with the files of the data set.
         images: Number of test images, drawn with a fixed seed. By default all of them.
-        threads: Number of threads.
         command: The command line.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     network = load_model(model)
     test = load(data, data_dir=data_dir, image_size=read_config(model).image_size).test.images
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:images]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from reproduction.horn2021.report import read_study_at_scale, select_models, write_paper_comparison
+from reproduction.horn2021.report import read_paper_study, select_models, write_paper_comparison
 from reproduction.sample_efficiency.report import write_report
 from reproduction.sample_efficiency.train import train_study_model
 from reproduction.study import Study, read_study, run_study, write_study
@@ -97,7 +97,7 @@ def reproduce(
         grid: Selection of models, and options of the training.
         command: The command line.
     """
-    plan = read_study_at_scale(scale)
+    plan = read_paper_study(scale)
     only = select_models(plan, target)
     folder = Path(f"runs/reproduce-{scale}") if out is None else out
     train_and_report(plan, folder, grid, write_paper_comparison, only=only, command=command)

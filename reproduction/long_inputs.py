@@ -31,6 +31,7 @@ AttentionName = Literal["linear", "softmax", "none"]
 SIDES = (48, 128, 256)
 BATCH_SIZES = (16, 2, 1)
 STEPS = (1200, 300, 600)
+TEST_SCENES = 200
 NUM_CLASSES = 10
 DIM, HEADS, DEPTH = 32, 2, 2
 RATE, WARM_UP_STEPS = 3e-3, 100
@@ -45,8 +46,6 @@ def long_inputs(
     out: Path = Path("runs/long_inputs"),
     data_dir: str | None = None,
     steps: tuple[int, int, int] = STEPS,
-    test_scenes: int = 200,
-    threads: int = 1,
     command: CommandLine = "",
 ) -> None:
     """Train a model on scenes of up to 256 × 256 tokens, and save its accuracy and its times.
@@ -60,15 +59,11 @@ def long_inputs(
         out: Folder of the results of all seeds.
         data_dir: Folder with the files of MNIST.
         steps: Number of steps with scenes of 48, 128 and 256 pixels per side.
-        test_scenes: Number of test scenes of 256 × 256 pixels.
-        threads: Number of threads.
         command: The command line.
     """
-    check_sizes({"steps": min(steps), "threads": threads})
+    check_sizes({"steps": min(steps)})
     check_sizes({"seed": seed}, least=0, most=2**32 - 1)
-    # The margin of error needs two values.
-    check_sizes({"test_scenes": test_scenes}, least=2)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     dataset = load("mnist", data_dir=data_dir)
     model = SceneModel(attention)
@@ -81,7 +76,7 @@ def long_inputs(
         "steps": steps,
         "seconds_per_step": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "test": measure_accuracies(model.eval(), dataset.test, test_scenes),
+        "test": measure_accuracies(model.eval(), dataset.test, TEST_SCENES),
         **provenance(command),
     }
     print(f"written: {write_json(folder / f'{name}.json', result)}")

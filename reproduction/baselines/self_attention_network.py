@@ -16,14 +16,14 @@ from teka.nn import Attention, EmbeddedBiasTable, LearnedRelativeKernel, SpaceTo
 from teka.nn.relative import RelativeModule, inverse_softplus
 
 POSITIONS = ("quadratic", "generalized_quadratic", "table")
-INITIAL_PRECISION = 0.5  # α of a Gaussian with a standard deviation of one cell
+INITIAL_PRECISION = 0.5  # α of a Gaussian with a standard deviation of one token
 PRECISION_NOISE = 0.01
 
 
 def make_position_attention(
     position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
 ) -> RelativeModule:
-    """Create the attention by relative position of a block: Gaussians or a learned table.
+    """Create the relative kernel of a block: Gaussians or a learned table.
 
     The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code.
     Centers of Gaussians are drawn from N(0, 2²) along every axis. The standard deviation is one
@@ -172,9 +172,6 @@ class SelfAttentionNetwork(ImageClassifier):
         Args:
             heads: Indices of the heads to remove, for each block.
         """
-        if len(heads) != len(self.blocks):
-            expected = f"the heads to remove for each of {len(self.blocks)} blocks"
-            raise wrong_value("heads", heads, expected)
         pruned = copy.deepcopy(self)
         for block, removed in zip(pruned.blocks, heads, strict=True):
             assert isinstance(block, PostNormBlock)

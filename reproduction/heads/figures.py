@@ -1,6 +1,7 @@
-"""Figures and a table that show where the attention heads of a network attend."""
+"""The command `heads`: figures and a table that show where the heads of a network attend."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,41 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from reproduction.heads.measure import LAYER_NUMBERS
+from reproduction.heads.measure import LAYER_NUMBERS, attention_maps
+from reproduction.heads.prune import require_self_attention
+from reproduction.heads.record import HEADS_FILE, load_head_record
+from teka.files import make_directory, write_bytes
+from teka.reporting.plots import to_png
+from teka.training import restore
+from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
 Record = Mapping[str, NDArray]  # of `load_head_record`
+NUM_IMAGES = 100
+
+
+def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
+    """Show where the attention heads of a self_attention network attend.
+
+    One figure shows how the centers of the attention move during training, another one shows
+    attention maps. A table shows how close the heads are to a convolution: how many offsets of a
+    3 × 3 window they attend to.
+
+    Args:
+        run: Folder of a finished run.
+        out: Folder for the figures, by default heads/ in the folder of the run.
+        data_dir: Folder with the files of the data set.
+    """
+    trained = restore(run, data_dir=data_dir)
+    model = require_self_attention(trained)
+    record = load_head_record(run / HEADS_FILE)
+    # The record ends with the last epoch, which need not be the best one.
+    load_weights(model, run / CHECKPOINTS / LAST)
+    maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
+    folder = make_directory("out", out or run / "heads")
+    write_bytes(folder / "head_centers.png", to_png(draw_centers_of_heads(record)))
+    write_bytes(folder / "attention_maps.png", to_png(draw_attention_maps(maps)))
+    print("Before training → after training (mean over random initial parameters):")
+    print(compare_layers(record).to_string(), f"written: {folder}", sep="\n\n")
 
 
 def compare_layers(record: Record) -> pd.DataFrame:

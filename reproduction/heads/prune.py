@@ -1,4 +1,4 @@
-"""Pruning of degenerate heads, which attend to all tokens equally or to a thin stripe."""
+"""The command `prune`: removal of heads that attend to all tokens equally or to a thin stripe."""
 
 import math
 from collections.abc import Mapping
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.study.measure import count_flops_per_image, measure_accuracy
+from teka.cli.app import CommandLine
 from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
 from teka.functional import GeneralizedQuadraticBias, QuadraticBias
 from teka.nn.relative import RelativeModule
 from teka.provenance import provenance
-from teka.training import TrainedRun, evaluate, train
+from teka.training import TrainedRun, evaluate, restore, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 
 PRUNING_FILE = "pruning.json"
@@ -28,6 +29,36 @@ CONDITION_NUMBER = 1e5
 
 
 def prune(
+    run: Path,
+    /,
+    *,
+    out: Path,
+    condition_number: float = CONDITION_NUMBER,
+    data_dir: str | None = None,
+    command: CommandLine = "",
+) -> None:
+    """Remove the degenerate heads of a self_attention network, and continue its training.
+
+    The training takes a third of the epochs of the run. The result is the folder of a finished run.
+
+    Args:
+        run: Folder of a finished run with position quadratic or generalized_quadratic.
+        out: Folder to write, new or empty.
+        condition_number: Also remove heads that attend to a thin stripe: the largest eigenvalue
+            of their precision matrix is more than this multiple of the smallest eigenvalue.
+        data_dir: Folder with the files of the data set.
+        command: The command line.
+    """
+    trained = restore(run, data_dir=data_dir)
+    options: dict[str, Any] = {"condition_number": condition_number, "command": command}
+    heads, models = prune_network(trained, out, **options)
+    degenerate: Any = heads[["everywhere", "thin", "pruned"]]
+    counts = degenerate.groupby("layer").sum()
+    counts.loc["all"] = counts.sum()
+    print(counts.to_string(), models.to_string(), f"written: {out}", sep="\n\n")
+
+
+def prune_network(
     trained: TrainedRun,
     out: str | Path,
     *,
@@ -113,6 +144,7 @@ def require_self_attention(trained: TrainedRun) -> SelfAttentionNetwork:
     return trained.model
 
 
+@torch.no_grad()
 def find_degenerate_heads(
     model: SelfAttentionNetwork, condition_number: float = CONDITION_NUMBER
 ) -> pd.DataFrame:
@@ -167,13 +199,12 @@ def load_weights_before_training(weights: Mapping[str, Tensor]) -> LambdaCallbac
 
 def _compute_precision_eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
     """Return the eigenvalues of the precision matrix Σ⁻¹ of every head in float64."""
-    with torch.no_grad():
-        kernel = None if relative is None else relative()
-        if isinstance(kernel, GeneralizedQuadraticBias):
-            # Σ⁻¹ = LᵀL. Squared singular values of L keep small eigenvalues that LᵀL would round.
-            return torch.linalg.svdvals(kernel.precision_factor.cpu().double()).square()
-        if isinstance(kernel, QuadraticBias):
-            return 2 * kernel.precision.cpu().double()[:, None].expand_as(kernel.center)
+    kernel = None if relative is None else relative()
+    if isinstance(kernel, GeneralizedQuadraticBias):
+        # Σ⁻¹ = LᵀL. Squared singular values of L keep small eigenvalues that LᵀL would round.
+        return torch.linalg.svdvals(kernel.precision_factor.cpu().double()).square()
+    if isinstance(kernel, QuadraticBias):
+        return 2 * kernel.precision.cpu().double()[:, None].expand_as(kernel.center)
     name = None if kernel is None else kernel.name
     raise wrong_value("the model's relative kernel", name, "'quadratic' or 'generalized_quadratic'")
 

@@ -17,8 +17,8 @@ PAPER_IMAGE_SIZE = 32
 SCALES = ("small", "full", "full-cpu", "one-stem")
 
 
-def read_study_at_scale(scale: str) -> Study:
-    """Read the study that repeats the experiments of the paper at a given scale.
+def read_paper_study(scale: str) -> Study:
+    """Read the study that repeats the paper's experiments with models of a given size.
 
     Args:
         scale: "small" for small models and images on a CPU, "full" for the experiment of the paper
@@ -33,7 +33,7 @@ def select_models(study: Study, target: str) -> dict[str, list[str]]:
     """Select the models of a study that Table 1 or Figure 1 shows.
 
     Args:
-        study: A study of `read_study_at_scale`.
+        study: A study of `read_paper_study`.
         target: "table1" for all models, or "figure1" for the Performers on MNIST and Fashion-MNIST.
 
     Returns:
@@ -73,7 +73,7 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
     """Write `table1.md` and `figure1.png`, which compare our results with the paper.
 
     Args:
-        study: A study of `read_study_at_scale`.
+        study: A study of `read_paper_study`.
         folder: Folder of its results.
 
     Returns:
@@ -101,8 +101,8 @@ def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:
 def draw_figure1(results: pd.DataFrame) -> Figure:
     """Draw the accuracy on images of class 1 against their shift along x, for each model.
 
-    Solid lines are means over seeds, and bands reach from the lowest to the highest seed. Dotted
-    lines are from Figure 1 of the paper, with shifts rescaled to the width of our images.
+    Solid lines are means over seeds. Dotted lines are from Figure 1 of the paper, with shifts
+    rescaled to the width of our images.
 
     Args:
         results: Table of `read_results_table`, measured on shifted images of class 1.
@@ -114,11 +114,8 @@ def draw_figure1(results: pd.DataFrame) -> Figure:
     for index, ((data, model), group) in enumerate(group_by_model(results)):
         curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
         accuracy = 100 * pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]])
-        accuracy = accuracy.sort_index(axis=1)
         color = f"C{index % 10}"
-        axes[data].plot(accuracy.mean(), color=color, label=model)
-        limits = accuracy.min(), accuracy.max()
-        axes[data].fill_between(accuracy.columns, *limits, color=color, alpha=0.2)
+        axes[data].plot(accuracy.mean().sort_index(), color=color, label=model)
         if (data, find_name_in_paper(model)) in paper.index:
             curve = paper.loc[[(data, find_name_in_paper(model))]]
             scale = (group.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE

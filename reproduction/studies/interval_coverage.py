@@ -40,6 +40,7 @@ ZERO = SHIFTS.index((0, 0))
 ONE_SHIFT = (ZERO + 7) % len(SHIFTS)  # the shift whose interval is checked
 NUM_POPULATION, NUM_CLASSES = 20_000, 10
 NUM_IMAGES = (30, 100, 500)
+NUM_SIMULATIONS = 200
 ROUNDING = 1e-12
 
 
@@ -183,10 +184,12 @@ def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFra
     return counts.assign(population=name, images=num_images)
 
 
-def main(*, simulations: int = 200, processes: int = 1) -> None:
+def main(*, processes: int = 1) -> None:
     """Simulate audits, and write to a file how often each interval contains the true value."""
     jobs = product(POPULATIONS, NUM_IMAGES)
-    tables: Any = Parallel(processes)(delayed(measure_coverage)(*job, simulations) for job in jobs)
+    tables: Any = Parallel(processes)(
+        delayed(measure_coverage)(*job, NUM_SIMULATIONS) for job in jobs
+    )
     write_bytes(RESULTS, pd.concat(tables).to_csv(index=False).encode())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.prune import PRUNING_FILE, find_degenerate_heads, prune
+from reproduction.heads.prune import PRUNING_FILE, find_degenerate_heads, prune_network
 from reproduction.study import read_study
 from teka.files import read_json, write_json
 from teka.training import restore, train
@@ -34,7 +34,7 @@ def train_and_prune(seed: int) -> dict[str, Any]:
         assert isinstance(trained.model, SelfAttentionNetwork)
         largest = find_degenerate_heads(trained.model).condition_number.max()
         threshold = next(threshold for threshold in THRESHOLDS if largest > threshold)
-        prune(trained, pruned, condition_number=threshold, progress_bar=False)
+        prune_network(trained, pruned, condition_number=threshold, progress_bar=False)
     return {"seed": seed, **read_json(pruned / PRUNING_FILE)}
 
 

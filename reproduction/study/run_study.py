@@ -1,6 +1,5 @@
 """Training of the models of a study by several processes or by a Dask cluster."""
 
-import contextlib
 import functools
 import logging
 import os
@@ -8,14 +7,12 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import joblib
-from lightning.pytorch.utilities import rank_zero_only
 
 from reproduction.study.results import (
     RESULTS_FILE,
@@ -107,21 +104,9 @@ def _train_alone(
 ) -> tuple[str, dict[str, Any]]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     try:
-        with _hide_launcher():
-            return study_model.name, train(study_model)
+        return study_model.name, train(study_model)
     except ValueError as error:
         raise ValueError(f"study model {study_model.name}: {error}") from error
-
-
-@contextlib.contextmanager
-def _hide_launcher() -> Iterator[None]:
-    """Hide from Lightning that torchrun or srun started this process, so that it trains alone."""
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    with patch.dict(os.environ), patch.object(rank_zero_only, "rank", 0):
-        for name in list(os.environ):
-            if name.startswith(("SLURM_", "TORCHELASTIC_")) or name in ranks:
-                del os.environ[name]
-        yield
 
 
 def check_saved_run(

@@ -137,8 +137,6 @@ class Study:
     script: str = ""
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise wrong_value("seeds", list(self.seeds), "one or more different seeds")
         self._check_levels("reference", {key: [level] for key, level in self.reference.items()})
         for levels in self.leave_out:
             self._check_levels("leave_out", levels)

@@ -71,8 +71,8 @@ OPTIONS = {
     "reproduce": "scale out data_dir processes parallel only summary",
     "sample-efficiency": "out only data_dir threads summary",
     "cifar10": "seed out data_dir epochs threads without_attention eager",
-    "all-shifts": "data out data_dir images threads",
-    "long-inputs": "seed attention out data_dir steps test_scenes threads",
+    "all-shifts": "data out data_dir images",
+    "long-inputs": "seed attention out data_dir steps",
     "download": "data_dir timeout attempts wait",
     "demo": "out seeds epochs",
 }

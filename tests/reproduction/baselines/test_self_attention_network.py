@@ -174,11 +174,6 @@ def test_numbers_of_heads_that_do_not_fit_are_an_error(heads):
         build(heads=heads)
 
 
-def test_heads_to_remove_are_said_for_every_block():
-    with pytest.raises(ValueError, match="for each of 2 blocks"):
-        build().copy_without_heads([[0]])
-
-
 @pytest.mark.parametrize("position", POSITIONS)
 def test_heads_begin_apart_from_one_another(position: str):
     torch.manual_seed(0)

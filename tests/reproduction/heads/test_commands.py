@@ -98,6 +98,4 @@ def test_bad_input_of_heads_is_one_line(trained, tmp_path, fails):
 def test_a_run_without_a_record_is_named(tmp_path, fails):
     train(NETWORK.replace(content=None), tmp_path / "run")
     (tmp_path / "run" / "heads.npz").unlink()
-    assert "heads.npz must be the heads.npz of a self_attention run" in fails(
-        "heads", tmp_path / "run"
-    )
+    assert "heads.npz" in fails("heads", tmp_path / "run")

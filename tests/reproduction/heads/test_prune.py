@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.prune import PRUNING_FILE, load_weights_before_training, prune
+from reproduction.heads.prune import PRUNING_FILE, load_weights_before_training, prune_network
 from teka.audit import AuditSettings, audit, axis_shifts
 from teka.models import load
 from teka.nn import LearnedRelativeKernel
@@ -48,7 +48,7 @@ def with_degenerate_heads(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pruned(with_degenerate_heads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pruned") / "deep" / "run"
-    pruning = prune(with_degenerate_heads, folder, command="teka prune", progress_bar=False)
+    pruning = prune_network(with_degenerate_heads, folder, command="teka prune", progress_bar=False)
     return folder, pruning
 
 
@@ -100,7 +100,7 @@ def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, t
     loaded = load(export(trained, tmp_path / "model"))
     images = trained.dataset.test.images[:5]
     torch.testing.assert_close(loaded(images), trained.model(images))
-    _, again = prune(trained, tmp_path / "again", condition_number=1.01, progress_bar=False)
+    _, again = prune_network(trained, tmp_path / "again", condition_number=1.01, progress_bar=False)
     assert Run.load(tmp_path / "again").heads == (1, 1)
     assert again.accuracy.before == models.accuracy.tuned
 
@@ -108,12 +108,12 @@ def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, t
 def test_the_error_without_degenerate_heads_suggests_thresholds(pruned, tmp_path):
     folder, _ = pruned
     with pytest.raises(ValueError, match=r"degenerate heads, .*The largest condition_number"):
-        prune(restore(folder), tmp_path / "again", condition_number=1e12)
+        prune_network(restore(folder), tmp_path / "again", condition_number=1e12)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_threshold_may_be_infinite(with_degenerate_heads, tmp_path):
-    prune(
+    prune_network(
         with_degenerate_heads, tmp_path / "run", condition_number=float("inf"), progress_bar=False
     )
     content = json.loads((tmp_path / "run" / PRUNING_FILE).read_text())
@@ -125,14 +125,14 @@ def test_a_run_of_another_model_is_an_error(trained, tmp_path):
     with pytest.raises(
         ValueError, match=r"run must be a run of model 'self_attention'.*got 'performer'"
     ):
-        prune(trained, tmp_path / "out")
+        prune_network(trained, tmp_path / "out")
 
 
 def test_a_folder_with_files_is_an_error(with_degenerate_heads, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for out in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ValueError, match=r"out must be a folder that is empty"):
-            prune(with_degenerate_heads, out)
+            prune_network(with_degenerate_heads, out)
 
 
 def test_nothing_is_written_if_the_training_fails(with_degenerate_heads, tmp_path):
@@ -141,7 +141,7 @@ def test_nothing_is_written_if_the_training_fails(with_degenerate_heads, tmp_pat
         broken.head.weight.fill_(float("nan"))
     run = dataclasses.replace(with_degenerate_heads, model=broken)
     with pytest.raises(FloatingPointError):
-        prune(run, tmp_path / "out", progress_bar=False)
+        prune_network(run, tmp_path / "out", progress_bar=False)
     assert not any(tmp_path.iterdir())
 
 

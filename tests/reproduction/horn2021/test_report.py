@@ -9,8 +9,8 @@ from reproduction.horn2021.report import (
     find_name_in_paper,
     make_accuracy_table,
     read_paper_figure,
+    read_paper_study,
     read_paper_table,
-    read_study_at_scale,
     write_paper_comparison,
 )
 from reproduction.study import read_results_table
@@ -116,7 +116,7 @@ def test_the_committed_tables_equal_the_committed_results(scale):
     folder = Path(__file__).parents[3] / "reproduction" / "horn2021" / scale
     page = (folder / "table1.md").read_text(encoding="utf-8")
     for model, row in make_accuracy_table(
-        read_results_table(read_study_at_scale(scale), folder)
+        read_results_table(read_paper_study(scale), folder)
     ).iterrows():
         for text in row.filter(like="ours"):
             assert text in page, model

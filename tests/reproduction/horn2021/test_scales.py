@@ -5,15 +5,15 @@ import torch
 
 from reproduction.horn2021.report import (
     find_name_in_paper,
+    read_paper_study,
     read_paper_table,
-    read_study_at_scale,
     select_models,
 )
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_every_model_of_the_paper_is_trained_on_every_data_set(scale):
-    study = read_study_at_scale(scale)
+    study = read_paper_study(scale)
     assert list(study.factors["data"]) == ["mnist", "fashion-mnist", "cifar10"]
     assert set(map(find_name_in_paper, study.factors["model"])) >= set(read_paper_table().index)
     models = {"alexnet", "vgg16", "resnet18", "linformer", "routing_transformer", "performer"}
@@ -23,7 +23,7 @@ def test_every_model_of_the_paper_is_trained_on_every_data_set(scale):
 
 @pytest.mark.parametrize(("scale", "image_size"), [("full-cpu", None), ("one-stem", 32)])
 def test_models_at_full_resolution_share_a_recipe_and_have_evaluation_seeds(scale, image_size):
-    study = read_study_at_scale(scale)
+    study = read_paper_study(scale)
     runs = [study_model.run for study_model in study.models({"seed": ["10"]})]
     assert study.seeds == (10, 11, 12)
     assert {run.image_size for run in runs} == {image_size}
@@ -40,7 +40,7 @@ def test_models_at_full_resolution_share_a_recipe_and_have_evaluation_seeds(scal
 
 
 def test_the_full_scale_follows_the_protocol_of_the_paper():
-    study = read_study_at_scale("full")
+    study = read_paper_study("full")
     run = study.make_study_model({"data": "mnist", "model": "Performer (absolute)"}, 0).run
     model = (run.image_size, run.dim, run.depth, run.heads, run.dropout, run.stem)
     assert model == (32, 256, 6, 8, 0.1, "patch")
@@ -52,7 +52,7 @@ def test_the_full_scale_follows_the_protocol_of_the_paper():
 
 
 def test_the_models_at_full_scale_have_the_numbers_of_parameters_of_the_paper():
-    study = read_study_at_scale("full")
+    study = read_paper_study("full")
     for model, num_parameters in {
         "AlexNet": 2_472_266,
         "VGG-16": 134_301_514,
@@ -69,7 +69,7 @@ def test_the_models_at_full_scale_have_the_numbers_of_parameters_of_the_paper():
 
 
 def test_figure_1_needs_the_performers_on_two_data_sets():
-    study = read_study_at_scale("small")
+    study = read_paper_study("small")
     levels = select_models(study, "figure1")
     assert levels["data"] == ["mnist", "fashion-mnist"]
     assert len(levels["model"]) == 12
@@ -79,6 +79,6 @@ def test_figure_1_needs_the_performers_on_two_data_sets():
 
 def test_unknown_scales_and_targets_are_errors():
     with pytest.raises(ValueError, match=r"scale must be one of 'full', .*got 'huge'"):
-        read_study_at_scale("huge")
+        read_paper_study("huge")
     with pytest.raises(ValueError, match=r"target must be one of .*got 'figure2'"):
-        select_models(read_study_at_scale("small"), "figure2")
+        select_models(read_paper_study("small"), "figure2")

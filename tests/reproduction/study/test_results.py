@@ -1,5 +1,3 @@
-import gzip
-
 import pytest
 
 from reproduction.study import read_results_table
@@ -58,13 +56,3 @@ def test_a_result_replaces_the_result_with_its_name(tmp_path):
     for accuracy in (0.9, 0.75):
         save_model_results(path, "a", {"accuracy": accuracy})
     assert load_saved_results(path) == {"a": {"accuracy": 0.75}}
-
-
-def test_damaged_files_are_errors(save_study):
-    study, folder = save_study(RESULTS)
-    path = folder / "cells.jsonl.gz"
-    content = path.read_bytes()
-    for damaged in (content[:-9], b"{}", gzip.compress(b"[1]\n"), gzip.compress(b"{}\n")):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"cells\.jsonl\.gz must be a file of results"):
-            read_results_table(study, folder)

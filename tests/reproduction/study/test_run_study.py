@@ -165,7 +165,7 @@ def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_stud
         ["lightning.pytorch", "teka.training", "reproduction.study"]
     )
     with set_dask_config({"distributed.worker.multiprocessing-method": "forkserver"}):
-        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+        cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
         with cluster:
             parallel = f"dask:{cluster.scheduler_address}"
             study = read_study(tiny_study)
