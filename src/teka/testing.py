@@ -200,7 +200,7 @@ def equivariance_error(
     )
     if border and errors.output == "invariant":
         raise wrong_value("border", border, "0, because the output is not dense")
-    return EquivarianceError(errors.errors, errors.noise_floor, errors.output, steps, mode, border)
+    return EquivarianceError(**vars(errors), shifts=steps, mode=mode, border=border)
 
 
 def assert_equivariant(

@@ -15,7 +15,7 @@ from teka.audit.movement import ImageSet, Movement, background_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, module_of
-from teka.reporting.formatting import format_number, format_share
+from teka.reporting.formatting import format_number, format_share, format_size
 
 SEVERITIES = {
     "invalidates": "These results are invalid",
@@ -328,7 +328,7 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
     if max(stride) > 1 and any(map(any, shifts)) and not between:
         message = (
             "Every shift is a multiple of the model's stride of "
-            f"{' × '.join(map(str, stride))} pixels. Aliasing occurs only at other shifts, so the "
+            f"{format_size(stride)} pixels. Aliasing occurs only at other shifts, so the "
             "audit did not measure its effect. Add shifts of 1 pixel."
         )
         yield Caveat("phases unseen", "limits", message)
@@ -342,14 +342,10 @@ def warn_about_other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
         placed: Size to which the audit resizes images, which leaves room for shifts.
     """
     if usual is not None and placed is not None and usual != placed:
-        usual_size, audit_size = (
-            f"a shorter side of {size}" if isinstance(size, int) else " × ".join(map(str, size))
-            for size in (usual, placed)
-        )
         message = (
-            f"To make room for the shifts, the audit resized images to {audit_size}. The model's "
-            f"own transform resizes to {usual_size}. Objects therefore have a different size in "
-            "the audit than in normal use, even in unshifted images."
+            f"To make room for the shifts, the audit resized images to {format_size(placed)}. The "
+            f"model's own transform resizes to {format_size(usual)}. Objects therefore have a "
+            "different size in the audit than in normal use, even in unshifted images."
         )
         yield Caveat("other scale", "note", message)
 
@@ -367,15 +363,16 @@ def warn_about_resizing(
     """
     if tuple(image_size) == tuple(seen_size):
         return
-    original, resized_to = (" × ".join(map(str, size)) for size in (image_size, seen_size))
+    original = format_size(image_size)
+    resized = format_size(seen_size)
     ratio = seen_size[-1] / image_size[-1]
     message = (
-        f"Images of {original} were resized to {resized_to} and then shifted: a shift of "
+        f"Images of {original} were resized to {resized} and then shifted: a shift of "
         f"{max_shift:g} pixels is {max_shift / ratio:.3g} pixels of the original images."
     )
     if before_resize:
         message = (
-            f"Images of {original} were shifted and then resized to {resized_to}: one pixel of a "
+            f"Images of {original} were shifted and then resized to {resized}: one pixel of a "
             f"shift is {ratio:.3g} pixels for the model. Resizing a shifted image is not exactly "
             "the same as shifting a resized image, so even an equivariant model may change its "
             "output."

@@ -325,15 +325,13 @@ class Movement:
                 values = tuple(check_sequence(argument, values, expected))
                 object.__setattr__(self, argument, values)
         parse_background(self.background)
-        for argument, size in (("canvas_size", self.canvas_size), ("crop_size", self.crop_size)):
-            owner = argument.removesuffix("_size")
-            is_needed = self.mode == owner
-            if is_needed and size is None:
-                raise wrong_value(argument, size, f"the size of the {owner} for mode {owner!r}")
-            if not is_needed and size is not None:
-                raise wrong_value(
-                    argument, size, f"None, because mode {self.mode!r} has no {owner}"
-                )
+        for mode in ("canvas", "crop"):
+            argument = f"{mode}_size"
+            size = getattr(self, argument)
+            if self.mode == mode and size is None:
+                raise wrong_value(argument, size, f"the size of the {mode} for mode {mode!r}")
+            if self.mode != mode and size is not None:
+                raise wrong_value(argument, size, f"None, because mode {self.mode!r} has no {mode}")
 
     @property
     def wraps(self) -> bool:

@@ -106,8 +106,7 @@ def run_horn2021(
                 "the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}"
             )
         metrics[name] = summarize(responses, **settings.intervals)
-        share = correct.double().mean(dim=0)
-        numbers[f"mean accuracy, {name}"] = _estimate_mean(share, settings)
+        numbers[f"mean accuracy, {name}"] = _estimate_mean(correct, settings)
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return ProtocolResult(
         "horn2021",
@@ -158,7 +157,7 @@ def run_zhang2019(
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
-        {"consistency of two crops": _estimate_mean(agreement.double().mean(dim=0), settings)},
+        {"consistency of two crops": _estimate_mean(agreement, settings)},
         {},
     )
 
@@ -209,8 +208,7 @@ def run_chaman2021(
         agreement = compare_random_positions(
             function, images, move, low=-largest, high=largest, passes=1, settings=settings
         )
-        consistency = _estimate_mean(agreement[0].double(), settings)
-        numbers[f"consistency of two shifts, {name}"] = consistency
+        numbers[f"consistency of two shifts, {name}"] = _estimate_mean(agreement, settings)
     return ProtocolResult(
         "chaman2021",
         "Each image is shifted twice, by random steps of −m … m − 1 pixels along each axis, with "
@@ -271,6 +269,8 @@ def compare_random_positions(
     return agreement
 
 
-def _estimate_mean(shares: Float[Tensor, " images"], settings: AuditSettings) -> Estimate:
+def _estimate_mean(outcomes: Bool[Tensor, "rows images"], settings: AuditSettings) -> Estimate:
+    """Estimate the share of True, with a confidence interval that reflects the choice of images."""
+    shares = outcomes.double().mean(dim=0).numpy()
     bootstrap = ImageBootstrap(len(shares), BootstrapSettings(**settings.intervals))
-    return estimate_share(shares.numpy(), bootstrap)
+    return estimate_share(shares, bootstrap)

@@ -64,7 +64,7 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
     longest = max(abs(step) for metrics in described for shift in metrics.shifts for step in shift)
     pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
     effect, detail = _describe_effect(worst)
-    notes = f"{detail}{_describe_images_and_modes(described, report)}"
+    notes = "; ".join([*detail, _describe_images_and_modes(described, report)])
     return f"Moving the image by up to {pixels} {effect} ({notes})."
 
 
@@ -78,31 +78,35 @@ def _effect_sort_key(metrics: Metrics) -> tuple[float, float, float]:
     )
 
 
-def _describe_effect(metrics: Metrics) -> tuple[str, str]:
-    """Describe the effect of shifts in a mode, and the confidence interval of this effect."""
+def _describe_effect(metrics: Metrics) -> tuple[str, list[str]]:
+    """Describe how shifts change the output of the model in one mode of shifting.
+
+    The result is a predicate such as "changes the prediction in 9.1 % of cases", and its confidence
+    interval or error as a note, if there is one.
+    """
     numbers = metrics.numbers
     if metrics.is_exact:
         effect = "moves the output along exactly, up to rounding"
         if metrics.output in INVARIANT_OUTPUTS:
             effect = "does not change the output beyond rounding"
-        return effect, f"relative error at most {format_number(numbers['maximum_error'].value)}; "
+        return effect, [f"relative error at most {format_number(numbers['maximum_error'].value)}"]
     if "overlap" in numbers:
         overlap = numbers["overlap"]
         effect = f"leaves a mean IoU of {format_share(overlap.value)} % with the moved output"
-        return f"{effect} for the original image", f"{_format_confidence_interval(overlap)}; "
+        return f"{effect} for the original image", [_format_confidence_interval(overlap)]
     never = ""
     if "consistency" in numbers:
         same = numbers["consistency"]
         changed = replace(same, value=1 - same.value, lower=1 - same.upper, upper=1 - same.lower)
         if changed.value > 0:
             effect = f"changes the prediction in {format_share(changed.value)} % of cases"
-            return effect, f"{_format_confidence_interval(changed)}; "
+            return effect, [_format_confidence_interval(changed)]
         never = ", and never the prediction"
     # An output of zero has no relative error.
     size = ""
     if "maximum_error" in numbers:
         size = f" by up to {format_number(numbers['maximum_error'].value)} of its size"
-    return f"changes the output{size}{never}", ""
+    return f"changes the output{size}{never}", []
 
 
 def _describe_images_and_modes(moved: Sequence[Metrics], report: AuditReport) -> str:
@@ -158,8 +162,8 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
     effect, detail = _describe_effect(metrics)
-    notes = f" ({detail.removesuffix('; ')})" if detail else ""
-    parts = [f"{where}: moving the image {effect}{notes}", *_describe_other_metrics(metrics)]
+    effect += "".join(f" ({note})" for note in detail)
+    parts = [f"{where}: moving the image {effect}", *_describe_other_metrics(metrics)]
     return f"{'; '.join(parts)}."
 
 

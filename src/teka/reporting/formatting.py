@@ -47,6 +47,11 @@ def format_shift(shift: Sequence[int | float]) -> str:
     return ", ".join(moves) or "unshifted"
 
 
+def format_size(size: int | Sequence[int]) -> str:
+    """Format the size of an image, such as "224 × 224", or "a shorter side of 224" for a number."""
+    return f"a shorter side of {size}" if isinstance(size, int) else " × ".join(map(str, size))
+
+
 def join_words(values: Sequence[object]) -> str:
     """Join values into a list for a sentence, such as "0, 1 and 2".
 

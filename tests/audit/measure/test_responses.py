@@ -37,13 +37,13 @@ def test_other_images_are_refused(plain):
         ("labels", {"labels": torch.tensor([0, 0, 0, 0])}),
     ]:
         with raises_for(name, ValueError, match=rf"^second\.{name} must be"):
-            check_same_images("second", plain, dataclasses.replace(plain, **changes))
-        check_same_images("second", plain, dataclasses.replace(plain, labels=None))
+            check_same_images(plain, dataclasses.replace(plain, **changes))
+        check_same_images(plain, dataclasses.replace(plain, labels=None))
 
 
 def test_another_number_of_images_is_refused(plain, respond):
     with pytest.raises(ValueError, match=r"^second\.num_images must be .*got 5"):
-        check_same_images("second", plain, respond(SHIFTS, torch.zeros(3, 5, dtype=torch.int64)))
+        check_same_images(plain, respond(SHIFTS, torch.zeros(3, 5, dtype=torch.int64)))
 
 
 def test_shifts_that_can_be_read_only_once_are_refused(plain):

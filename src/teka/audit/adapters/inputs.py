@@ -35,6 +35,7 @@ from teka.data.pictures import (
     to_intensities,
 )
 from teka.errors import one_line, wrong_argument, wrong_value
+from teka.reporting.formatting import format_size
 from teka.reporting.tables import LONGEST_TEXT
 
 _IMAGES_AT_ONCE = 256
@@ -367,7 +368,7 @@ def make_audit_inputs(
     kind = subject.kind
     if subject.module is not None:
         kind += f", {model_facts['parameters']:,} parameters"
-    size = " × ".join(map(str, chosen.image_size)) if chosen.image_size else "of several sizes"
+    size = format_size(chosen.image_size) if chosen.image_size else "of several sizes"
     unknown = "" if subject.declares_preprocessing else "normalization unknown (see --mean)"
     lines = {
         "Model": "; ".join(filter(None, (f"{subject.name} ({kind})", unknown, subject.note))),

@@ -20,7 +20,7 @@ from teka.audit.adapters.loaded_model import (
     read_class_names,
 )
 from teka.audit.adapters.preprocessing import Preprocessing
-from teka.audit.adapters.programs import run_in_batches
+from teka.audit.adapters.programs import read_input_shape, run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing
 from teka.audit.model_output import num_classes_of
 from teka.errors import EXTERNAL_ERRORS, did_you_mean, require, wrong_value
@@ -81,7 +81,7 @@ class OnnxFunction(nn.Module):
         self._graph = graph
         (self.input,) = session.get_inputs()
         self.output = choose_output(session.get_outputs(), output).name
-        self.batch_size, *_ = _fixed_sizes(self.input.shape)
+        self.batch_size, *_ = read_input_shape(self.input.shape)
         self._layers: dict[str, OnnxNode] = {}  # by their outputs
         if graph is not None:
             self._add_layers(graph.graph)
@@ -112,12 +112,12 @@ class OnnxFunction(nn.Module):
             placed = (placed * 255).round().clamp(0, 255)
         if _is_channels_last(self.input.shape):
             placed = placed.permute(0, 2, 3, 1)
-        if not any(layer._forward_hooks for layer in self.children()):
-            return self._run(self.session, [self.output], placed)[self.output].to(images.device)
-        names = list(dict.fromkeys([*self._layers, self.output]))
-        results = self._run(self._layer_session, names, placed)
+        has_hooks = any(layer._forward_hooks for layer in self.children())
+        layers = self._layers if has_hooks else {}
+        session = self._layer_session if has_hooks else self.session
+        results = self._run(session, list(dict.fromkeys([*layers, self.output])), placed)
         seen = {self.input.name: placed}
-        for name, layer in self._layers.items():
+        for name, layer in layers.items():
             values = results.get(name)
             if values is not None and values.is_floating_point() and len(values) == len(placed):
                 layer.values = values
@@ -240,11 +240,10 @@ def _make_preprocessing(
     image_input: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
     """Return the preprocessing for an ONNX file, and whether its normalization is known."""
-    shape = _fixed_sizes(image_input.shape)
+    shape = image_input.shape
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]
-    _, channels, height, width = shape
-    size = None if height is None or width is None else (height, width)
+    _, channels, size = read_input_shape(shape)
     own = find_preprocessing(str(file.parent), channels or 3)
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
@@ -259,11 +258,6 @@ def _make_preprocessing(
         expected = f"None, because {file.name} takes uint8 and normalizes its images itself"
         raise wrong_value("mean", load_options.mean, expected)
     return replace(transform, normalization=None), True
-
-
-def _fixed_sizes(shape: Sequence[object]) -> list[int | None]:
-    """Return the sizes of a shape, in which None stands for a size that may vary."""
-    return [size if isinstance(size, int) and size > 0 else None for size in shape]
 
 
 def _num_classes_of_output(output: Any) -> int | None:

@@ -15,6 +15,7 @@ from teka.checks import check_image_size, check_name, check_sizes
 from teka.data import Normalize
 from teka.data.pictures import to_intensities
 from teka.errors import require, wrong_shape, wrong_value
+from teka.reporting.formatting import format_size
 
 LUMINANCE = (19595, 38470, 7471)  # ITU-R BT.601 weights in 65,536ths, as in Pillow
 # Resampling methods in the order of Pillow's numbers, which the configs of transformers contain.
@@ -187,13 +188,10 @@ class Preprocessing:
         """
         resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
-        if resized != image_size:
-            size = f"a shorter side of {resized}"
-            if isinstance(resized, tuple):
-                size = " × ".join(map(str, resized))
-            parts.append(f"resized to {size} ({self.resampling})")
+        if resized is not None and resized != image_size:
+            parts.append(f"resized to {format_size(resized)} ({self.resampling})")
         if self.crop is not None and self.crop != resized:
-            parts.append(f"cropped to the middle {self.crop[0]} × {self.crop[1]}")
+            parts.append(f"cropped to the middle {format_size(self.crop)}")
         return ", ".join(parts)
 
 

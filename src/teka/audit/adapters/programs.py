@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,23 @@ def run_in_batches(
         outputs = program(torch.cat([batch, copies]))
         batches.append({name: values[: len(batch)] for name, values in outputs.items()})
     return {name: torch.cat([outputs[name] for outputs in batches]) for name in batches[0]}
+
+
+def read_input_shape(
+    shape: Sequence[object],
+) -> tuple[int | None, int | None, tuple[int, int] | None]:
+    """Return the batch size, the number of channels and the size of the images of a model's input.
+
+    A number is None if the model accepts any value of it.
+
+    Args:
+        shape: Shape (B, C, H, W) of the input. A size that may vary is symbolic, a name or −1.
+    """
+    batch_size, channels, height, width = (
+        size if isinstance(size, int) and size > 0 else None for size in shape
+    )
+    size = None if height is None or width is None else (height, width)
+    return batch_size, channels, size
 
 
 class ExportedProgram(nn.Module):
@@ -138,8 +155,7 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     if len(shapes) != 1 or len(shapes[0]) != 4:
         given = [tuple(shape) for shape in shapes]
         raise wrong_value(f"the inputs of {path}", given, "one of images, with four axes")
-    _, channels, height, width = (size if isinstance(size, int) else None for size in shapes[0])
-    size = None if height is None or width is None else (height, width)
+    _, channels, size = read_input_shape(shapes[0])
     module = ExportedProgram(program_module, _max_batch_size(shapes[0][0], program))
     transform = Preprocessing(channels, size)
     name = Path(path).stem

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -99,7 +99,8 @@ class Measurement:
         self.batches = split_batches(self.shifts, len(images), int(batch_size))
         self._zero = self.batches[0][0][0]
         entries = len(self.shifts) * len(images)
-        size = math.prod(movement.seen_size(images.shape[2:])) * images.shape[1]
+        self._seen_size = movement.seen_size(images.shape[2:])
+        size = math.prod(self._seen_size) * images.shape[1]
         num_bytes = min(int(batch_size), entries) * size * images.element_size()
         check_memory("batch_size", batch_size, num_bytes, "moved images")
         check_memory("shifts", len(self.shifts), entries * ENTRY_BYTES, "responses")
@@ -193,7 +194,7 @@ class Measurement:
         where = f"at shift {self.shifts[first]}{more}, images {images.start} to {images.stop - 1}"
         output, kind = call_model(self._function, moved, where)
         if len(self._tables) == 1:
-            self._infer_from_first_output(output, kind, moved.shape[2:])
+            self._infer_from_first_output(output, kind)
         output = flatten_vectors(output, self._output)
         if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
             shape = (len(moved), *self._references.shape[1:])
@@ -204,17 +205,18 @@ class Measurement:
             )
         return output
 
-    def _infer_from_first_output(self, output: Tensor, kind: str, seen_size: Sequence[int]) -> None:
+    def _infer_from_first_output(self, output: Tensor, kind: str) -> None:
         """Determine the kind and the shape of all outputs from the first output."""
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
-        self._output, self._stride = infer_kind(output, seen_size, asked, self._stride, label_axes)
+        self._output, self._stride = infer_kind(
+            output, self._seen_size, asked, self._stride, label_axes
+        )
         output = flatten_vectors(output, self._output)
         if self._stride is not None:
             outputs.check_dense_shifts(
-                self.shifts, output.shape[2:], self._stride, seen_size, self._movement
+                self.shifts, output.shape[2:], self._stride, self._seen_size, self._movement
             )
-        self._seen_size = tuple(seen_size)
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
         self._labels = outputs.encode_labels(self._labels, self._output, output.shape[1])

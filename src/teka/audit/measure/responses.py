@@ -105,11 +105,9 @@ class Responses:
         parse_steps("shifts", self.shifts)
         check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOL_DTYPES)
         for name, table in self.tables().items():
-            check_dense(name, table)
-            check_tensor(name, table, *self.evaluated.shape, dtypes=None)
+            check_dense(name, table, *self.evaluated.shape, dtypes=None)
         if self.labels is not None:
-            check_dense("labels", self.labels)
-            check_tensor("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
+            check_dense("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
         if all(any(shift) for shift in self.shifts):
             raise wrong_value("shifts", self.shifts, WITH_ZERO)
 
@@ -193,23 +191,18 @@ def select_common_shifts(responses: Sequence[Responses]) -> list[Responses]:
     ]
 
 
-def check_same_images(argument: str, first: Responses, other: Responses) -> None:
+def check_same_images(first: Responses, second: Responses) -> None:
     """Check that two models were evaluated on the same images, labels, shifts and movement.
-
-    Args:
-        argument: Name of the second responses in the error message.
-        first: Responses of the first model.
-        other: Responses of the second model.
 
     Raises:
         ValueError: The images, labels, shifts or movements differ.
     """
     for name in ("movement", "shifts", "num_images"):
-        mine = getattr(other, name)
+        mine = getattr(second, name)
         expected = getattr(first, name)
         if mine != expected:
-            raise wrong_value(f"{argument}.{name}", mine, f"{expected!r} as for the first model")
-    labels = [each.labels.to(torch.int64) for each in (first, other) if each.labels is not None]
+            raise wrong_value(f"second.{name}", mine, f"{expected!r} as for the first model")
+    labels = [each.labels.to(torch.int64) for each in (first, second) if each.labels is not None]
     if len(labels) == 2 and not torch.equal(*labels):
         expected = "equal to those of the first model, image by image"
-        raise wrong_argument(f"{argument}.labels", "different labels", expected)
+        raise wrong_argument("second.labels", "different labels", expected)

@@ -13,7 +13,7 @@ from teka.audit.page.metric_formatting import (
 from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import CURVES, Metrics
-from teka.reporting.formatting import format_shift, join_words
+from teka.reporting.formatting import format_shift, format_size, join_words
 
 # Curves that are visible at once. The others are collapsed, unless there is none of these.
 FIRST_CURVES = ("accuracy", "agreement", "overlap", "retrieval")
@@ -81,8 +81,8 @@ def describe_mode(movement: Movement) -> str:
         words += f" Background: {', '.join(f'{value:g}' for value in values)}."
     for name, size in (("Canvas", movement.canvas_size), ("Window", movement.crop_size)):
         if size is not None:
-            sides = size if isinstance(size, tuple) else (size, size)
-            words += f" {name}: {' × '.join(map(str, sides))} pixels."
+            sides = (size, size) if isinstance(size, int) else size
+            words += f" {name}: {format_size(sides)} pixels."
     return words
 
 

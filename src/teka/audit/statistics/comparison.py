@@ -124,7 +124,7 @@ def compare_responses(
     check_number("noise", noise, "a number of at least 0", low=0)
     check_instance("first", first, Responses)
     check_instance("second", second, Responses)
-    check_same_images("second", first, second)
+    check_same_images(first, second)
     pair = select_common_shifts((first, second))
     noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
     bootstrap = ImageBootstrap(first.num_images, settings)
@@ -147,7 +147,9 @@ def compare_responses(
             mean = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
         else:
             average, other = (
-                average_metric(CURVES[metric.curve], each, bootstrap).mean_over(each.moved)
+                average_metric(CURVES[metric.curve].values_and_norms(each), bootstrap).mean_over(
+                    each.moved
+                )
                 for each in pair
             )
             value = float(average.values[0] - other.values[0])

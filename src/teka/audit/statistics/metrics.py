@@ -286,7 +286,7 @@ def summarize(
             known = complete.zero if metric.is_one_at_zero else None
             curves[name] = estimate_share_curve(table[0], bootstrap, known)
         else:
-            averages[name] = average_metric(metric, complete, bootstrap)
+            averages[name] = average_metric(table, bootstrap)
             curves[name] = estimate_mean_curve(averages[name], bootstrap, is_share=metric.is_share)
     numbers: dict[str, Estimate] = {}
     for name, metric in NUMBERS.items():
@@ -313,18 +313,18 @@ def summarize(
     )
 
 
-def average_metric(
-    metric: CurveMetric, responses: Responses, bootstrap: ImageBootstrap
-) -> ImageAverage:
+def average_metric(values_and_norms: Any, bootstrap: ImageBootstrap) -> ImageAverage:
     """Compute the average of a metric over all images and over each resample, at each shift.
 
     If a ratio is not defined in a resample because all norms are 0, the ratio over all images is
     used instead.
+
+    Args:
+        values_and_norms: Values of the metric from `CurveMetric.values_and_norms`.
+        bootstrap: Bootstrap over the images.
     """
-    table = metric.values_and_norms(responses)
-    assert table is not None
-    values = table[0].astype(float)
-    norms = table[1]
+    values, norms = values_and_norms
+    values = values.astype(float)
     means = values.mean(axis=1)
     draws = bootstrap.resample_means(values)
     if norms is None:
