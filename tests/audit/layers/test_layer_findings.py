@@ -1,7 +1,6 @@
 import pytest
 
-from teka.audit.layers.layer_errors import error_limit
-from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
+from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings, error_limit
 from teka.audit.movement import Movement
 
 

@@ -2,9 +2,13 @@ from fractions import Fraction
 
 import pytest
 
-from teka.audit.layers.layer_errors import is_multiple_of_stride
 from teka.audit.layers.layouts import Layout
-from teka.audit.layers.shift_errors import cells_to_compare, find_cells_inside, nearest_moves
+from teka.audit.layers.shift_errors import (
+    cells_to_compare,
+    find_cells_inside,
+    is_multiple_of_stride,
+    nearest_moves,
+)
 from teka.audit.layers.trace import TracedTensor
 
 STRIDE = (Fraction(2), Fraction(3))

@@ -82,8 +82,8 @@ def find_fixes(
     """
     map_sizes = defaultdict(list)
     for event in trace.events:
-        if event.source is not None and event.tensor is not None:
-            before, after = event.source.shape, event.tensor.shape
+        if event.input_tensor is not None and event.tensor is not None:
+            before, after = event.input_tensor.shape, event.tensor.shape
             if len(before) == len(after) == 3:
                 map_sizes[event.module_name].append((before[1:], after[1:]))
     padded, strided = {}, {}

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
-from teka.audit.layers.layer_errors import error_limit
 from teka.audit.layers.layouts import absolute_embeddings, declared_stride, pads_edge
-from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, compare_shifts
+from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, ErrorsByTensor, compare_shifts
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
@@ -22,7 +21,6 @@ from teka.checks import (
     check_module,
     check_names,
     check_sizes,
-    check_tensor,
 )
 from teka.errors import wrong_value
 
@@ -35,6 +33,18 @@ NUM_IMAGES = 32  # maximum number of images
 # Threshold, and its minimum in roundings of the coarsest dtype of the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
+# A layer breaks equivariance if its error is above this multiple of its noise.
+NOISE_FACTOR = 10.0
+
+
+def error_limit(threshold: float, noise: float) -> float:
+    """Return the error above which a layer breaks equivariance.
+
+    Args:
+        threshold: Smallest limit.
+        noise: Relative difference of the layer's outputs for two copies of the same images.
+    """
+    return max(threshold, NOISE_FACTOR * noise)
 
 
 def is_submodule(name: str, parent: str) -> bool:
@@ -251,8 +261,7 @@ def locate_layers(
     """
     check_module("module", module)
     check_evaluation_mode("module", module)
-    check_dense("images", images)
-    check_tensor("images", images, "images", "channels", "height", "width")
+    check_dense("images", images, "images", "channels", "height", "width")
     check_instance("movement", movement, Movement)
     check_sizes({"batch_size": batch_size})
     # These modules are not called or do not support hooks.
@@ -273,7 +282,7 @@ def locate_layers(
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     with torch.no_grad():
         trace = trace_model(module, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
-        compare_shifts(module, trace, placed, steps, movement, batch_size)
+        errors = compare_shifts(module, trace, placed, steps, movement, batch_size)
     epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     absolute = absolute_embeddings(module, trace.grids)
@@ -283,10 +292,10 @@ def locate_layers(
         absolute = tuple(
             name for name in absolute if {_parent(name), _parent(_parent(name))} & called
         )
-    breaks = _find_first_breaks(trace, threshold, absolute)
+    breaks = _find_first_breaks(trace, errors, threshold, absolute)
     always_listed = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
-        findings=_list_findings(trace, always_listed),
+        findings=_list_findings(trace, errors, always_listed),
         threshold=threshold,
         absolute_embeddings=absolute,
         skipped=_explain_skipped(trace),
@@ -308,15 +317,15 @@ def _is_flattened_head(event: TraceEvent) -> bool:
 
     Such a layer, for example nn.Linear, has separate weights for each position.
     """
-    if event.source is None or event.tensor is None:
+    if event.input_tensor is None or event.tensor is None:
         return False
-    names = event.source.layout.name, event.tensor.layout.name
+    names = event.input_tensor.layout.name, event.tensor.layout.name
     has_weights = any(True for _ in event.module.parameters(recurse=False))
     return has_weights and names == ("flattened", "vector")
 
 
 def _find_first_breaks(
-    trace: ModelTrace, threshold: float, absolute: Sequence[str]
+    trace: ModelTrace, errors_by_tensor: ErrorsByTensor, threshold: float, absolute: Sequence[str]
 ) -> dict[str, LayerBreak]:
     """Find the first layer that breaks equivariance, separately for each kind of break.
 
@@ -327,9 +336,10 @@ def _find_first_breaks(
     before = "the images"
     for event in trace.events:
         tensor = event.tensor
-        if tensor is None or tensor.errors is None or not event.is_new:
+        errors = errors_by_tensor.get(tensor)
+        if tensor is None or errors is None or not event.is_new:
             continue
-        errors, limit = tensor.errors, error_limit(threshold, tensor.noise)
+        limit = error_limit(threshold, tensor.noise)
         by_kind = dict(zip(BREAKS, (errors.interior, errors.border, errors.aliasing), strict=True))
         if not errors.has_interior:
             # If the edge affects every cell, the break counts as one at the edge only if it is the
@@ -378,19 +388,22 @@ def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
     return "absolute position embeddings" if is_added else ""
 
 
-def _list_findings(trace: ModelTrace, always_listed: set[str]) -> tuple[LayerFinding, ...]:
+def _list_findings(
+    trace: ModelTrace, errors_by_tensor: ErrorsByTensor, always_listed: set[str]
+) -> tuple[LayerFinding, ...]:
     """List the errors of every layer that returns a new tensor, and of `always_listed` layers."""
     findings: list[LayerFinding] = []
     listed: set[TracedTensor] = set()
     for event in trace.events:
-        tensor, source = event.tensor, event.source
-        if tensor is None or tensor.errors is None or not event.is_output:
+        tensor = event.tensor
+        errors = errors_by_tensor.get(tensor)
+        if tensor is None or errors is None or not event.is_output:
             continue
-        is_new = tensor is not source and tensor not in listed
+        is_new = tensor is not event.input_tensor and tensor not in listed
         if not (is_new or always_listed.intersection((event.name, event.module_name))):
             continue
         listed.add(tensor)
-        errors, before = tensor.errors, source and source.errors
+        before = errors_by_tensor.get(event.input_tensor)
         stride = tensor.layout.stride
         finding = LayerFinding(
             name=event.name,

@@ -3,13 +3,13 @@
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from teka.audit.layers.layer_errors import NUM_SUMS, LayerErrors, Sums, select_sums_of_best_move
 from teka.audit.layers.layouts import Layout
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_calls
 from teka.audit.model_call import Model
@@ -19,6 +19,94 @@ from teka.audit.shifts import CheckedShift, CheckedShifts
 # Images per batch. More images share the cost of the unshifted ones.
 IMAGES_AT_ONCE = 8
 Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a tensor moves
+# For one shift: squared error and number of all cells that are compared, squared error and number
+# of those that the edge of the image cannot affect, and squared norm of all these cells.
+NUM_SUMS = 5
+Sums = Float[Tensor, "*of 5"]
+
+
+def is_multiple_of_stride(shift: CheckedShift, stride: Sequence[Fraction]) -> bool:
+    """Return True if a shift in pixels is a multiple of the stride along every axis."""
+    return not any(Fraction(step) % side for step, side in zip(shift, stride, strict=True))
+
+
+class LayerErrors:
+    """Relative equivariance errors of one tensor inside a model.
+
+    Each error is the largest over several shifts. If no value of the tensor can be compared, it is
+    None.
+
+    Args:
+        sums: Squared errors, numbers of cells and squared norm at each shift.
+        shifts: The shifts in pixels.
+        stride: Number of pixels between neighboring cells of the tensor, along both axes.
+
+    Attributes:
+        interior: Error of the cells that the edge of the image cannot affect, at shifts by
+            multiples of the stride.
+        border: Error of the other cells at these shifts, or None without an interior.
+        all_cells: Error of both at these shifts.
+        aliasing: Error at the other shifts.
+        per_shift: Error at each shift, or NaN.
+        has_interior: True if some cells cannot be affected by the edge.
+    """
+
+    def __init__(self, sums: Sums, shifts: CheckedShifts, stride: Sequence[Fraction]) -> None:
+        all_cells, interior, border = _relative_errors(sums)
+        on_grid = torch.tensor([is_multiple_of_stride(shift, stride) for shift in shifts])
+        self.has_interior = not interior.isnan().all()
+        # The interior decides, or all cells if there is no interior.
+        self.per_shift = interior if self.has_interior else all_cells
+        self.interior = _largest(interior[on_grid])
+        # Without an interior there is no border either.
+        self.border = _largest(border[on_grid]) if self.has_interior else None
+        self.all_cells = _largest(all_cells[on_grid])
+        self.aliasing = _largest(self.per_shift[~on_grid])
+        self._on_grid = torch.where(on_grid, all_cells, torch.nan)
+
+    def increase_over(self, earlier: "LayerErrors") -> float | None:
+        """Return how much larger this error is than the error of an earlier tensor.
+
+        Only shifts by multiples of both strides count. If there are none, the result is None.
+        """
+        errors = torch.stack([self._on_grid, earlier._on_grid])
+        errors = errors[:, ~errors.isnan().any(dim=0)]
+        if errors.numel() == 0:
+            return None
+        largest, largest_earlier = errors.amax(dim=1).tolist()
+        return largest - largest_earlier
+
+
+ErrorsByTensor = dict[TracedTensor | None, LayerErrors]
+
+
+def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
+    """Return the relative errors of all cells, of the interior and of the border.
+
+    If one of these regions has no cells, its error is NaN.
+    """
+    inside, num_inside, interior, num_interior, size = sums.unbind(dim=-1)
+    norm = torch.where(size > 0, size / num_inside, torch.nan)
+    border = (inside - interior).clamp(min=0) / (num_inside - num_interior)
+    return (torch.stack([inside / num_inside, interior / num_interior, border]) / norm).sqrt()
+
+
+def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
+    """Select the sums of the move that gives the smallest error, separately for each image.
+
+    Each move shifts the tensor of the unshifted images by a whole number of cells.
+    """
+    if len(sums) == 1:
+        return sums[0]
+    all_cells, interior, _ = _relative_errors(sums)
+    order = (all_cells if interior.isnan().all() else interior).nan_to_num(1e300)
+    best = order.masked_fill(all_cells.isnan(), math.inf).argmin(dim=0, keepdim=True)
+    return sums.take_along_dim(best[..., None], dim=0)[0]
+
+
+def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
+    known = errors[~errors.isnan()]
+    return float(known.max()) if len(known) else None
 
 
 def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
@@ -78,12 +166,11 @@ def compare_shifts(
     shifts: CheckedShifts,
     movement: Movement,
     batch_size: int,
-) -> None:
-    """Measure the equivariance errors of all tensors in a trace, and store them in the trace.
+) -> ErrorsByTensor:
+    """Measure the equivariance errors of all tensors in a trace.
 
-    If a tensor cannot be compared, the reason is stored instead. Every batch contains the unshifted
-    images as well as shifted ones, so that no outputs need to be kept between batches.
-    docs/audit_layers.md has the formula.
+    Every batch contains the unshifted images as well as shifted ones, so that no outputs need to be
+    kept between batches. docs/audit_layers.md has the formula.
 
     Args:
         model: Function that runs the model.
@@ -92,6 +179,10 @@ def compare_shifts(
         shifts: The shifts.
         movement: How images are shifted.
         batch_size: Maximum number of images per forward pass.
+
+    Returns:
+        Errors of each tensor that can be compared. For other tensors, the reason is stored in the
+        attribute `failure`.
     """
     traced = {event.key: event.tensor for event in trace.events if event.is_new}
     sums = {tensor: torch.zeros(len(shifts), NUM_SUMS).double() for tensor in trace.tensors}
@@ -123,9 +214,11 @@ def compare_shifts(
             batch = torch.cat([movement.move(part, shift) for shift in ((0, 0), *shifts[chosen])])
             description = f"shifts {', '.join(map(str, shifts[chosen]))}"
             trace_calls(model, trace.modules, on_event, batch, description)
-    for tensor in trace.tensors:
-        if not tensor.failure:
-            tensor.errors = LayerErrors(sums[tensor], shifts, tensor.layout.stride)
+    return {
+        tensor: LayerErrors(sums[tensor], shifts, tensor.layout.stride)
+        for tensor in trace.tensors
+        if not tensor.failure
+    }
 
 
 def _sum_squared_errors(
@@ -168,11 +261,9 @@ def _sum_squared_errors(
     inside, interior = masks[:2], masks[2:]
     inside_error, size = torch.einsum("qmirc,mr,mc->qmi", squares, *inside)
     interior_error, _ = torch.einsum("qmirc,mr,mc->qmi", squares, *interior)
-    border_error = (inside_error - interior_error).clamp(min=0)
     num_inside, num_interior = (
         torch.einsum("mr,mc->m", *mask)[:, None].expand_as(size) for mask in (inside, interior)
     )
-    num_border = num_inside - num_interior
-    columns = interior_error, num_interior, border_error, num_border, size
+    columns = inside_error, num_inside, interior_error, num_interior, size
     sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, moves)))
     return torch.stack([select_sums_of_best_move(sums).sum(dim=0) for sums in sums_by_shift])

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from teka.audit.layers.layer_errors import LayerErrors
 from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
 from teka.audit.model_call import Model, ModelError, model_code_context
 from teka.audit.movement import RealImages
@@ -42,7 +41,6 @@ class TracedTensor:
         border: Number of cells that the edge of the image affects, at the start and at the end of
             each axis; () for a vector.
         epsilon: Machine epsilon of the dtype.
-        errors: Errors for shifted images, once they are measured.
         failure: Why the tensor cannot be compared for shifted images, or "".
     """
 
@@ -51,7 +49,6 @@ class TracedTensor:
     noise: float
     border: tuple[tuple[int, int], ...]
     epsilon: float
-    errors: LayerErrors | None = None
     failure: str = ""
 
 
@@ -92,8 +89,8 @@ class TraceEvent:
         return self.input is not None
 
     @property
-    def source(self) -> TracedTensor | None:
-        """Tensor that the module received. It is None if this event is not an output."""
+    def input_tensor(self) -> TracedTensor | None:
+        """For an output, the input tensor of the same call, or None if it was not recognized."""
         return None if self.input is None else self.input.tensor
 
     @property
@@ -251,7 +248,7 @@ class ModelTrace:
             return f"its values are {value.dtype}, not real floating-point numbers"
         if len(shape) < 2 or len(value) != COPIES * self._num_images:
             return f"its first axis is not the batch; the others are {shape[1:]}"
-        source = None if event.source is None else event.source.layout
+        source = None if event.input_tensor is None else event.input_tensor.layout
         source_shape = () if event.input is None else event.input.shape
         if source is None and source_shape == shape:
             return "its input has the same shape, and the layout of that input is unknown"
