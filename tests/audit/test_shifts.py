@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.shifts import parse_shifts, shift_order, shift_set
+from teka.audit.shifts import parse_shifts, shift_order
 from tests.raising import raises_for
 
 
@@ -127,53 +127,3 @@ def test_shifts_to_one_side_and_by_fractions_are_ordered_too():
         (1.5,),
         (0.5,),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "largest", "step", "expected"),
-    [
-        ("dx", 1, 1, ((0, -1), (0, 0), (0, 1))),
-        ("dy", 1, 0.5, ((-1, 0), (-0.5, 0), (0, 0), (0.5, 0), (1, 0))),
-        ("square", 0, 1, ((0, 0),)),
-    ],
-)
-def test_shifts_of_a_set(name, largest, step, expected):
-    shifts = shift_set(name, largest, step)
-    assert shifts is not None
-    assert set(shifts) == set(expected)
-    assert len(shifts) == len(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "largest", "step", "said"),
-    [
-        # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
-        (
-            "square",
-            158,
-            1,
-            "max_shift must be at most 157 for the shifts 'square' in steps of 1, got 158",
-        ),
-        (
-            "axes",
-            501,
-            1,
-            "max_shift must be at most 500 for the shifts 'axes' in steps of 1, got 501",
-        ),
-        (
-            "square",
-            8,
-            0.001,
-            "max_shift must be at most 0.157 for the shifts 'square' in steps of 0.001, got 8",
-        ),
-    ],
-)
-def test_a_set_of_too_many_shifts_is_an_error_that_names_the_cause(name, largest, step, said):
-    with pytest.raises(ValueError, match=said):
-        shift_set(name, largest, step)
-
-
-def test_number_of_shifts_of_a_set():
-    assert len(shift_set("square", 3, 1) or ()) == 49
-    assert len(shift_set("axes", 3, 1) or ()) == 13
-    assert shift_set("square", None, 1) is None

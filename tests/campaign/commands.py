@@ -7,8 +7,8 @@ from pathlib import Path
 from teka.audit.layers.fixes import FIXES
 from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.settings import PARTS
-from teka.audit.shifts import SHIFT_SETS
 from teka.cli.audit import METRICS
+from teka.cli.audit_options import SHIFT_SETS
 from teka.functional import KERNELS, RELATIVES
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from tests.campaign.outcome import Tally, run_command

@@ -131,8 +131,8 @@ def warn_about_batch_dependence(
     if len(images) < 2:
         return
     try:
-        among = evaluate_model(function, images[:8].clone(), "on the first images")[:1]
-        alone = evaluate_model(function, images[:1].clone(), "on the first image alone")
+        among = evaluate_model(function, images[:8], "on the first images", batch_size=8)[:1]
+        alone = evaluate_model(function, images[:1], "on the first image alone", batch_size=1)
         difference = output_difference(alone, among)
     except ValueError as error:  # the model may require a fixed batch size
         message = (
@@ -166,10 +166,7 @@ def warn_about_constant_output(
     The warning also covers detectors that find no objects, and segmentations with only one class.
     """
     images = images if output == "boxes" else images[:8]
-    batches = [batch.clone() for batch in images.split(batch_size)]
-    outputs = torch.cat(
-        [evaluate_model(function, batch, "on images that are not moved") for batch in batches]
-    )
+    outputs = evaluate_model(function, images, "on images that are not moved", batch_size)
     differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
     if output == "boxes" and not bool((outputs[..., 4:] >= LEAST_SCORE).any()):
         message = (

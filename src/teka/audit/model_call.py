@@ -147,8 +147,8 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
     return result.cpu().to(torch.float64, copy=True)
 
 
-def evaluate_model(function: Model, batch: Tensor, where: str) -> Tensor:
-    """Call a model, and return the output that is measured as a new float64 tensor on the CPU.
+def evaluate_model(function: Model, images: Tensor, where: str, batch_size: int) -> Tensor:
+    """Call a model on batches of images, and return its outputs as a float64 tensor on the CPU.
 
     If the model returns several outputs, `teka.audit.model_output` selects one of them. If it
     returns class indices, 1 is added, because the relative difference from class 0 would be
@@ -156,15 +156,18 @@ def evaluate_model(function: Model, batch: Tensor, where: str) -> Tensor:
 
     Args:
         function: The model.
-        batch: Images (B, C, *S).
+        images: Images (N, C, *S).
         where: Description of the images for error messages.
+        batch_size: Number of images per call.
     """
 
-    def select_values(images: Tensor) -> Tensor:
-        values = call_model(function, images, where).values
+    def select_values(batch: Tensor) -> Tensor:
+        # Pass a copy, because the function may write into its input.
+        values = call_model(function, batch.clone(), where).values
         return values if values.is_floating_point() else values.double() + 1
 
-    return evaluate(select_values, batch)
+    batches = images.split(int(batch_size))
+    return torch.cat([evaluate(select_values, batch) for batch in batches])
 
 
 def output_difference(output: Tensor, reference: Tensor) -> float:

@@ -14,7 +14,6 @@ from teka.errors import wrong_argument, wrong_value
 
 MOST_STEPS = 500  # maximum number of shifts along an axis, in each direction
 MOST_SHIFTS = 100_000  # maximum number of shifts of a set
-SHIFT_SETS = ("square", "axes", "dy", "dx")
 MOST_AXES = 8  # maximum number of spatial axes
 MOST_TOKENS = 10_000_000  # maximum total length of the permutations of a set
 
@@ -69,48 +68,6 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
         hint = f"There are (2 · {max_shift} + 1)^{num_axes} shifts."
         raise wrong_value("max_shift", max_shift, expected, hint)
     return tuple(itertools.product(steps, repeat=num_axes))
-
-
-def shift_set(
-    name: str, max_shift: int | float | None, step: int | float = 1
-) -> CheckedShifts | None:
-    """Return the shifts (dy, dx) of a named set, with a given range and step.
-
-    >>> from teka.audit.shifts import shift_set
-    >>> shift_set("dx", 1, 0.5)
-    ((0, 0), (0, -1), (0, -0.5), (0, 0.5), (0, 1))
-
-    Args:
-        name: "square" for all combinations of dy and dx, "axes" for vertical and horizontal shifts,
-            "dy" for vertical shifts, or "dx" for horizontal shifts.
-        max_shift: Largest shift in pixels, or None for the default shifts of an audit.
-        step: Distance between neighboring shifts in pixels.
-
-    Returns:
-        The shifts, or None for the default shifts of an audit.
-
-    Raises:
-        ValueError: The set has too many shifts, or `max_shift` is not a multiple of `step`.
-    """
-    if max_shift is None:
-        if name != SHIFT_SETS[0] or step != 1:
-            raise wrong_value("max_shift", None, "given, because shifts or step are given")
-        return None
-    check_number("step", step, "a positive number of pixels", low=0, exclude=(0,))
-    check_number("max_shift", max_shift, "a number of pixels of at least 0", low=0)
-    most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
-    if max_shift / step > most + 0.5:
-        expected = f"at most {most * step:g} for the shifts {name!r} in steps of {step}"
-        raise wrong_value("max_shift", max_shift, expected)
-    count = round(max_shift / step)
-    if abs(count * step - max_shift) > 1e-9:
-        raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}")
-    shifts = square_shifts(count) if name == "square" else axis_shifts(count)
-    if name in ("dy", "dx"):
-        shifts = [shift for shift in shifts if shift[1 if name == "dy" else 0] == 0]
-    # Remove the rounding error of products.
-    scaled = [[round(float(index * step), 9) for index in shift] for shift in shifts]
-    return tuple(shifts_to_tuples(scaled, num_axes=2))
 
 
 def _step_range(max_shift: int, num_axes: int) -> range:

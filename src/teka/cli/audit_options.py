@@ -1,6 +1,7 @@
 """Options that the commands audit, compare and fix share."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,15 @@ from teka.audit.adapters.inputs import (
 from teka.audit.model_call import set_model_code_context
 from teka.audit.movement import MODES, TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
-from teka.audit.shifts import SHIFT_SETS, shift_set
+from teka.audit.shifts import (
+    MOST_SHIFTS,
+    MOST_STEPS,
+    CheckedShifts,
+    axis_shifts,
+    shifts_to_tuples,
+    square_shifts,
+)
+from teka.checks import check_number
 from teka.cli.child import model_call_context
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
@@ -30,6 +39,7 @@ from teka.files import check_output_file, make_directory, resolve_path
 MODE_HELP = "How images are shifted:\n\n" + "\n".join(
     f"- {name}: {mode.words}" for name, mode in MODES.items()
 )
+SHIFT_SETS = ("square", "axes", "dy", "dx")
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,35 @@ class ShiftOptions:
     max_shift: int | float | None = None
     shifts: Annotated[str, Parameter(choices=SHIFT_SETS)] = "square"
     step: int | float = 1
+
+    def make_shifts(self) -> CheckedShifts | None:
+        """Return the chosen shifts (dy, dx), or None for the default shifts of an audit.
+
+        Raises:
+            ValueError: There are too many shifts, or `max_shift` is not a multiple of `step`.
+        """
+        name = self.shifts
+        step = self.step
+        max_shift = self.max_shift
+        if max_shift is None:
+            if name != SHIFT_SETS[0] or step != 1:
+                raise wrong_value("max_shift", None, "given, because shifts or step are given")
+            return None
+        check_number("step", step, "a positive number of pixels", low=0, exclude=(0,))
+        check_number("max_shift", max_shift, "a number of pixels of at least 0", low=0)
+        most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
+        if max_shift / step > most + 0.5:
+            expected = f"at most {most * step:g} for the shifts {name!r} in steps of {step}"
+            raise wrong_value("max_shift", max_shift, expected)
+        count = round(max_shift / step)
+        if abs(count * step - max_shift) > 1e-9:
+            raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}")
+        shifts = square_shifts(count) if name == "square" else axis_shifts(count)
+        if name in ("dy", "dx"):
+            shifts = [shift for shift in shifts if shift[1 if name == "dy" else 0] == 0]
+        # Remove the rounding error of products.
+        scaled = [[round(float(index * step), 9) for index in shift] for shift in shifts]
+        return tuple(shifts_to_tuples(scaled, num_axes=2))
 
 
 @dataclass(frozen=True)
@@ -136,7 +175,7 @@ class AuditOptions:
         modes = self._default_mode[:1] if self._default_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,
-            shifts=shift_set(self.shifts.shifts, self.shifts.max_shift, self.shifts.step),
+            shifts=self.shifts.make_shifts(),
             modes=modes or ("circular",),  # a protocol brings its own
             parts=parts,
             device=self.load_options.device,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
-from teka.audit.model_call import Model, ModelError, model_code_context
+from teka.audit.model_call import Model, ModelError, model_code_context, output_difference
 from teka.audit.movement import RealImages
 from teka.errors import EXTERNAL_ERRORS, error_message
 
@@ -262,8 +262,7 @@ class ModelTrace:
             return "it holds NaN or infinity"
         copies = copies.to(torch.promote_types(value.dtype, torch.float32))
         epsilon = torch.finfo(value.dtype).eps
-        norm = copies[0].norm()
-        noise = float((copies[1] - copies[0]).norm() / norm) if norm else 0.0
+        noise = output_difference(copies[1], copies[0])
         border = _find_border(copies, epsilon) if layout.grid else ()
         self.tensors.append(TracedTensor(layout, shape[1:], noise, border, epsilon))
         return self.tensors[-1]

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from teka.audit.measure import outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
-from teka.audit.model_call import Model, ModelError, call_model, tensor_hash, weights_hash
+from teka.audit.model_call import (
+    Model,
+    ModelError,
+    call_model,
+    output_difference,
+    tensor_hash,
+    weights_hash,
+)
 from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, flatten_vectors, infer_kind
 from teka.audit.movement import ImageSet, Movement, Size, check_images
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, parse_steps, shift_order
@@ -155,9 +162,8 @@ class Measurement:
             tensors: Tensors that `saved_tensors` returned.
 
         Returns:
-            Relative difference ‖now − then‖ / ‖then‖ between the model's outputs for the first
-            unshifted images and the saved outputs. It is infinite if the shape or the dtype of the
-            outputs has changed.
+            Relative difference between the model's outputs for the first unshifted images and the
+            saved outputs. It is infinite if the shape or the dtype of the outputs has changed.
         """
         images = self.batches[0][1]
         output = self._call_model(((self._zero,), images)).cpu()
@@ -167,9 +173,7 @@ class Measurement:
         self._references = references
         self._tables = {name: tensors[name] for name in tensors if name != "references"}
         is_known = self.evaluated[self._zero, images]
-        now = output[is_known].float()
-        then = references[images][is_known].float()
-        return float((now - then).norm() / then.norm().clamp(min=torch.finfo(torch.float32).tiny))
+        return output_difference(output[is_known].float(), references[images][is_known].float())
 
     def responses(self) -> Responses:
         """Return the current results."""

@@ -50,15 +50,9 @@ def noise_floor(
     check_images(images, least=1)
     check_sizes({"batch_size": batch_size})
     check_flags({"precision": precision})
-
-    def evaluate_batches(function: Model, dtype: torch.dtype) -> Tensor:
-        # Pass copies, because the function may write into its input.
-        copies = [batch.to(dtype, copy=True) for batch in images.split(int(batch_size))]
-        where = "on the images, for the noise floor"
-        return torch.cat([evaluate_model(function, copied, where) for copied in copies])
-
-    output = evaluate_batches(function, images.dtype)
-    repeat = output_difference(evaluate_batches(function, images.dtype), output)
+    where = "on the images, for the noise floor"
+    output = evaluate_model(function, images, where, batch_size)
+    repeat = output_difference(evaluate_model(function, images, where, batch_size), output)
     if not precision:
         return NoiseFloor(repeat, None, "it was not requested")
     if not isinstance(function, nn.Module):
@@ -67,7 +61,8 @@ def noise_floor(
     is_double = images.dtype == torch.float64
     dtype = torch.float32 if is_double else torch.float64
     try:
-        cast = evaluate_batches(copy.deepcopy(function).to(dtype), dtype)
+        cast_function = copy.deepcopy(function).to(dtype)
+        cast = evaluate_model(cast_function, images.to(dtype), where, batch_size)
     # Modules that do not support the dtype raise errors of many classes.
     except EXTERNAL_ERRORS as error:
         reason = f"the copy in {dtype} fails: {type(error).__name__}: {error}"
