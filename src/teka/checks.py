@@ -344,9 +344,9 @@ def unwrap_compiled(function: object) -> object:
 
 
 def module_of(function: object) -> nn.Module | None:
-    """Return the module of a function that is a module or a method of a module, otherwise None.
+    """Return the module to which a function belongs, or None.
 
-    The module or method may have been compiled by `torch.compile`.
+    The function may be a module or a method of a module, possibly compiled by `torch.compile`.
     """
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     module = unwrap_compiled(module)
@@ -354,7 +354,9 @@ def module_of(function: object) -> nn.Module | None:
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that a module, or the module whose method a function is, is in evaluation mode.
+    """Check that a function does not belong to a module in training mode.
+
+    The function may be a module, a method of a module, or neither of them.
 
     Raises:
         ValueError: The module or a submodule is in training mode.

@@ -128,6 +128,8 @@ def predict(
 class PictureSettings:
     """Settings for the conversion of pictures to input images, as a model file stores them.
 
+    The field `fit` selects one of two conversions:
+
     - "whole" resizes the whole picture to the input size, without keeping the aspect ratio.
     - "ink" crops the drawing, scales it to fit a box while keeping the aspect ratio, and centers it
       on a dark canvas. The canvas is then resized to the input size. The images of MNIST were made

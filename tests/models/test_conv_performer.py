@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from teka.models import ConvPerformer, ModelConfig, load, save
-from teka.models.conv_performer import Whitening
+from teka.models.conv_performer import WhiteningConv2d
 
 SIZE = (8, 16)
 OPTIONS: dict[str, Any] = {"widths": (6, 8), "attention_heads": (0, 2)}
@@ -36,7 +36,7 @@ def test_logits_are_the_same_at_every_circular_shift(dtype, tolerance):
 
 def test_whitened_patches_are_uncorrelated():
     images = torch.rand(200, 2, 6, 6).cumsum(dim=3) / 6
-    whitening = Whitening(2)
+    whitening = WhiteningConv2d(2)
     whitening.fit(images)
     patches = whitening(images)[:, :8, :-1, :-1].movedim(1, -1).flatten(0, 2)
     covariance = patches.T.cov()

@@ -338,7 +338,7 @@ def test_a_bad_option_is_an_error_that_names_it(unchecked_annotations: None):
 
 
 def test_a_position_without_effect_gives_a_warning():
-    with pytest.warns(UserWarning, match="position='rotation' has no effect"):
+    with pytest.warns(UserWarning, match="position='rotation' has an effect"):
         build(depth=1, pool="class", position="rotation")
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka.audit import translate
 from teka.models import Performer
-from teka.nn.sampling.filters import low_pass
+from teka.nn.sampling.filters import apply_low_pass
 
 SIZES = {
     "signals": ((24,), (5,)),
@@ -90,7 +90,7 @@ def test_a_strided_stem_is_not_equivariant():
 
 def test_ideal_low_pass_filters_reduce_the_change_under_half_a_pixel():
     torch.manual_seed(3)
-    smooth = low_pass(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
+    smooth = apply_low_pass(torch.rand(4, 3, 16, 16, dtype=torch.float64), 5, (2, 2), True)
     changes = []
     for blur in (None, 5, "ideal"):
         model = build((16, 16), **SMALL | {"patch_size": 2, "blur": blur}).double().eval()

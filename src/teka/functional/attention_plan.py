@@ -209,7 +209,7 @@ class AttentionPlan:
             dim += relative.num_position_features
             relative = None
         product_size = self.kernel.inner_product_size(dim)
-        dense_passes, num_appended = self._dense_work(relative, batch)
+        dense_passes, num_appended = self._count_dense_passes(relative, batch)
         costs = {
             "dense": dense_cost(
                 num_queries, num_keys, product_size + num_appended, dim_value, passes=dense_passes
@@ -230,11 +230,11 @@ class AttentionPlan:
         num_heads = heads * batch
         return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
-    def _dense_work(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
-        """Return the cost of the kernels if attention computes the full weight matrix.
+    def _count_dense_passes(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
+        """Count the operations that depend on the kernels if the full weight matrix is computed.
 
-        The cost consists of the number of passes over the matrix, and of the number of entries that
-        are appended to each query and key.
+        The results are the number of passes over the matrix, and the number of entries that are
+        appended to each query and key.
         """
         if self.kernel.is_softmax:
             # PyTorch's fused kernel stores no matrix.

@@ -164,7 +164,7 @@ class _ChunkedAttention(Function):
         value: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        output = _empty_tokens(query, value.shape[-1])
+        output = _allocate_token_vectors(query, value.shape[-1])
         state: LinearState | None = None
         states = []
         for rows in _chunks(key):
@@ -195,7 +195,7 @@ class _ChunkedAttention(Function):
         attention, states = ctx.attention, ctx.states
         query, key, value, *parameters = ctx.saved_tensors
         grad_query, grad_key, grad_value = (
-            _empty_tokens(tensor, tensor.shape[-1]) for tensor in (query, key, value)
+            _allocate_token_vectors(tensor, tensor.shape[-1]) for tensor in (query, key, value)
         )
         grad_parameters = [torch.zeros_like(parameter) for parameter in parameters]
         grad_state: list[Tensor] = []
@@ -250,8 +250,11 @@ def _chunks(tokens: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + CHUNK_TOKENS, num_tokens))
 
 
-def _empty_tokens(like: Tensor, size: int) -> Tensor:
-    """Allocate a vector of length `size` for each token, with tokens before heads in memory."""
+def _allocate_token_vectors(like: Tensor, size: int) -> Tensor:
+    """Allocate a tensor with a vector of length `size` for each token and head of `like`.
+
+    In memory, tokens come before heads, so that a chunk of tokens is contiguous.
+    """
     batch, heads, num_tokens, _ = like.shape
     return like.new_empty(batch, num_tokens, heads, size).transpose(1, 2)
 

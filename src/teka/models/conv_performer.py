@@ -16,7 +16,7 @@ WHITENING_FLOOR = 5e-4
 LOGIT_SCALE = 1 / 9
 
 
-class Whitening(nn.Conv2d):
+class WhiteningConv2d(nn.Conv2d):
     """Convolution with fixed weights that decorrelates the 2 × 2 patches of an image (whitening).
 
     Half of the filters are the eigenvectors of the covariance matrix of patches, divided by the
@@ -174,7 +174,7 @@ class ConvPerformer(nn.Module):
         if any(side % self.stride for side in self.image_size):
             expected = f"sides that are multiples of the stride = {self.stride}"
             raise wrong_value("image_size", image_size, expected)
-        self.whitening = Whitening(in_channels)
+        self.whitening = WhiteningConv2d(in_channels)
         channels = [self.whitening.out_channels, *widths]
         self.stages = nn.Sequential(
             *(

@@ -113,8 +113,8 @@ class Performer(nn.Module):
         if config.num_blocks_with_positions == 0 and config.position in RELATIVES:
             warnings.warn(
                 "With depth=1 and pool='class', the logits depend only on the class token, which "
-                f"has no position. Therefore position={config.position!r} has no effect. Use a "
-                "depth of at least 2, or pool='mean'.",
+                "has no position. Use a depth of at least 2, or pool='mean', so that "
+                f"position={config.position!r} has an effect.",
                 stacklevel=2,
             )
         self.blocks = nn.ModuleList(_make_blocks(config, num_axes))

@@ -229,7 +229,7 @@ class PatchMerging(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch next_dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the coarse grid of tokens, and the index of the offset of its first block."""
+        """Return the downsampled grid, and the offset of the first block in each sample."""
         return self.patches.forward_with_offset(self.norm(cells.movedim(1, -1)).movedim(-1, 1))
 
 

@@ -172,8 +172,9 @@ class AttentionHeads(nn.Module):
     ) -> dict[str, Any]:
         """Return the positions of the tokens as keyword arguments of `attention`.
 
-        The grid of the call comes first, then the grid of the context manager `teka.on`, then the
-        grid of the layer. Without any grid, the tokens are one unit apart on a line.
+        A grid that is passed to the call takes precedence over the grid of `teka.on`, and both take
+        precedence over the grid of the layer. Without any grid, the tokens are one unit apart on a
+        line.
         """
         candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:

@@ -150,7 +150,7 @@ class HeadGroup:
     def estimate_costs_at(
         self, positions: Positions, num_queries: int, num_keys: int, *, batch: int
     ) -> dict[str, Cost]:
-        """Estimate the cost of each algorithm (backend) for tokens with positions of any kind."""
+        """Estimate the cost of each algorithm (backend) for queries and keys at given positions."""
         plan = make_attention_plan(
             self.kernel,
             self.relative,

@@ -63,10 +63,10 @@ class RelativeModule(nn.Module):
 class LearnedRelativeKernel(RelativeModule):
     """Learned attention weight that depends on the offset between the positions of query and key.
 
-    The weight is a kernel class such as `teka.functional.Rotary`. For each tensor of the class, the
-    module has a parameter with the same name. If a tensor x must be positive, the parameter is
-    named `raw_x`, and x = softplus(raw_x). The class method `with_initial_parameters` gives the
-    initial values.
+    The module learns the tensors of a kernel class, such as `teka.functional.Rotary`. It has a
+    parameter for each tensor, with the same name. If a tensor x must be positive, the parameter is
+    named `raw_x`, and x = softplus(raw_x). The class method `with_initial_parameters` of the kernel
+    class gives the initial values.
 
     >>> import torch, teka
     >>> relative = teka.nn.LearnedRelativeKernel("quadratic", num_axes=2, heads=9)
@@ -262,7 +262,7 @@ class EmbeddedBiasTable(RelativeModule):
 
 
 def initialization_options(kernel: type[RelativeKernel]) -> Collection[str]:
-    """Return the names of the options that a relative kernel class takes for its initial values."""
+    """Return the names of the options for the initial parameters of a relative kernel class."""
     return inspect.signature(kernel.with_initial_parameters).parameters
 
 

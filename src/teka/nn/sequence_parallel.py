@@ -67,7 +67,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         reason = None if group is None else why_not_shardable(layer)
         if reason:
             expected = "a layer whose tokens can be divided"
-            hint = "The processes can exchange only sums over their keys."
+            hint = "Processes exchange only sums over their keys, which this layer cannot use."
             raise wrong_argument(
                 f"attention {name or 'itself'}", f"a layer {reason}", expected, hint
             )

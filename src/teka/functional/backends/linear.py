@@ -449,7 +449,7 @@ def make_linear_inputs(
     is_causal: bool,
     group: ProcessGroup | None = None,
 ) -> LinearAttentionInputs:
-    """Compute the features of queries and keys, as inputs of linear attention with the values."""
+    """Create the inputs of linear attention: features of queries and keys, and the values."""
     # The sums of several processes need a log scale for each key, because a factor of all keys
     # would be different in every process.
     query_features, key_features, log_scale = kernel.map_to_features(

@@ -198,9 +198,9 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
     """Extend sums over cells at equal Manhattan distance by one more axis of the grid.
 
-    Entry r of `rings` sums the cells at distance r along the previous axes. A cell at distance r −
-    t along them and t steps away along the new axis is at distance r, because Manhattan distances
-    add.
+    Entry r of `rings` sums the cells at distance r along the previous axes. Cells that are t steps
+    away along the new axis add their entry r − t to the new entry r, because the Manhattan distance
+    is a sum over the axes.
     """
     sums = [rings[0]]
     after = rings[0]

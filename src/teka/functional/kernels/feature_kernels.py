@@ -243,9 +243,9 @@ class Hedgehog(FeatureKernel):
 
     @classmethod
     def with_identity_weights(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """Create the learned feature map with identity matrices as projections, as in its paper.
+        """Create the learned feature map with identity matrices as projections, and biases of 0.
 
-        The biases are 0.
+        These are the initial values of Zhang et al. 2024.
         """
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)

@@ -205,7 +205,7 @@ class BiasTable(SeparableRelativeKernel):
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
     def adapt_to_positions(self, positions: Positions) -> "BiasTable":
-        """Return the table with offsets counted in the distance of neighboring tokens of the grid.
+        """Return a copy of the table that counts offsets in steps between neighboring grid cells.
 
         If queries and keys have different grids, offsets are counted in steps of the finer grid.
 

@@ -75,7 +75,7 @@ def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
     return blur
 
 
-def low_pass(
+def apply_low_pass(
     inputs: Float[Tensor, "batch channels *sides"],
     blur: int | str | None,
     stride: Sequence[int],

@@ -20,7 +20,7 @@ from teka.checks import (
 )
 from teka.errors import wrong_shape, wrong_value
 from teka.nn.local_conv import CONVOLUTION_MODULES, CONVOLUTIONS
-from teka.nn.sampling.filters import at_least_float32, check_blur, low_pass
+from teka.nn.sampling.filters import apply_low_pass, at_least_float32, check_blur
 from teka.precision import to_widest_dtype
 
 SELECTIONS = ("norm", "learned", "fixed")
@@ -139,7 +139,7 @@ class PolyphaseDownsample(nn.Module):
         # A filter at half of the new Nyquist frequency leaves room for the frequencies that a
         # square creates, so that the norms do not alias either.
         steps = [2 * step if self.blur == "ideal" and step > 1 else step for step in self.stride]
-        filtered = low_pass(inputs, self.blur, steps, self.periodic)
+        filtered = apply_low_pass(inputs, self.blur, steps, self.periodic)
         if offset is not None:
             check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
             return take_polyphase_component(filtered, offset, self.stride), offset
@@ -164,7 +164,7 @@ class PolyphaseDownsample(nn.Module):
         blur = SELECTION_BLUR if self.blur == "ideal" else self.blur
         sides = inputs.shape[2:]
         steps = [step if side > 2 else 1 for side, step in zip(sides, self.stride, strict=True)]
-        filtered = low_pass(inputs, blur, steps, self.periodic).detach()
+        filtered = apply_low_pass(inputs, blur, steps, self.periodic).detach()
         return offset_with_largest_norm(filtered, self.stride)
 
     def check_divisible_sizes(self, inputs: Tensor) -> None:
@@ -239,7 +239,7 @@ class PolyphaseUpsample(nn.Module):
         cells = put_polyphase_component(inputs, offset, self.stride)
         if self.blur is None:
             return cells
-        return math.prod(self.stride) * low_pass(cells, self.blur, self.stride, self.periodic)
+        return math.prod(self.stride) * apply_low_pass(cells, self.blur, self.stride, self.periodic)
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}, blur={self.blur!r}, periodic={self.periodic}"
@@ -389,10 +389,10 @@ def _component_index(offset: Tensor, component: Tensor) -> Tensor:
 
 
 def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
-    """Return, for each sample, the offset at which every s-th pixel has the largest norm.
+    """Return the offset of the subgrid that has the largest norm, for each sample.
 
-    Here s is the stride. If a sample shifts, the offset shifts too, so that the same pixels are
-    chosen.
+    The subgrid of an offset consists of every s-th pixel from there, where s is the stride. If a
+    sample shifts, the offset shifts too, so that the same pixels are chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
@@ -415,9 +415,10 @@ def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tenso
 
 
 class _SubgridScore(nn.Module):
-    """Convolutional network that scores each subgrid of every s-th pixel of an image.
+    """Convolutional network that scores the subgrids of an image, one for each offset.
 
-    `PolyphaseDownsample` keeps the subgrid with the largest score.
+    A subgrid consists of every s-th pixel, where s is the stride. `PolyphaseDownsample` keeps the
+    subgrid with the largest score.
     """
 
     def __init__(self, channels: int, num_axes: int) -> None:

@@ -154,9 +154,9 @@ def compute_query_feature_gradients(
 def compute_causal_pair_scales(exponent, keep, peak):
     """Return a scale for every query–key pair in a block of causal linear attention.
 
-    The features of a key are stored divided by a power of 2. Multiplying by the scale undoes this
-    division, up to a power of 2 that all keys of a query have in common, so that nothing overflows.
-    The scale of later and masked keys is 0.
+    The features of a key are stored divided by a power of 2, and the scale undoes this division. To
+    prevent overflow, the scales of a query are divided by the largest scale of all keys up to the
+    query. The scale of later and masked keys is 0.
     """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
