@@ -33,7 +33,10 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each notebook, and the JSON result files of the benchmarks."""
+    """Add the notebooks and the results of the benchmarks to the files of the site.
+
+    Each notebook becomes a Markdown page. The results are JSON files, which are copied.
+    """
     root = Path(config.config_file_path).parent
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         page = notebook.src_uri.removesuffix(".ipynb") + ".md"
