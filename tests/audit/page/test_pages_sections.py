@@ -5,6 +5,7 @@ import re
 from teka.audit.caveats import Caveat
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
+from teka.audit.page.charts import GRAY
 from teka.audit.page.pages import (
     audit_columns,
     audit_rows,
@@ -16,6 +17,7 @@ from teka.audit.page.pages import (
 from teka.audit.protocols import ProtocolResult
 from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import NUMBERS
+from teka.reporting.plots import line_color
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
 
 
@@ -214,3 +216,17 @@ def test_nothing_in_it_ends_the_script():
     text = examples_to_json([make_report(evil, data={"name": "x", "class_names": [evil]})])
     assert not set("<>&") & set(text)
     assert json.loads(text)["models"][0]["classes"] == [evil]
+
+
+def test_results_that_a_caveat_invalidates_are_gray():
+    void = Caveat("constant predictor", "invalidates", "It says 3.")
+    valid, invalid = make_report("valid"), make_report("invalid", caveats=(void,))
+    alone = render_audit_page([invalid])
+    assert '<main class="invalid">' in alone
+    assert GRAY in alone
+    assert line_color(0) not in alone
+    both = render_audit_page([valid, invalid])
+    assert "<main>" in both
+    assert both.count('<tr class="invalid">') == 1
+    assert line_color(0) in both
+    assert line_color(1) not in both

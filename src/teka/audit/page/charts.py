@@ -1,7 +1,7 @@
 """Charts of an audit: curves and heat maps of metrics over all shifts, and errors of layers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from teka.reporting.formatting import format_step, join_words
 
 # Bands of more lines would hide each other.
 MOST_BANDS = 3
+GRAY = "#8a8f98"
 # Numbers that span more powers of ten are drawn on a logarithmic scale.
 _DECADES_FOR_LOGARITHM = 2.5
 # Colors from good to bad.
@@ -34,6 +35,11 @@ LAYER_ERRORS = {
 }
 
 
+def model_color(model: int, *, is_invalid: bool) -> str:
+    """Return the color of a model by its index, or gray if its results are invalid."""
+    return GRAY if is_invalid else plots.line_color(model)
+
+
 def draw_curves(
     names: Sequence[str],
     results: Mapping[int, Metrics | Comparison],
@@ -41,6 +47,7 @@ def draw_curves(
     label: str,
     *,
     difference: bool = False,
+    invalid: Collection[int] = (),
 ) -> dict[str, Any]:
     """Plot a metric of several models against horizontal shifts and against vertical shifts.
 
@@ -50,6 +57,7 @@ def draw_curves(
         curve: Name of the metric in `CURVES`.
         label: Label of the metric.
         difference: True if the values are differences, which have both signs.
+        invalid: Indices of models with invalid results, whose lines are gray.
 
     Returns:
         Label and charts, or an empty dictionary if no shift is along one axis.
@@ -66,8 +74,9 @@ def draw_curves(
             if curve in result.curves and len(along) > 1:
                 steps, rows = zip(*along, strict=True)
                 factor = 100 if is_share(curve) else 1
+                color = model_color(model, is_invalid=model in invalid)
                 lines.append(
-                    CurveLine(names[model], model, steps, rows, result.curves[curve], factor)
+                    CurveLine(names[model], model, color, steps, rows, result.curves[curve], factor)
                 )
         if lines:
             figure, axes = plots.make_axes(
@@ -75,7 +84,7 @@ def draw_curves(
             )
             description = _draw_lines(axes, lines)
             if difference:
-                axes.axhline(0, color="#8a8f98", linewidth=1)
+                axes.axhline(0, color=GRAY, linewidth=1)
             else:
                 _scale_values(axes, lines, is_share(curve))
             plots.label_axes(axes, axis_label, label)
@@ -90,6 +99,7 @@ class CurveLine:
     Args:
         name: Name of the model.
         model: Index of the model.
+        color: Color of the line.
         steps: Steps along the axis, in ascending order.
         rows: Index of each step in the curve.
         curve: Metric at every shift.
@@ -98,6 +108,7 @@ class CurveLine:
 
     name: str
     model: int
+    color: str
     steps: tuple[int | float, ...]
     rows: tuple[int, ...]
     curve: Curve
@@ -119,16 +130,17 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
     """
     descriptions = []
     for line in lines:
-        color = plots.line_color(line.model)
         values = line.chart_values()
         if len(lines) <= MOST_BANDS and has_interval(line.curve.method):
             band = line.chart_values("band_lower"), line.chart_values("band_upper")
             interval = line.chart_values("lower"), line.chart_values("upper")
-            axes.fill_between(line.steps, *band, color=color, alpha=0.12, linewidth=0)
-            axes.fill_between(line.steps, *interval, color=color, alpha=0.18, linewidth=0)
+            axes.fill_between(line.steps, *band, color=line.color, alpha=0.12, linewidth=0)
+            axes.fill_between(line.steps, *interval, color=line.color, alpha=0.18, linewidth=0)
         size = max(2.0, min(5.0, 60 / len(line.steps)))
         marker = plots.line_marker(line.model)
-        axes.plot(line.steps, values, color=color, marker=marker, markersize=size, label=line.name)
+        axes.plot(
+            line.steps, values, color=line.color, marker=marker, markersize=size, label=line.name
+        )
         descriptions.append(f"{line.name} from {values.min():.3g} to {values.max():.3g}")
     every_step = sorted({step for line in lines for step in line.steps})
     ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
@@ -224,9 +236,9 @@ def layer_chart(layers: LayerFindings) -> str:
     indices = range(1, len(findings) + 1)
     noise = np.maximum([layer.noise for layer in findings], _LOWEST_ERROR)
     axes.fill_between(
-        indices, _LOWEST_ERROR, noise, color="#8a8f98", alpha=0.3, linewidth=0, label="noise"
+        indices, _LOWEST_ERROR, noise, color=GRAY, alpha=0.3, linewidth=0, label="noise"
     )
-    axes.axhline(layers.threshold, color="#8a8f98", linestyle="--", linewidth=1, label="limit")
+    axes.axhline(layers.threshold, color=GRAY, linestyle="--", linewidth=1, label="limit")
     for field, (label, color, marker) in LAYER_ERRORS.items():
         errors = np.array([_layer_error(layer, field) for layer in findings], dtype=float)
         if not np.isnan(errors).all():

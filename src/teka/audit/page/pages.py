@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement, parse_background
-from teka.audit.page.charts import draw_curves, layer_chart
+from teka.audit.page.charts import draw_curves, layer_chart, model_color
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
@@ -26,7 +26,6 @@ from teka.checks import check_instance, check_path, check_sequence
 from teka.errors import printable_lines, require, wrong_value
 from teka.files import check_output_file, write_bytes
 from teka.reporting.formatting import format_number, join_words
-from teka.reporting.plots import line_color
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -124,6 +123,7 @@ def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return one section of the page for each published protocol, with its results and curves."""
     names = [report.name for report in reports]
+    invalid = [model for model, report in enumerate(reports) if report.invalid]
     results_by_protocol: dict[str, dict[int, ProtocolResult]] = {}
     for index, report in enumerate(reports):
         for result in report.protocols:
@@ -134,7 +134,8 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         figures = []
         for group in first.metrics:
             metrics = {index: result.metrics[group] for index, result in results.items()}
-            figures.append(draw_curves(names, metrics, "accuracy", f"{group}: accuracy (%)"))
+            label = f"{group}: accuracy (%)"
+            figures.append(draw_curves(names, metrics, "accuracy", label, invalid=invalid))
         sections.append({"protocol": first, "results": results, "curves": figures})
     return sections
 
@@ -187,7 +188,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
         "models": [
             {
                 "name": report.name,
-                "color": line_color(at),
+                "color": model_color(at, is_invalid=bool(report.invalid)),
                 "classes": report.data.get("class_names"),
             }
             for at, report in enumerate(reports)
@@ -260,7 +261,10 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "version": reports[0].provenance.get("teka", ""),
         "images": join_words(describe_used_images(reports)) or "images",
         "reports": reports,
-        "colors": [line_color(index) for index in range(len(reports))],
+        "colors": [
+            model_color(model, is_invalid=bool(report.invalid))
+            for model, report in enumerate(reports)
+        ],
         "caveats": models_by_caveat(reports),
         "severities": SEVERITIES,
         "metrics": NUMBERS,
