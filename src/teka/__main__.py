@@ -8,8 +8,9 @@ def main() -> int:
     try:
         from teka.cli import main
     except ModuleNotFoundError as error:
-        install = "pip install 'teka[train,report]'"
-        sys.stderr.write(f"teka: error: {error.name} is not installed; {install}\n")
+        sys.stderr.write(
+            f"teka: error: {error.name} is not installed; pip install 'teka[train,report]'\n"
+        )
         return 2
     return main()
 

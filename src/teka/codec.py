@@ -114,10 +114,9 @@ def _decode_fields(kind: Any, content: object, location: str) -> Any:
     for name, field in known.items():
         if name not in items and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{location}.{name} is missing")
-    field_types = _field_types(kind)
     return kind(
         **{
-            name: decode_value(field_types[name], item, f"{location}.{name}")
+            name: decode_value(_field_types(kind)[name], item, f"{location}.{name}")
             for name, item in items.items()
         }
     )

@@ -169,8 +169,7 @@ class PictureSettings:
             if box[0] > canvas[0] or box[1] > canvas[1]:
                 raise wrong_value("box", self.box, f"a box that fits the canvas, {self.canvas}")
         elif self.canvas is not None or self.box is not None:
-            sizes = (self.canvas, self.box)
-            raise wrong_value("canvas and box", sizes, "None with fit='whole'")
+            raise wrong_value("canvas and box", (self.canvas, self.box), "None with fit='whole'")
         expected = "a width in pixels of at least 0 and below 100"
         check_number("stroke", self.stroke, expected, low=0, high=100, exclude=(100,))
 
@@ -266,8 +265,9 @@ def center_drawing(
     corner = np.rint(np.array([height, width]) / 2 - (np.array(center) - first) * scale)
     corner = np.clip(corner, 0, np.floor([height, width] - size * scale + 1e-9))
     start = first - corner / scale
-    fine_size = (height * OVERSAMPLING, width * OVERSAMPLING)
-    fine = _crop_and_scale(ink, start, scale * OVERSAMPLING, fine_size)
+    fine = _crop_and_scale(
+        ink, start, scale * OVERSAMPLING, (height * OVERSAMPLING, width * OVERSAMPLING)
+    )
     missing = settings.stroke - measure_stroke_width(fine > 127) / OVERSAMPLING
     if missing > 0:
         radius = max(1, round(missing * OVERSAMPLING / 2))

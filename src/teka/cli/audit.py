@@ -90,8 +90,13 @@ def audit(
         print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
     report = audit_with_progress(case, command, results, on_result=print_result)
-    details = additional_findings_text(main_results[0], report)
-    write_audit_results([report], report.to_dict(), results, details, badge=badge)
+    write_audit_results(
+        [report],
+        report.to_dict(),
+        results,
+        additional_findings_text(main_results[0], report),
+        badge=badge,
+    )
     return 0 if fail_under is None or print_verdict(report, metric, fail_under) else NOT_PASSED
 
 
@@ -242,10 +247,12 @@ def write_audit_results(
             for failure in report.failures:
                 print(f"{failure.part}:\n{failure.traceback or failure.message}", file=sys.stderr)
     print(text)
-    markdown = summary_markdown(reports, pairs)
     writers: list[tuple[str | None, Callable[[Path], object]]] = [
         (badge, lambda path: write_bytes(path, badge_svg(reports[0]).encode())),
-        (results.markdown, lambda path: write_bytes(path, markdown.encode())),
+        (
+            results.markdown,
+            lambda path: write_bytes(path, summary_markdown(reports, pairs).encode()),
+        ),
         (results.json, lambda path: write_json(path, content)),
         (results.html, lambda path: write_page(reports, path, pairs)),
     ]
@@ -274,5 +281,10 @@ def write_comparison(
         content: Further fields of the JSON file.
     """
     reports, pairs = comparison.reports, comparison.pairs
-    text = f"{audit_text(reports)}\n\n{comparison_text(pairs, reports)}"
-    write_audit_results(reports, {**comparison.to_dict(), **content}, results, text, pairs)
+    write_audit_results(
+        reports,
+        {**comparison.to_dict(), **content},
+        results,
+        f"{audit_text(reports)}\n\n{comparison_text(pairs, reports)}",
+        pairs,
+    )

@@ -70,16 +70,21 @@ def fix(
     print("\n".join(case.description), flush=True)
     before = audit_all_modes(case, command, results, "before")
     if before.layers is None:
-        failures = (f"{failure.part}: {failure.message}" for failure in before.failures)
-        raise ValueError("; ".join(failures))
+        raise ValueError(
+            "; ".join(f"{failure.part}: {failure.message}" for failure in before.failures)
+        )
     fixed, outcome = convert.fix(case.function, before.layers, fixes)
     for name in outcome.fixed:
         print(f"{name}: {FIXES[name].does} ({FIXES[name].source})")
     print(printable_lines(outcome), flush=True)
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
-        content = {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)}
-        write_audit_results([before], content, results, audit_text([before]))
+        write_audit_results(
+            [before],
+            {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)},
+            results,
+            audit_text([before]),
+        )
         return
     name = f"{case.subject.name} (fixed)"
     facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}

@@ -74,9 +74,14 @@ def _make_loaded_model(
     if wanted not in (None, image_size) and (wanted, wanted) != image_size:
         raise wrong_value("input_size", wanted, f"{image_size}, the size that {name} was made for")
     load_options = replace(load_options, input_size=image_size)
-    transform = Preprocessing(in_channels)
     return wrap_module(
-        model, name, kind, transform, load_options, loads_at_input_size=True, **known
+        model,
+        name,
+        kind,
+        Preprocessing(in_channels),
+        load_options,
+        loads_at_input_size=True,
+        **known,
     )
 
 

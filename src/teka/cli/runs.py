@@ -37,9 +37,8 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     if not recipes and data and data[-1] in recipe_names():
         recipes = [data[-1]]  # a data set may have a recipe of its own
     if recipes:
-        fields = read_recipe(recipes[-1])
-        known = {name: value for name, value in fields.items() if value is not None}
-        set_options(known, recipes[-1])
+        fields = read_recipe(recipes[-1]).items()
+        set_options({name: value for name, value in fields if value is not None}, recipes[-1])
 
 
 train_app = App(name="train", config=read_option_files)

@@ -165,5 +165,4 @@ def demo(
         run_folder = folder / f"{name.replace(', ', '-')}-{run.seed}"
         training.train(run, run_folder, resume=True, command=command)
         trained.append(training.restore(run_folder))
-    settings = AuditSettings(shifts=axis_shifts(4), modes=("lossless",), parts=())
-    _audit_runs(trained, settings, out, command)
+    _audit_runs(trained, AuditSettings(axis_shifts(4), modes=("lossless",), parts=()), out, command)

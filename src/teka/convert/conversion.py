@@ -103,10 +103,12 @@ class BorderedAttention(nn.Module):
         border = self.border or (0,) * num_axes
         margins = [size for size in reversed(border) for _ in range(2)]
         padded = pad(cells.unflatten(tokens), margins)
-        origin = [-float(size) for size in border]
-        padded_grid = Grid(tuple(padded.shape[2:]), 1.0, grid.periodic, origin)
-        context = padded_grid.flatten(padded)
-        return self.attention(queries, query_grid, context=context, context_grid=padded_grid)
+        padded_grid = Grid(
+            tuple(padded.shape[2:]), 1.0, grid.periodic, [-float(size) for size in border]
+        )
+        return self.attention(
+            queries, query_grid, context=padded_grid.flatten(padded), context_grid=padded_grid
+        )
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}, border={self.border}"
@@ -191,8 +193,7 @@ def attention_from_convolution(
     ).to(weight)
     reach = window_radius(convolution)
     steps = [float(cells) for cells in convolution.dilation]
-    first_offset = [-float(cells) for cells in reach]
-    offsets = Grid(kernel_size, steps, origin=first_offset).positions()
+    offsets = Grid(kernel_size, steps, origin=[-float(cells) for cells in reach]).positions()
     # A larger precision than that of hard heads changes nothing.
     raw_precision = inverse_softplus(torch.tensor(min(precision, HARD_PRECISION)).double())
     with torch.no_grad():
@@ -204,8 +205,9 @@ def attention_from_convolution(
         attention.output.bias.zero_()
         if convolution.bias is not None:
             attention.output.bias.copy_(convolution.bias)
-    border = None if convolution.padding_mode == "circular" else reach
-    return BorderedAttention(attention, convolution.stride, border).train(convolution.training)
+    return BorderedAttention(
+        attention, convolution.stride, None if convolution.padding_mode == "circular" else reach
+    ).train(convolution.training)
 
 
 class HeadOffset(NamedTuple):
@@ -250,10 +252,9 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         )
     relative = None if attention.relative is None else attention.relative()
     if not isinstance(relative, StationaryRelativeKernel):
-        name = None if relative is None else relative.name
         raise wrong_value(
             "attention.relative",
-            name,
+            None if relative is None else relative.name,
             "a relative kernel that depends on the offset only, such as 'quadratic'",
         )
     relative.check_kernel_and_positions(

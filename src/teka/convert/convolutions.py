@@ -34,8 +34,9 @@ def check_convolution(convolution: nn.Module) -> Convolution:
     if not all(side % 2 for side in convolution.kernel_size):
         raise wrong_value("convolution.kernel_size", convolution.kernel_size, "odd sizes")
     if not convolution.weight.is_floating_point():
-        dtype = convolution.weight.dtype
-        raise wrong_value("convolution.weight.dtype", dtype, "a real floating-point dtype")
+        raise wrong_value(
+            "convolution.weight.dtype", convolution.weight.dtype, "a real floating-point dtype"
+        )
     check_name("convolution.padding_mode", convolution.padding_mode, PADDING_MODES)
     reach = window_radius(convolution)
     if convolution.padding != "same" and tuple(convolution.padding) != reach:

@@ -132,7 +132,8 @@ def _imitate_softmax(
         is_causal=keywords.get("is_causal", False) and query.shape[2] > 1,
         scale=keywords.get("scale"),
     )
-    weights = layer.forward(query, key, one_hot, *others, **keywords)
-    log_weights = weights.clamp_min(MIN_WEIGHT).log()
+    log_weights = (
+        layer.forward(query, key, one_hot, *others, **keywords).clamp_min(MIN_WEIGHT).log()
+    )
     losses.append(-(softmax_weights * log_weights).sum(dim=-1).mean())
     return softmax_weights @ value

@@ -395,8 +395,9 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
             if hasattr(parent, "save_pretrained"):
                 vars(parent).update(save_pretrained=refuse_to_save, push_to_hub=refuse_to_save)
 
-    num_axes = 1 if patches is None else patches.num_axes
-    return _ReplaceableLayer(num_heads, dim_head, install, {"num_axes": num_axes})
+    return _ReplaceableLayer(
+        num_heads, dim_head, install, {"num_axes": 1 if patches is None else patches.num_axes}
+    )
 
 
 def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -> bool:

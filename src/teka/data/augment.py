@@ -71,10 +71,14 @@ class RandomShift:
             raise wrong_value(
                 "max_shift", self.max_shift, f"at most the image size, {height} × {width}"
             )
-        bounds = (-self.max_shift, self.max_shift + 1)
         for axis, size in ((2, height), (3, width)):
-            options = {"generator": generator, "device": generator.device}
-            shift = torch.randint(*bounds, (len(images), 1, 1, 1), **options).to(images.device)
+            shift = torch.randint(
+                -self.max_shift,
+                self.max_shift + 1,
+                (len(images), 1, 1, 1),
+                generator=generator,
+                device=generator.device,
+            ).to(images.device)
             pixels = torch.arange(size, device=images.device)
             source = (pixels if axis == 3 else pixels[:, None]) - shift
             images = images.gather(axis, (source % size).expand_as(images))

@@ -60,8 +60,10 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         ValueError: The folder or the CSV file has another layout.
     """
     if path.is_dir():
-        folders = _find_split_folders(path)
-        splits = {split: _list_labeled_files(folder) for split, folder in folders.items()}
+        splits = {
+            split: _list_labeled_files(folder)
+            for split, folder in _find_split_folders(path).items()
+        }
     else:
         splits = {"train": _read_labels(path)}
     classes = sort_classes(list({label for _, label in splits["train"]}))

@@ -63,8 +63,9 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         if not isinstance(self.images, PictureFiles):
             is_bytes = getattr(self.images, "dtype", None) == torch.uint8
             dtypes = None if is_bytes else FLOAT_DTYPES
-            shape = ("batch", "channels", "height", "width")
-            check_dense("images", self.images, *shape, dtypes=dtypes)
+            check_dense(
+                "images", self.images, "batch", "channels", "height", "width", dtypes=dtypes
+            )
             if self.images.is_floating_point() and self.images.numel():
                 lowest, highest = (bound.item() for bound in torch.aminmax(self.images))
                 if not (lowest >= 0 and highest <= 1):  # also for NaN

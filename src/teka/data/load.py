@@ -188,8 +188,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
     """
     check_downloadable(name)
     check_path("data_dir", data_dir)
-    folder = make_directory("data_dir", expand_user(data_dir))
-    return PUBLISHED_DATASETS[name].download(folder)
+    return PUBLISHED_DATASETS[name].download(make_directory("data_dir", expand_user(data_dir)))
 
 
 def check_downloadable(name: str) -> None:

@@ -144,8 +144,12 @@ class PublishedDataset:
         missing = [file for file in self.files if not self._has_complete_file(folder, file)]
         if self.archive_hash is None:
             for file in missing:
-                url = f"{self.url}{file.name}.gz"
-                download_file(url, folder / file.name, f"sha256:{file.sha256}", file.num_bytes)
+                download_file(
+                    f"{self.url}{file.name}.gz",
+                    folder / file.name,
+                    f"sha256:{file.sha256}",
+                    file.num_bytes,
+                )
         elif missing:
             archive = data_dir / self.url.rpartition("/")[2]
             is_new = not archive.is_file()

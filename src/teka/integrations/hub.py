@@ -79,8 +79,11 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            saved = save(self.model, Path(folder, "model"), self.model_config)
-            shutil.copytree(saved, save_directory, dirs_exist_ok=True)
+            shutil.copytree(
+                save(self.model, Path(folder, "model"), self.model_config),
+                save_directory,
+                dirs_exist_ok=True,
+            )
 
     @classmethod
     def from_pretrained(cls, model_id: str | Path, **options: Any) -> "HubModel":  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -91,8 +94,9 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
             options: Options of `huggingface_hub.snapshot_download`, such as `revision` or `token`.
         """
         if not Path(model_id).is_dir():
-            files = [CONFIG_FILE, WEIGHTS_FILE]
-            model_id = snapshot_download(str(model_id), allow_patterns=files, **options)
+            model_id = snapshot_download(
+                str(model_id), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE], **options
+            )
         return cls.from_teka(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:

@@ -100,8 +100,9 @@ def make_train_loader(split: Split, **options: int) -> DataLoader:
         options: Arguments of `MicroBatchSampler`, such as `batch_size` and `seed`.
     """
     sampler = MicroBatchSampler(num_images=len(split), **options)
-    dataset = _MicroBatchDataset(split)
-    return DataLoader(dataset, batch_size=None, sampler=sampler, **_loader_options(split))
+    return DataLoader(
+        _MicroBatchDataset(split), batch_size=None, sampler=sampler, **_loader_options(split)
+    )
 
 
 def make_evaluation_loader(
@@ -111,8 +112,7 @@ def make_evaluation_loader(
 
     If there are several processes, process `rank` reads every `world_size`-th image.
     """
-    indices = range(rank, len(split), world_size)
-    sampler = BatchSampler(indices, batch_size, drop_last=False)
+    sampler = BatchSampler(range(rank, len(split), world_size), batch_size, drop_last=False)
     return DataLoader(split, batch_size=None, sampler=sampler, **_loader_options(split))
 
 

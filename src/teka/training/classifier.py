@@ -43,8 +43,7 @@ class Classifier(LightningModule):
         self.model = model
         self.run = run
         self.dataset = dataset
-        steps_per_epoch = math.ceil(len(dataset.train) / run.recipe.batch_size)
-        self.num_steps = run.recipe.epochs * steps_per_epoch
+        self.num_steps = run.recipe.epochs * math.ceil(len(dataset.train) / run.recipe.batch_size)
         self.augmentations = make_augmentations(run)
         self.train_accuracy = MulticlassAccuracy(dataset.num_classes, average="micro")
         self.validation_accuracy = MulticlassAccuracy(dataset.num_classes, average="micro")
@@ -108,8 +107,9 @@ class Classifier(LightningModule):
         if weight:
             self.train_accuracy(logits, labels)
         options: Any = {"on_step": False, "on_epoch": True}
-        size = len(labels) if weight else 0
-        self.log("train_loss", loss, sync_dist=True, batch_size=size, **options)
+        self.log(
+            "train_loss", loss, sync_dist=True, batch_size=len(labels) if weight else 0, **options
+        )
         self.log("train_accuracy", self.train_accuracy, **options)
         return weight * loss
 
@@ -130,8 +130,7 @@ class Classifier(LightningModule):
         images, labels = batch
         logits = self(images)
         self.validation_accuracy(logits, labels)
-        loss = cross_entropy(logits, labels)
-        self.log("validation_loss", loss, sync_dist=True)
+        self.log("validation_loss", cross_entropy(logits, labels), sync_dist=True)
         self.log("validation_accuracy", self.validation_accuracy)
 
     def on_train_epoch_end(self) -> None:

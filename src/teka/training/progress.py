@@ -76,8 +76,8 @@ class SpeedPrinter(Callback):
         if self.num_steps == FIRST_REPORT or is_due:
             self.report_time = now
             step = f"step {trainer.global_step:,} of {trainer.estimated_stepping_batches:,}"
-            loss = f"loss {outputs['loss']:.3f}"
-            self._print(trainer, f"{step}: {loss}, {self._describe_speed(trainer)}")
+            speed = self._describe_speed(trainer)
+            self._print(trainer, f"{step}: loss {outputs['loss']:.3f}, {speed}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (speed := self.images_per_second) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,8 +78,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         kind = options_class(self.model)
-        names = {option.name for option in dataclasses.fields(kind)}
-        sizes = {name: size for name, size in DEFAULT_SIZES.items() if name in names}
+        known = kind.__dataclass_fields__
+        sizes = {name: size for name, size in DEFAULT_SIZES.items() if name in known}
         options = decode(kind, {**sizes, **self.options}, f"options of {self.model}")
         object.__setattr__(self, "options", vars(options))
         if self.options.get("head", "pooled") != "pooled":
@@ -190,8 +189,8 @@ class Run:
                 del remaining[name]
 
         def take_fields(kind: type[Any]) -> dict[str, Any]:
-            names = [part.name for part in dataclasses.fields(kind) if part.name in remaining]
-            return {name: remaining.pop(name) for name in names}
+            known = kind.__dataclass_fields__
+            return {name: remaining.pop(name) for name in known if name in remaining}
 
         images = decode(DataOptions, take_fields(DataOptions), "images")
         recipe = decode(Recipe, take_fields(Recipe), "recipe")
@@ -231,5 +230,6 @@ class Run:
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
         """Create the model, with initial weights from PyTorch's global random generator."""
-        make = MODELS[self.network.model]
-        return make(image_size, in_channels, num_classes, **self.network.options)
+        return MODELS[self.network.model](
+            image_size, in_channels, num_classes, **self.network.options
+        )

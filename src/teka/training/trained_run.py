@@ -102,8 +102,9 @@ def restore(
     dataset = dataset or load_data(run)
     if dataset.name != (name := result.get("data", run.images.data)):
         raise wrong_value("dataset", dataset.name, f"{name!r}, on which the run was trained")
-    options = run.network.options
-    model = ModelConfig(run.network.model, **dataset.sizes, options=options).make_model()
+    model = ModelConfig(
+        run.network.model, **dataset.sizes, options=run.network.options
+    ).make_model()
     load_weights(model, folder / CHECKPOINTS / BEST)
     return TrainedRun(folder, run, model, dataset, result)
 

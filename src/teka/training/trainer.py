@@ -129,16 +129,18 @@ def train(
         model = _make_model(run, dataset, execution, processes)
         classifier = Classifier(model, run, dataset)
         execution.prepare(model, classifier.num_steps)
-        checkpoint = find_checkpoint(folder, run) if resume else None
-        checkpoints = Checkpoints(folder / CHECKPOINTS, run, checkpoint)
+        checkpoints = Checkpoints(
+            folder / CHECKPOINTS, run, find_checkpoint(folder, run) if resume else None
+        )
         progress = SpeedPrinter(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
         timer = Timer()
         make_callbacks: Any = getattr(model, "training_callbacks", lambda run, folder: [])
         all_callbacks = [*make_callbacks(run, folder), *callbacks, timer, progress]
         all_callbacks += [LearningRateMonitor("epoch"), checkpoints]
         if recipe.patience is not None:
-            stopping = EarlyStopping("validation_accuracy", mode="max", patience=recipe.patience)
-            all_callbacks.append(stopping)
+            all_callbacks.append(
+                EarlyStopping("validation_accuracy", mode="max", patience=recipe.patience)
+            )
         opened_loggers = open_loggers(loggers if is_first_process() else (), folder, run)
         with warnings.catch_warnings(), opened_loggers as loggers_of_run:
             for message in IGNORED_WARNINGS:
@@ -163,11 +165,10 @@ def train(
                     enable_model_summary=False,
                 )
             except MisconfigurationException as error:
-                problem = first_line(error)
                 raise wrong_value(
                     "accelerator",
                     execution.accelerator,
-                    f"an accelerator of this machine with enough devices ({problem})",
+                    f"an accelerator of this machine with enough devices ({first_line(error)})",
                 ) from error
             if is_first_process():
                 run.save(folder)

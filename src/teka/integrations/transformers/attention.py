@@ -207,10 +207,9 @@ def make_padding_mask(
         ValueError: The mask has a sliding window, chunks or packed sequences.
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
-        name = getattr(mask_function, "__qualname__", mask_function)
         raise wrong_value(
             "the model's attention mask",
-            name,
+            getattr(mask_function, "__qualname__", mask_function),
             "causal or bidirectional",
             "Sliding windows, chunks and packed sequences are not supported.",
         )

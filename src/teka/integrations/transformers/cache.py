@@ -107,7 +107,9 @@ def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
     if isinstance(state, tuple):
         return tuple(_select_samples(item, samples) for item in state)
     if is_dataclass(state):
-        names = [field.name for field in fields(state)]
-        selected = {name: _select_samples(getattr(state, name), samples) for name in names}
+        selected = {
+            field.name: _select_samples(getattr(state, field.name), samples)
+            for field in fields(state)
+        }
         return replace(state, **selected)  # pyright: ignore[reportArgumentType]
     return state

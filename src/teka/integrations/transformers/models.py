@@ -90,8 +90,7 @@ class TekaConfig(PretrainedConfig):
         names = config.class_names or tuple(map(str, range(config.num_classes)))
         id2label = dict(enumerate(names))
         label2id = {name: label for label, name in enumerate(names)}
-        fields = encode(config)
-        saved = {name: fields[name] for name in SAVED_FIELDS}
+        saved = {name: encode(getattr(config, name)) for name in SAVED_FIELDS}
         return cls(**saved, id2label=id2label, label2id=label2id)
 
     @property
@@ -211,8 +210,9 @@ class TekaImageProcessor(BaseImageProcessor):
         **kwargs: Any,
     ) -> None:
         if "size" in kwargs:
-            known = ("image_size", "in_channels", "pictures")
-            raise unknown_name("argument of TekaImageProcessor", "size", known)
+            raise unknown_name(
+                "argument of TekaImageProcessor", "size", ("image_size", "in_channels", "pictures")
+            )
         super().__init__(**kwargs)
         self.image_size = list(check_image_size("image_size", image_size))
         self.in_channels = in_channels
@@ -236,8 +236,9 @@ class TekaImageProcessor(BaseImageProcessor):
             return_tensors: Type of the result, "pt" for PyTorch tensors.
         """
         pictures: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
-        size = tuple(self.image_size)
-        values = read_images(pictures, self.pictures, image_size=size, in_channels=self.in_channels)
+        values = read_images(
+            pictures, self.pictures, image_size=tuple(self.image_size), in_channels=self.in_channels
+        )
         return BatchFeature({"pixel_values": values}, tensor_type=return_tensors)
 
     __call__ = preprocess  # pyright: ignore[reportAssignmentType]
