@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command and return its exit code, 2 if its packages are not installed."""
+    """Run the command and return its exit code, which is 2 if a required package is missing."""
     try:
         from teka.cli import main
     except ModuleNotFoundError as error:

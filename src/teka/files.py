@@ -207,7 +207,7 @@ def make_directory(argument: str, path: str | Path) -> Path:
         ValueError: The folder cannot be created or is not writable.
     """
     folder = Path(path)
-    expected = "a writable folder, or a path where a folder can be created"
+    expected = "a writable folder, or the path of a new one"
     if not str(path):
         raise wrong_value(argument, "", expected)
     try:

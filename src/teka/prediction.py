@@ -1,4 +1,4 @@
-"""Classification of picture files, which are first converted to input images of a model."""
+"""Classification of image files, and their conversion to the input tensor of a model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -126,14 +126,14 @@ def predict(
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """Settings for the conversion of pictures to input images, as a model file stores them.
+    """Settings of a model file that say how pictures are converted to input images of the model.
 
     The field `fit` selects one of two conversions:
 
     - "whole" resizes the whole picture to the input size, without keeping the aspect ratio.
-    - "ink" crops the drawing, scales it to fit a box while keeping the aspect ratio, and centers it
-      on a dark canvas. The canvas is then resized to the input size. The images of MNIST were made
-      in this way.
+    - "ink" is for drawings, such as handwritten digits. It crops the drawing, scales it to fit a
+      box while keeping the aspect ratio, and centers it on a dark canvas. The canvas is then
+      resized to the input size. The images of MNIST were made in this way.
 
     >>> from dataclasses import asdict
     >>> from PIL import Image
@@ -175,7 +175,7 @@ class PictureSettings:
 
 
 def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
-    """Return the settings that convert pictures to images like those of a training data set.
+    """Return the settings that make pictures look like the images of a training data set.
 
     In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they
     fill the canvas. In digits, they fit a box of 8×8 pixels.
@@ -197,7 +197,7 @@ def read_images(
     in_channels: int,
     ground: str = "auto",
 ) -> Float[Tensor, "pictures channels height width"]:
-    """Read pictures and convert them to input images of a model, with intensities from 0 to 1.
+    """Read pictures, and convert them to the input tensor of a model, with values from 0 to 1.
 
     Args:
         pictures: Paths of files, or Pillow images.

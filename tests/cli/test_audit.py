@@ -284,7 +284,7 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
 def test_a_pipe_is_written_to_where_no_file_can_be_made():
     reader, writer = os.pipe()
     try:
-        ResultOptions().check_files((), badge=f"/dev/fd/{writer}")
+        ResultOptions().check_output_files((), badge=f"/dev/fd/{writer}")
     finally:
         os.close(reader)
         os.close(writer)
@@ -303,5 +303,5 @@ def test_a_result_does_not_overwrite_the_model_or_the_data(
             with pytest.raises(
                 ValueError, match=f"{argument} must be another file than that of a model or"
             ):
-                ResultOptions().check_files(inputs, **{argument: path})
+                ResultOptions().check_output_files(inputs, **{argument: path})
     assert Path(overwritten).read_text() == "kept"

@@ -149,7 +149,7 @@ def each_axis(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]
 def test_a_periodic_side_that_the_stride_does_not_divide_is_an_error():
     convolution = draw_convolution(1, 3, stride=2, padding=1, padding_mode="circular")
     layer, grid = attention_from_convolution(convolution), Grid(11, periodic=True)
-    with pytest.raises(ValueError, match=r"sides that are multiples of the stride \(2,\)"):
+    with pytest.raises(ValueError, match=r"grid.shape must be multiples of the stride \(2,\)"):
         layer(torch.zeros(2, 11, 3).double(), grid)
     with pytest.raises(ValueError, match="a grid of 1 axes that is periodic"):
         layer(torch.zeros(2, 12, 3).double(), Grid(12))

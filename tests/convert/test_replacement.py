@@ -101,7 +101,7 @@ def test_shared_layer_is_replaced_in_both_places_and_keeps_its_hooks():
         (
             nn.Linear(2, 2),
             {},
-            "model must be a model with attention of torch.nn.MultiheadAttention.*got 'Linear'",
+            "model must be a model with supported attention, got 'Linear'.*MultiheadAttention",
         ),
         (encoder(), {"kernel": "square"}, "kernel must be one of.*got 'square'"),
     ],
@@ -152,7 +152,7 @@ def test_distillation_without_learned_kernels_is_an_error():
     model = encoder()
     replace_attention(model, relative=None)
     with pytest.raises(
-        ValueError, match=r"kernels that have parameters.*got 2 AttentionHeads without parameters"
+        ValueError, match=r"trainable attention kernels.*got 2 AttentionHeads without parameters"
     ):
         distill_attention(model, [tokens()])
 

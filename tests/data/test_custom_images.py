@@ -619,12 +619,13 @@ def test_another_layout_of_a_folder_is_an_error(tmp_path: Path):
         read_folder(tmp_path)
     (tmp_path / "validation").mkdir()
     with pytest.raises(
-        ValueError, match=r"either classes, or one folder each for train, .*\['bus', 'train', 'val"
+        ValueError,
+        match=r"one each for train, val and test, or only classes, .*\['bus', 'train', 'val",
     ):
         read_folder(tmp_path)
     (tmp_path / "val").mkdir()
     shutil.rmtree(tmp_path / "bus")
-    with pytest.raises(ValueError, match=r"one folder each for .*\['train', 'val', 'validation'"):
+    with pytest.raises(ValueError, match=r"one each for train.*\['train', 'val', 'validation'"):
         read_folder(tmp_path)
 
 
@@ -717,7 +718,7 @@ def put_number(folder: Path, number: int) -> torch.Tensor:
         (["file,label", "0.png,a", ",b"], r"file in row 3 of .*got ''"),
         (["file,label", "0.png", "1.png,b"], "label in row 2 of .*name of a class, got None"),
         (["file,label", "0.png,", "1.png,b"], "label in row 2 of .*name of a class, got ''"),
-        (["file,label", "0.png,a", "1.png,a"], r"classes of .*at least two .*got \['a'\]"),
+        (["file,label", "0.png,a", "1.png,a"], r"classes of .*at least two.*got \['a'\]"),
         (["file,label", "0.png,a\0", "1.png,b"], "."),
     ],
 )

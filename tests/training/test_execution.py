@@ -15,7 +15,7 @@ from teka import Grid
 from teka.nn import TransformerBlock
 from teka.training import Execution, execution, train
 from teka.training.checkpoint import read_weights
-from teka.training.processes import Processes
+from teka.training.processes import ProcessLayout
 
 
 @pytest.fixture(scope="module")
@@ -220,30 +220,32 @@ def started(monkeypatch):
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        pytest.param({}, Processes(1, 1, ""), id="no launcher"),
-        pytest.param(TORCHRUN, Processes(3, 2, "torchrun"), id="torchrun"),
-        pytest.param(SRUN, Processes(4, 2, "srun"), id="srun"),
-        pytest.param(SRUN | TORCHRUN, Processes(3, 2, "torchrun"), id="torchrun started by srun"),
+        pytest.param({}, ProcessLayout(1, 1, ""), id="no launcher"),
+        pytest.param(TORCHRUN, ProcessLayout(3, 2, "torchrun"), id="torchrun"),
+        pytest.param(SRUN, ProcessLayout(4, 2, "srun"), id="srun"),
         pytest.param(
-            {**SRUN, "SLURM_JOB_NAME": "bash"}, Processes(1, 1, ""), id="a shell in a job"
+            SRUN | TORCHRUN, ProcessLayout(3, 2, "torchrun"), id="torchrun started by srun"
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_JOB_NAME": "bash"}, ProcessLayout(1, 1, ""), id="a shell in a job"
         ),
     ],
 )
 def test_there_are_as_many_processes_as_were_started(started, variables, expected):
     started(variables)
-    assert Processes.detect(None, None) == expected
-    assert Processes.detect(expected.devices, expected.num_nodes) == expected
+    assert ProcessLayout.detect(None, None) == expected
+    assert ProcessLayout.detect(expected.devices, expected.num_nodes) == expected
 
 
 def test_without_a_launcher_there_are_as_many_as_asked_for(started):
     started({})
-    assert Processes.detect(4, None) == Processes(4, 1, "")
+    assert ProcessLayout.detect(4, None) == ProcessLayout(4, 1, "")
 
 
 def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
     started({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
-    processes = Processes.detect(None, None)
-    assert processes == Processes(1, 1, "")
+    processes = ProcessLayout.detect(None, None)
+    assert processes == ProcessLayout(1, 1, "")
     assert [type(environment) for environment in processes.lightning_environments()] == [
         LightningEnvironment
     ]
@@ -251,7 +253,7 @@ def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
 
 def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
     started(SRUN)
-    (environment,) = Processes.detect(None, None).lightning_environments()
+    (environment,) = ProcessLayout.detect(None, None).lightning_environments()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
 
@@ -271,4 +273,4 @@ def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
 def test_other_processes_than_were_started_are_an_error(started, variables, asked, message):
     started(variables)
     with pytest.raises(ValueError, match=message):
-        Processes.detect(*asked)
+        ProcessLayout.detect(*asked)

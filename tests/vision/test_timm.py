@@ -73,7 +73,7 @@ def test_replacement_with_softmax_keeps_the_outputs_of_a_timm_model(name: str):
 
 def test_attention_with_its_own_rotary_embedding_is_an_error():
     with pytest.raises(
-        ValueError, match=r"model must be a model with attention of torch.*got 'Eva'"
+        ValueError, match=r"model must be a model with supported attention, got 'Eva'"
     ):
         replace_attention(timm.create_model("vit_small_patch16_dinov3", depth=1))
 

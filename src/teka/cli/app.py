@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "compare": (
         "teka.cli.audit:compare",
-        "Audit models on the same shifted images and compare every two of them.",
+        "Audit models on the same shifted images and compare each pair of models.",
     ),
     "fix": (
         "teka.cli.fix:fix",
@@ -96,13 +96,13 @@ class _BrokenPipeConsole(Console):
 
 
 def _format_default(value: Any) -> Any:
-    """Return a default value in the form that the help shows, or None to show nothing."""
+    """Return the text of a default value for the help, or None if the help shows no default."""
     if value is False or value == ():
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _count_words(kind: Any, **options: Any) -> tuple[int, bool]:
+def _count_option_words(kind: Any, **options: Any) -> tuple[int, bool]:
     """Return the number of words on the command line that an option of this type takes.
 
     cyclopts 4 raises an error for `int | tuple[int, int]`, whose values teka reads from one word.
@@ -114,7 +114,7 @@ def _count_words(kind: Any, **options: Any) -> tuple[int, bool]:
 
 
 if cyclopts.__version__.startswith("4."):  # on Python 3.10
-    setattr(_argument, "token_count", _count_words)  # noqa: B010, it is private
+    setattr(_argument, "token_count", _count_option_words)  # noqa: B010, it is private
 
 
 def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -150,7 +150,7 @@ def _read_json(word: str) -> object:
 
 
 def describe_error(error: CycloptsError, program: str) -> str:
-    """Return a message about a wrong command line. It names the wrong option or argument.
+    """Return the error message for a wrong command line. It names the wrong option or argument.
 
     Args:
         error: Error of the parser.

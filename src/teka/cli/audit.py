@@ -80,7 +80,7 @@ def audit(
         raise wrong_value("fail_under", fail_under, "a share from 0 to 1")
     results = options.results
     settings = options.make_settings([part for part in PARTS if part not in skip])
-    results.check_files((model, options.images.data), badge=badge)
+    results.check_output_files((model, options.images.data), badge=badge)
     case = options.make_audit_inputs(options.load_model(model), settings)
     print("\n".join(case.description), flush=True)
     main_results: list[AuditReport] = []
@@ -101,7 +101,7 @@ def audit(
 
 
 def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine) -> None:
-    """Audit models on the same shifted images and compare every two of them.
+    """Audit models on the same shifted images and compare each pair of models.
 
     The comparison says which model is best, or that no model is significantly better than the
     others. Differences between models have confidence intervals and p-values.
@@ -120,7 +120,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     results = options.results
     # The stages besides the shifts are only shown on the page.
     settings = options.make_settings(PARTS if results.html is not None else ())
-    results.check_files((*models, options.images.data))
+    results.check_output_files((*models, options.images.data))
     read_images = cache(load_audit_images)  # models with the same preprocessing share their images
     subjects = [options.load_model(model) for model in models]
     names = [subject.name for subject in subjects]
@@ -198,7 +198,7 @@ def audit_with_progress(
 def audit_models(
     cases: Sequence[AuditInputs], command: str, results: ResultOptions
 ) -> ModelComparison:
-    """Audit models on the same shifted images, and compare every two of them."""
+    """Audit models on the same shifted images, and compare each pair of models."""
     check_comparable(cases)
     print("\n".join(line for case in cases for line in case.description), flush=True)
     reports = [

@@ -121,8 +121,8 @@ class ResultOptions:
     resume: str | None = None
     debug: bool = False
 
-    def check_files(self, inputs: Sequence[str], **more: str | None) -> None:
-        """Check that files can be written without overwriting each other or an input.
+    def check_output_files(self, inputs: Sequence[str], **more: str | None) -> None:
+        """Check that every output file can be written, and that it is no input or other output.
 
         Missing folders are created.
 
@@ -182,7 +182,7 @@ class AuditOptions:
         )
 
     def load_model(self, model: str) -> LoadedModel:
-        """Load a model. Every later call of the model's code may take at most --budget seconds."""
+        """Load a model, and limit each later call of its code to `--budget` seconds."""
         set_model_code_context(model_call_context(self.settings.budget_seconds))
         load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
         return load(model, load_options, loaders=LOCAL_LOADERS)

@@ -137,8 +137,10 @@ def _describe_exit(exit_code: int | None) -> str:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-exit_code).name
             return f"the process was ended by {name} before the result was complete"
-    reason = f"the model's code ended the process with exit code {exit_code}"
-    return f"{reason} before the result was complete"
+    return (
+        f"the model's code ended the process with exit code {exit_code} "
+        "before the result was complete"
+    )
 
 
 def _open_closed_streams() -> None:
@@ -193,10 +195,11 @@ def _make_interrupt_handler() -> Callable[[int, Any], None]:
 def model_call_context(
     budget: float | None,
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function that makes a new context for each call of a model's code.
+    """Return a function whose context managers limit the time of each call of a model's code.
 
-    The parent process kills this process if a call takes longer than `budget`. After the call,
-    standard output and error are restored, because the code may have replaced them.
+    Every call of the code needs a new context manager. The parent process kills this process if a
+    call takes longer than `budget`. After the call, standard output and error are restored, because
+    the code may have replaced them.
 
     Args:
         budget: Time limit of a call in seconds, or None for no limit.

@@ -57,7 +57,7 @@ def fix(
     fixes = None if fix is None else check_names("fix", fix.split(","), FIXES)
     results = options.results
     settings = options.make_settings(PARTS if results.html is not None else ("layers",))
-    results.check_files((model, options.images.data), out=out)
+    results.check_output_files((model, options.images.data), out=out)
     case = options.make_audit_inputs(options.load_model(model), settings)
     if not isinstance(case.function, nn.Module):
         raise wrong_value("model", model, "a torch.nn.Module, whose layers can be changed")

@@ -37,7 +37,12 @@ def load_finished_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load an exported or packaged model for an audit, by its folder or name."""
+    """Load a model for an audit: a folder that `teka export` has written, or a packaged model.
+
+    Args:
+        path: The folder, or the name of the packaged model, such as "digits".
+        load_options: Options for the model.
+    """
     config = models.read_config(path)
     run = config.facts.get("run")
     return _make_loaded_model(

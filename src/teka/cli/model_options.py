@@ -36,9 +36,9 @@ def model_options_class() -> type[Any]:
 
 
 def _command_line_type(kind: Any) -> Any:
-    """Return a type without the members of a union that a command line cannot express.
+    """Return the part of an option's type that can be written on a command line, or None.
 
-    None is added, because it is the default of every option.
+    None is the default of every option.
     """
     is_union = get_origin(kind) in (Union, types.UnionType)
     kept = [

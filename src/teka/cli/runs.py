@@ -22,7 +22,7 @@ ModelOptions: Any = model_options_class()
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Set options that the command line does not set: from --config, or else from the recipe."""
+    """Set options that are missing on the command line, from `--config` or else from the recipe."""
 
     def set_options(content: object, file: str) -> None:
         if not isinstance(content, dict) or any(isinstance(v, dict) for v in content.values()):

@@ -109,7 +109,7 @@ def _audit_runs(
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
-    """Return the model and all test images of a run, for an audit."""
+    """Return the inputs of an audit: the model of a run and all its test images."""
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)

@@ -157,7 +157,7 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
 
 
 def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
-    """Change the padding and the stride of a layer in place, as the named fixes do."""
+    """Apply fixes of the padding and the stride to a layer, in place."""
     # The class is changed in place, as in torch's parametrizations, so that layers that are used
     # twice and hooks stay.
     changed: Any = module
@@ -191,7 +191,7 @@ class SharedOffsets:
     def downsample(
         self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample
     ) -> Outputs:
-        """Downsample the output of a layer, starting at the offset that layers of its size share.
+        """Downsample the output of a layer, at the offset that all outputs of this size share.
 
         Args:
             layer: The layer.
@@ -222,13 +222,13 @@ restore_in_checkpoints(_thread_offsets)
 
 
 class _SampledLayer(nn.Module):
-    """Base class of layers whose stride is replaced by stride 1 and a downsampling after it."""
+    """Base class of layers that compute with stride 1 and then downsample their outputs."""
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
     def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Pad before the layer and downsample after it, instead of within the layer.
+        """Move the padding in front of the layer and the stride behind it.
 
         Args:
             fixes: Names of the fixes to apply.

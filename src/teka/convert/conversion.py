@@ -90,11 +90,7 @@ class BorderedAttention(nn.Module):
         if is_periodic and any(
             side % step for side, step in zip(grid.shape, self.stride, strict=True)
         ):
-            raise wrong_value(
-                "grid",
-                grid,
-                f"a periodic grid with sides that are multiples of the stride {self.stride}",
-            )
+            raise wrong_value("grid.shape", grid.shape, f"multiples of the stride {self.stride}")
         # Positions start at 0, where rounding is smallest. Only differences matter.
         cells = Grid(grid.shape, 1.0, grid.periodic)
         query_grid = self.output_grid(cells)
@@ -255,7 +251,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         raise wrong_value(
             "attention.relative",
             None if relative is None else relative.name,
-            "a relative kernel that depends on the offset only, such as 'quadratic'",
+            "a relative kernel of offsets alone, such as 'quadratic'",
         )
     relative.check_kernel_and_positions(
         heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()

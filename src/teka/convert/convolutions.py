@@ -131,7 +131,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def off_center_weight(precision: float, num_axes: int) -> float:
-    """Return an upper bound of the attention weight that a head gives to cells off its center.
+    """Return an upper bound on the attention weight that a head gives to cells off its center.
 
     The weight of a head of precision α is a Gaussian function of the distance from its center. On
     an infinite grid of n axes, the center gets the weight
@@ -187,7 +187,7 @@ def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
 def conversion_error_bound(
     convolution: nn.Module, *, precision: float, largest_input: float
 ) -> float:
-    """Return an upper bound of the difference between a convolution and its attention layer.
+    """Return an upper bound on the difference between a convolution and its attention layer.
 
     The bound is the sum of two errors. It holds for all inputs x with |x| ≤ `largest_input`:
 

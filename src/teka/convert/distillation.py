@@ -69,7 +69,8 @@ def distill_attention(
         raise wrong_argument(
             "model",
             f"{len(layers)} AttentionHeads without parameters",
-            "a model with kernels that have parameters, such as 'hedgehog'",
+            "a model with trainable attention kernels",
+            "Replace its attention with kernel='hedgehog', for example.",
         )
     if not is_positive(learning_rate):
         raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
@@ -113,9 +114,10 @@ def _imitate_softmax(
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Compare the attention weights of a layer with softmax, and return the output of softmax.
+    """Append the loss of a layer to `losses`, and return the output of softmax attention.
 
-    This is a forward hook of `AttentionHeads`. It appends the loss of the layer to `losses`.
+    The loss compares the attention weights of the layer with those of softmax. The function is a
+    forward hook of `AttentionHeads`.
     """
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]

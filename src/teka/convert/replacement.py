@@ -20,20 +20,22 @@ from teka.nn.options import AttentionOptions
 
 # Reasons why a layer is not replaced. The first ones apply to every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
-BIASED = "it adds a bias to the attention weights or selects keys, which no kernel of teka supports"
+BIASED = "teka supports no biases of attention weights and no selection of keys"
 WINDOWED = "its model limits attention to a window of keys"
-FIXED = "its model does not support set_attn_implementation"
-SUBCLASS = "it is a subclass of torch.nn.MultiheadAttention, or uses add_bias_kv or add_zero_attn"
+FIXED = "the model does not support set_attn_implementation"
+SUBCLASS = "teka supports no subclass of MultiheadAttention, no add_bias_kv and no add_zero_attn"
 UNKNOWN_SIZE = "its number of heads or their size is not known"
 UNSUPPORTED = "attention of this class is not supported"
 # These apply to relative kernels only.
-COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
-SUBSET = "it may get a subset of the patches at unknown positions; use relative=None to replace it"
-UNPLACED = "the positions of its tokens are not known; pass their grid, or use relative=None"
+COARSER_KEYS = "the keys are on a coarser grid than the queries; use relative=None to replace it"
+SUBSET = (
+    "some patches may be missing, so that positions are unknown; use relative=None to replace it"
+)
+UNPLACED = "the positions of the tokens are not known; pass their grid, or use relative=None"
 
-SUPPORTED_CLASSES = (
-    "torch.nn.MultiheadAttention, or the attention of timm's vision transformers or of "
-    "transformers' models"
+SUPPORTED_HINT = (
+    "teka supports torch.nn.MultiheadAttention, timm's vision transformers, and models of the "
+    "transformers library."
 )
 TIMM_MODULES = ("timm.layers.attention", "timm.models.vision_transformer")
 # Names of inputs of transformers' models that are sequences, besides text.
@@ -216,7 +218,8 @@ def replace_attention(
         raise wrong_value(
             "model",
             type(model).__name__,
-            f"a model with attention of {SUPPORTED_CLASSES}{''.join(classes[:1])}",
+            f"a model with supported attention{''.join(classes[:1])}",
+            SUPPORTED_HINT,
         )
 
     heads: dict[str, AttentionHeads] = {}
@@ -291,7 +294,7 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
 
 
 def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Refuse cross-attention, because the positions of its keys are unknown. This is a hook."""
+    """Raise an error for cross-attention, because the positions of its keys are unknown."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
         raise wrong_value(
@@ -323,9 +326,9 @@ def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | 
     return _ReplaceableLayer(layer.num_heads, dim_head, install, placement)
 
 
-def _first_integer(holders: tuple[object, ...], names: tuple[str, ...]) -> int:
-    """Return the first positive integer among attributes with these names, or 0 without one."""
-    for holder in holders:
+def _first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
+    """Return the first of the named attributes that is a positive integer, or 0 if none is."""
+    for holder in objects:
         for name in names:
             size = getattr(holder, name, None)
             if isinstance(size, int) and size > 0:

@@ -1,4 +1,4 @@
-"""Data sets for image classification, augmentation, and reading of pictures.
+"""Data sets for image classification, augmentation, and reading of picture files.
 
 Wrong arguments raise a ValueError that names the argument.
 """

@@ -163,7 +163,7 @@ class Normalize:
         mean = check_sequence("mean", self.mean, expected)
         if not mean or not all(map(is_number, mean)):
             raise wrong_value("mean", self.mean, expected)
-        expected = f"{len(mean)} positive finite numbers, one for each number of mean"
+        expected = f"{len(mean)} positive finite numbers, as many as in mean"
         deviation = check_sequence("deviation", self.deviation, expected)
         if len(deviation) != len(mean) or not all(map(is_positive, deviation)):
             raise wrong_value("deviation", self.deviation, expected)

@@ -71,7 +71,8 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         raise wrong_value(
             f"the classes of {path}",
             classes,
-            "at least two sub-folders of pictures, or two labels in a CSV file",
+            "at least two",
+            "Each sub-folder with pictures, or each label in a CSV file, is a class.",
         )
     indices = {label: index for index, label in enumerate(classes)}
     labeled = {}
@@ -88,7 +89,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 
 
 def _read_labels(path: Path) -> list[tuple[Path, str]]:
-    """Read a CSV file of picture files and labels. The files are relative to the CSV file."""
+    """Read the picture files and labels in a CSV file. Paths are relative to the CSV file."""
     labels = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -131,7 +132,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
         raise wrong_value(
             f"the sub-folders of {folder}",
             names,
-            "either classes, or one folder each for train, val and test",
+            "one each for train, val and test, or only classes",
         )
     if "test" not in splits:
         splits["test"] = splits.pop("validation")
@@ -177,7 +178,7 @@ def class_names_as_integers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
-    """Make a data set from the pictures of a folder or a CSV file. Pictures are read when used.
+    """Make a data set from the pictures of a folder or a CSV file. Each is read when it is used.
 
     The images are gray if every file is gray, and RGB otherwise. All pictures must have the same
     size, unless they are resized to `image_size`.
@@ -310,7 +311,8 @@ def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> S
         raise wrong_value(
             f"{names[0]}.dtype",
             str(pixels.dtype),
-            "uint8 for levels from 0 to 255, or a float dtype for intensities from 0 to 1",
+            "uint8 or a floating-point dtype",
+            "Levels from 0 to 255 are uint8, and intensities from 0 to 1 are floating-point.",
         )
     if axes == "NHW":
         pixels = pixels[:, None]

@@ -42,9 +42,10 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 @contextlib.contextmanager
 def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
-    """Open a picture file with Pillow. Errors within the context name the file.
+    """Open an image file with Pillow in a context manager, in which errors name the file.
 
-    A Pillow image is returned unchanged. If a file has several frames, the first frame is read.
+    If `picture` is a Pillow image already, it is returned unchanged. If a file has several frames,
+    the first frame is read.
 
     Args:
         picture: Path of a file, or a picture of Pillow.
@@ -88,9 +89,9 @@ def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
 def read_picture(
     picture: "str | Path | Image", *, in_channels: int = 1, ground: str = "auto"
 ) -> UInt8[Tensor, "channels height width"]:
-    """Read a picture as a tensor of gray or RGB levels from 0 to 255.
+    """Read an image file as a tensor of gray or RGB levels from 0 to 255.
 
-    All commands read pictures with this function:
+    All commands read image files with this function:
 
     - The EXIF orientation is applied. If a file has several frames, the first frame is read.
     - Palettes, CMYK and YCbCr become RGB. Pillow's luminance converts RGB to gray.

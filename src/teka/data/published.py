@@ -181,7 +181,7 @@ class PublishedDataset:
         return Split(images.contiguous(), labels.long())
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
-        """Read a file, and check its hash, or its labels if no hash is published."""
+        """Read a file and check its hash. If no hash is published, check its labels instead."""
         path = find_published_file(folder, file)
         if path is None:
             raise wrong_value(f"a file in {folder}", None, file.name)

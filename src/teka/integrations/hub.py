@@ -100,7 +100,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         return cls.from_teka(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """Return the model card: a code example, the classes, and the facts of the config.
+        """Return the model card with a code example, the class names, and the facts of the config.
 
         Args:
             repo_id: Name of the repository in the code example.

@@ -117,7 +117,7 @@ def make_evaluation_loader(
 
 
 def _loader_options(split: Split) -> dict[str, Any]:
-    """Return the options of `DataLoader`, so that several processes read picture files."""
+    """Return the options of `DataLoader` with which worker processes read picture files."""
     if isinstance(split.images, Tensor):
         return {}
     return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}

@@ -57,7 +57,7 @@ class Checkpoints(Checkpoint):
     best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop at once if early stopping had already ended the resumed training."""
+        """Stop immediately if early stopping had already ended the training that is resumed."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -127,12 +127,12 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
 
 
 def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
-    """Read the state of `Checkpoints` from a checkpoint of the given run.
+    """Check that a checkpoint belongs to a run, and return the saved state of `Checkpoints`.
 
-    The saved run may differ from the given run only in the field `data_dir`.
+    The run that the checkpoint names may differ from the given run only in the field `data_dir`.
 
     Returns:
-        The saved state of `Checkpoints`. It is empty in checkpoints of older versions.
+        The saved state. It is empty in checkpoints of older versions.
 
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
@@ -179,7 +179,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of the model in a checkpoint, by the names of the parameters."""
+    """Return the model weights of a checkpoint as a dictionary from parameter names to tensors."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in read_checkpoint(path)["state_dict"].items()

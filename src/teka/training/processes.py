@@ -12,13 +12,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from teka.errors import wrong_value
 
 
-class Processes(NamedTuple):
-    """Processes of a training run.
+class ProcessLayout(NamedTuple):
+    """Number of processes and machines of a training run, and the program that started them.
 
     Attributes:
         devices: Number of processes on each machine.
         num_nodes: Number of machines.
-        launcher: Program that started the processes: "torchrun", "srun" or "".
+        launcher: "torchrun", "srun", or "" if neither of them started the processes.
     """
 
     devices: int
@@ -26,8 +26,8 @@ class Processes(NamedTuple):
     launcher: str
 
     @classmethod
-    def detect(cls, devices: int | None, num_nodes: int | None) -> "Processes":
-        """Return the processes that torchrun or srun started, or else those of the arguments.
+    def detect(cls, devices: int | None, num_nodes: int | None) -> "ProcessLayout":
+        """Detect the processes that torchrun or srun started. Without them, use the arguments.
 
         Raises:
             ValueError: An argument contradicts the number of started processes.
@@ -60,7 +60,7 @@ class Processes(NamedTuple):
         return cls(each, nodes, launcher)
 
     def lightning_environments(self) -> list[ClusterEnvironment]:
-        """Return a plugin for Lightning if its own detection of the cluster would be wrong."""
+        """Return the plugin that corrects Lightning's detection of the cluster, or no plugin."""
         if self.launcher == "srun":
             # Requeueing would save a checkpoint within an epoch.
             return [SLURMEnvironment(auto_requeue=False)]

@@ -181,7 +181,7 @@ def evaluate(
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
-    """Write the best model of a run as a model file.
+    """Export the best model of a run as a model file.
 
     The model file also records the configuration of the run, the result of the training, and the
     test accuracy if `evaluate` has measured it.

@@ -30,7 +30,7 @@ from teka.training.checkpoint import (
 from teka.training.classifier import Classifier
 from teka.training.execution import Execution
 from teka.training.loggers import check_logger_names, open_loggers
-from teka.training.processes import Processes, is_first_process
+from teka.training.processes import ProcessLayout, is_first_process
 from teka.training.progress import SpeedPrinter
 from teka.training.run import RESULT_FILE, RUN_FILE, Run
 
@@ -116,7 +116,7 @@ def train(
     """
     check_logger_names(loggers)
     execution = execution or Execution()
-    processes = Processes.detect(execution.devices, execution.num_nodes)
+    processes = ProcessLayout.detect(execution.devices, execution.num_nodes)
     recipe = run.recipe
     precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(recipe.precision)]
     folder = make_directory("out", out)
@@ -168,7 +168,7 @@ def train(
                 raise wrong_value(
                     "accelerator",
                     execution.accelerator,
-                    f"an accelerator of this machine with enough devices ({first_line(error)})",
+                    f"available with enough devices ({first_line(error)})",
                 ) from error
             if is_first_process():
                 run.save(folder)
@@ -191,9 +191,9 @@ def train(
 
 
 def _make_model(
-    run: Run, dataset: Dataset, execution: Execution, processes: Processes
+    run: Run, dataset: Dataset, execution: Execution, processes: ProcessLayout
 ) -> nn.Module:
-    """Create the model of a run, after checking that the images, processes and memory fit."""
+    """Check the images, the number of processes and the memory, and create the model of a run."""
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of at least two classes")
     batch_size = run.recipe.batch_size
@@ -224,7 +224,7 @@ def _make_model(
 
 
 def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
-    """Train a classifier. Errors of Lightning become errors that say which option to change."""
+    """Train a classifier. Convert Lightning's errors to errors that name the option to change."""
     start = checkpoints.start
     try:
         trainer.fit(classifier, ckpt_path=start, weights_only=True)

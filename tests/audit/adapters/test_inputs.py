@@ -401,5 +401,5 @@ def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tm
 
 
 def test_an_empty_folder_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="at least two sub-folders of pictures"):
+    with pytest.raises(ValueError, match=r"at least two.*Each sub-folder"):
         load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())

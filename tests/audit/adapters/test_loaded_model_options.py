@@ -89,7 +89,7 @@ def test_options_replace_the_normalization_and_order_of_channels():
         ({"deviation": (0.5,)}, "mean must be given, because mean and deviation belong together"),
         (
             {"mean": (0.5,), "deviation": (0.0,)},
-            "deviation must be 3 positive finite numbers, one for each number of mean, got (0.0, 0.0, 0.0)",
+            "deviation must be 3 positive finite numbers, as many as in mean, got (0.0, 0.0, 0.0)",
         ),
         (
             {"mean": (0.5, 0.5), "deviation": (0.5, 0.5)},

@@ -1,4 +1,4 @@
-"""Attention implementations, a cache and image classifiers for the library transformers.
+"""Attention implementations, a cache and image classifiers for the transformers library.
 
 Call `register()` first.
 """

@@ -1,4 +1,4 @@
-"""Attention functions of teka for models of the library transformers."""
+"""Attention functions of teka for models of the transformers library."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -187,8 +187,8 @@ def make_padding_mask(
 ) -> Bool[Tensor, "batch keys"] | None:
     """Make the key mask of a batch, as transformers' `AttentionMaskInterface` requires.
 
-    The model passes the mask to `attention_forward`. A causal mask ends at the
-    last query, so that it is shorter than the keys of a static cache.
+    The model passes the mask to `attention_forward`. A causal mask ends at the last query, so that
+    it is shorter than the keys of a static cache.
 
     Args:
         batch_size: Number of samples.

@@ -101,7 +101,7 @@ class StateCache(Cache):
 
 
 def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
-    """Return a nested state with the given samples of the batch, the first axis of all tensors."""
+    """Select samples of the batch, the first axis, in all tensors of a nested state."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):

@@ -1,4 +1,4 @@
-"""Image classifiers of teka as models of the library transformers."""
+"""Image classifiers of teka as models of the transformers library."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ SAVED_FIELDS = ("model", "image_size", "in_channels", "options", "pictures")
 
 
 class TekaConfig(PretrainedConfig):
-    """Config of transformers for an image classifier of teka.
+    """Config of the transformers library for an image classifier of teka.
 
     The number of classes is `num_labels`, and their names are in `id2label`.
 
@@ -86,7 +86,7 @@ class TekaConfig(PretrainedConfig):
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> "TekaConfig":
-        """Convert the config of a teka model to a config of transformers."""
+        """Convert the config of a teka model to a `TekaConfig`."""
         names = config.class_names or tuple(map(str, range(config.num_classes)))
         id2label = dict(enumerate(names))
         label2id = {name: label for label, name in enumerate(names)}
@@ -179,9 +179,10 @@ def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 class TekaImageProcessor(BaseImageProcessor):
-    """Image processor of transformers that converts pictures to the images of a teka model.
+    """Image processor for the transformers library that reads image files for a teka model.
 
-    Torchvision is not needed.
+    The processor converts files or Pillow images of any size to the input tensor of the model. It
+    does not need torchvision.
 
     >>> from PIL import Image
     >>> from teka.integrations.transformers import TekaImageProcessor
@@ -229,7 +230,7 @@ class TekaImageProcessor(BaseImageProcessor):
         return_tensors: str | None = "pt",
         **_: object,  # pipelines pass further arguments to every image processor
     ) -> BatchFeature:
-        """Read one or more pictures, and return them as `pixel_values`.
+        """Read one or more image files, and return them as the input tensor `pixel_values`.
 
         Args:
             images: Paths of picture files, or pictures of Pillow.
