@@ -172,8 +172,8 @@ def equivariance_error(
     check_sizes({"border": border}, least=0)
     check_images(inputs, "inputs", least=1)
     movement = Movement(mode, background, canvas_size)
-    scene = movement.place(inputs)
-    steps: Any = movement.check(scene, shifts)
+    scene = movement.prepare_images(inputs)
+    steps: Any = movement.parse_shifts(scene, shifts)
     for step in steps:
         if float in map(type, step):
             raise wrong_value("shifts", step, "whole numbers, to compare cell by cell")

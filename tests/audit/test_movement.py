@@ -158,7 +158,7 @@ def test_in_every_mode_content_moves_downwards_and_to_the_right():
         images = torch.zeros(1, 1, 9, 11)
         images[0, 0, 4, 5] = 1.0
         moving = movement(mode)
-        placed = moving.place(images)
+        placed = moving.prepare_images(images)
         start, end = (moving.move(placed, shift).nonzero()[0, 2:] for shift in ((0, 0), (2, 1)))
         assert (end - start).tolist() == [2, 1], mode
 
@@ -166,7 +166,7 @@ def test_in_every_mode_content_moves_downwards_and_to_the_right():
 def test_what_is_moved_is_new_memory():
     for mode in TRANSLATION_MODES:
         images, moving = spot(9, 11), movement(mode)
-        placed = moving.place(images)
+        placed = moving.prepare_images(images)
         before = placed.clone()
         for shift in ((0, 0), (1, -1)):
             moving.move(placed, shift).fill_(7.0)
@@ -176,16 +176,16 @@ def test_what_is_moved_is_new_memory():
 def test_what_would_be_lost_is_looked_for_once():
     for mode in ["lossless", "canvas"]:
         moving = movement(mode)
-        placed = moving.place(spot(9, 11))
+        placed = moving.prepare_images(spot(9, 11))
         with raises_for(mode, ValueError, match=r"axis 1 .* 3 of 3 images lose pixels"):
-            moving.check(placed, [(0, 0), (0, 7)])
+            moving.parse_shifts(placed, [(0, 0), (0, 7)])
 
 
 def test_sub_pixel_modes_take_fractions_and_keep_whole_steps_whole():
     for mode in ["fourier", "bilinear"]:
         moving = movement(mode)
         images = spot(9, 11)
-        steps = moving.check(moving.place(images), [(0, 0), (0.5, 2.0), (0.5, 2)])
+        steps = moving.parse_shifts(moving.prepare_images(images), [(0, 0), (0.5, 2.0), (0.5, 2)])
         assert steps == ((0, 0), (0.5, 2)), mode
         assert type(steps[1][1]) is int, mode
         assert torch.equal(moving.move(images, (0.5, 2)), translate(images, (0.5, 2), mode=mode)), (
@@ -196,10 +196,10 @@ def test_sub_pixel_modes_take_fractions_and_keep_whole_steps_whole():
 def test_background_enters_in_mode_zero_and_lies_around_in_mode_canvas():
     images = spot(9, 11)
     moving = movement("zero", (0.25, 0.5))
-    moved = moving.move(moving.place(images), (2, 0))
+    moved = moving.move(moving.prepare_images(images), (2, 0))
     assert (moved[:, 0, :2] == 0.25).all()
     assert (moved[:, 1, :2] == 0.5).all()
-    canvas = movement("canvas", (0.25, 0.5)).place(images)
+    canvas = movement("canvas", (0.25, 0.5)).prepare_images(images)
     assert torch.equal(canvas, paste_on_canvas(images, (15, 17), (0.25, 0.5)))
 
 

@@ -30,7 +30,7 @@ def shown_pixels(page):
 def moved_pixels(movement, pixels, shift):
     """Return the same levels after a movement by the audit."""
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None].double() / 255
-    moved = movement.move(movement.place(images), shift)[0].permute(1, 2, 0)
+    moved = movement.move(movement.prepare_images(images), shift)[0].permute(1, 2, 0)
     return (moved * 255).round().clamp(0, 255).to(torch.uint8).numpy()
 
 

@@ -50,7 +50,7 @@ def expect_equal(
     for size in sizes:
         picture = picture_of(*size)
         came, expected = (
-            read.normalize(read.place(levels_of(picture)))[0],
+            read.normalize(read.resize_images(levels_of(picture)))[0],
             torch.as_tensor(own(picture)),
         )
         assert came.shape == expected.shape, size
@@ -136,6 +136,6 @@ def test_models_of_timm_and_torchvision_are_asked_what_they_would_be_asked(monke
     for subject, own in zip(subjects, owns, strict=True):
         assert subject.module is not None
         with torch.inference_mode():
-            came = subject.function(subject.transform.place(levels_of(picture)))
+            came = subject.function(subject.transform.resize_images(levels_of(picture)))
             expected = subject.module(own(picture)[None])
         torch.testing.assert_close(came, expected, atol=1e-4, rtol=1e-4)

@@ -134,7 +134,7 @@ class AuditContext:
     def unshifted_images(self) -> Tensor:
         """Return the first 32 images as the model sees them in the first mode, without a shift."""
         movement = self.movement(self.settings.modes[0])
-        return movement.move(movement.place(self.few_images), (0, 0))
+        return movement.move(movement.prepare_images(self.few_images), (0, 0))
 
 
 def run_main_stages(context: AuditContext) -> None:

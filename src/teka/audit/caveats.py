@@ -331,18 +331,18 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
         yield Caveat("phases unseen", "limits", message)
 
 
-def warn_about_other_scale(usual: Size, placed: Size) -> Iterator[Caveat]:
+def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Caveat]:
     """Warn if the audit and the model's own transform resize images to different sizes.
 
     Args:
-        usual: Size to which the model's own transform resizes images.
-        placed: Size to which the audit resizes images, which leaves room for shifts.
+        model_size: Size to which the model's own transform resizes images.
+        audit_size: Size to which the audit resizes images, which leaves room for shifts.
     """
-    if usual is not None and placed is not None and usual != placed:
+    if model_size is not None and audit_size is not None and model_size != audit_size:
         message = (
-            f"To make room for the shifts, the audit resized images to {format_size(placed)}. The "
-            f"model's own transform resizes to {format_size(usual)}. Objects therefore have a "
-            "different size in the audit than in normal use, even in unshifted images."
+            f"To make room for the shifts, the audit resized images to {format_size(audit_size)}. "
+            f"The model's own transform resizes to {format_size(model_size)}. Objects therefore "
+            "have a different size in the audit than in normal use, even in unshifted images."
         )
         yield Caveat("other scale", "note", message)
 

@@ -353,10 +353,11 @@ class Movement:
                 return parse_window_size(argument, image_size, size)
         return tuple(image_size)
 
-    def place(self, images: Tensor) -> Images:
-        """Prepare images for `move`.
+    def prepare_images(self, images: Tensor) -> Images:
+        """Return images that `move` can shift.
 
-        The images are checked. In mode "canvas", they are also pasted on the canvas.
+        In mode "canvas", they are the images pasted on the canvas. In other modes, they are the
+        images themselves.
 
         Raises:
             ValueError: The images do not fit the canvas or the window, or they have a wrong dtype.
@@ -370,13 +371,13 @@ class Movement:
             return images
         return paste_on_canvas(images, self.canvas_size, self.background)
 
-    def check(
-        self, placed: Images, shifts: SubpixelShifts, argument: str = "shifts"
+    def parse_shifts(
+        self, prepared: Images, shifts: SubpixelShifts, argument: str = "shifts"
     ) -> CheckedShifts:
-        """Check that this mode allows the shifts, and convert them to tuples for `move`.
+        """Convert shifts to tuples for `move`, and check that this mode of shifting allows them.
 
         Args:
-            placed: Images returned by `place`.
+            prepared: Images returned by `prepare_images`.
             shifts: Shifts with one step for each axis, or a number for a step along the last axis.
             argument: Name of the shifts in error messages.
 
@@ -387,7 +388,7 @@ class Movement:
         Raises:
             ValueError: The mode does not allow a shift, or a shift would lose image content.
         """
-        sizes = tuple(placed.shape[2:])
+        sizes = tuple(prepared.shape[2:])
         mode = MODES[self.mode]
         steps = parse_shifts(sizes, shifts, argument)
         fractions = [step for step in steps if float in map(type, step)]
@@ -395,30 +396,30 @@ class Movement:
             expected = f"whole numbers, because mode {self.mode!r} shifts by whole pixels"
             raise wrong_value(argument, fractions[0], expected)
         if mode.keeps_content:
-            check_lossless(sizes, blank_margins(placed, self.background), steps, argument)
+            check_lossless(sizes, blank_margins(prepared, self.background), steps, argument)
         if self.crop_size is not None:
             check_window_shifts(sizes, self.seen_size(sizes), steps, argument)
         return steps
 
-    def move(self, placed: Images, shift: Steps) -> Moved:
+    def move(self, prepared: Images, shift: Steps) -> Moved:
         """Return a shifted copy of the images, with the size from `seen_size`.
 
         Args:
-            placed: Images returned by `place`.
-            shift: One of the shifts returned by `check`.
+            prepared: Images returned by `prepare_images`.
+            shift: One of the shifts returned by `parse_shifts`.
         """
         if self.mode == "fourier":
-            return fourier_shift(placed, shift)
+            return fourier_shift(prepared, shift)
         if self.mode == "bilinear":
-            return bilinear_shift(placed, shift)
+            return bilinear_shift(prepared, shift)
         whole = tuple(map(int, shift))
         if self.mode == "reflect":
-            return reflect_shift(placed, whole)
+            return reflect_shift(prepared, whole)
         if self.mode == "crop":
-            return crop(placed, self.seen_size(placed.shape[2:]), whole).clone()
+            return crop(prepared, self.seen_size(prepared.shape[2:]), whole).clone()
         if self.mode == "zero":
-            return roll_and_fill(placed, whole, background_tensor(placed, self.background))
-        return placed.roll(whole, tuple(range(2, placed.ndim)))
+            return roll_and_fill(prepared, whole, background_tensor(prepared, self.background))
+        return prepared.roll(whole, tuple(range(2, prepared.ndim)))
 
 
 def translate(
@@ -458,8 +459,8 @@ def translate(
             lose content; or the window would leave the images.
     """
     movement = Movement(mode, background, canvas_size, crop_size)
-    placed = movement.place(images)
-    return movement.move(placed, *movement.check(placed, [shift], "shift"))
+    prepared = movement.prepare_images(images)
+    return movement.move(prepared, *movement.parse_shifts(prepared, [shift], "shift"))
 
 
 def check_lossless(

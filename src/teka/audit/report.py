@@ -316,10 +316,10 @@ def make_examples(
     if responses.output not in CLASSIFIERS or responses.output in MULTILABEL:
         return
     movement = responses.movement
-    shifts = responses.take_complete().shifts
-    placed = movement.place(images[list(indices)].to(settings.device))
-    height, width = placed.shape[2:]
-    for index, image in zip(indices, placed, strict=True):
+    shifts = responses.select_complete_shifts().shifts
+    prepared = movement.prepare_images(images[list(indices)].to(settings.device))
+    height, width = prepared.shape[2:]
+    for index, image in zip(indices, prepared, strict=True):
         classes: list[int] = []
         probabilities: list[float] = []
         for start in range(0, len(shifts), settings.batch_size):

@@ -50,7 +50,7 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str:
-    """Return the first sentence of the verdict, which describes the largest effect in any mode."""
+    """Return the first sentence of the verdict, about the mode in which shifts have most effect."""
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
@@ -69,7 +69,10 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
 
 
 def _effect_sort_key(metrics: Metrics) -> tuple[float, float, float]:
-    """Return a sort key for modes: the loss of overlap, the loss of consistency, and the error."""
+    """Return a key that sorts modes of shifting by how much shifts change the output.
+
+    It consists of the loss of overlap, the loss of consistency, and the relative error.
+    """
     values = {name: number.value for name, number in metrics.numbers.items()}
     return (
         1 - values.get("overlap", 1.0),
@@ -132,7 +135,7 @@ def _format_estimate(estimate: Estimate) -> str:
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
-    """Return True if randomness in the model could explain all errors in a mode."""
+    """Return True if randomness in the model could explain all errors in a mode of shifting."""
     noise = report.noise_floor
     largest = metrics.numbers.get("maximum_error")
     if noise is None or largest is None or len(metrics.shifts) < 2:
@@ -168,7 +171,10 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
 
 
 def _describe_other_metrics(metrics: Metrics) -> list[str]:
-    """Describe the overlap, retrieval and accuracy in a mode, each as a clause of a sentence."""
+    """Describe the overlap, the retrieval and the accuracy in one mode of shifting.
+
+    Each of them is a clause of a sentence.
+    """
     numbers = metrics.numbers
     if len(metrics.shifts) < 2:
         return []

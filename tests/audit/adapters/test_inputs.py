@@ -354,7 +354,7 @@ def test_each_picture_is_resized_from_its_own_size(tmp_path):
     assert tuple(images.shape[1:]) == (3, 5, 5)
     assert loaded.image_size is None
     wide = torch.from_numpy(np.array(Image.open(tmp_path / "a" / "1.png"))).permute(2, 0, 1)[None]
-    torch.testing.assert_close(images[1:2], transform.place(wide))
+    torch.testing.assert_close(images[1:2], transform.resize_images(wide))
 
 
 def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):

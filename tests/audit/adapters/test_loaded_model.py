@@ -35,10 +35,10 @@ def test_with_placement_places_images():
     assert model.input_size == (5, 5)
     images = torch.rand(2, 1, 17, 13)
     placing = model.resizing_function()
-    torch.testing.assert_close(placing(images), model.function(transform.place(images)))
+    torch.testing.assert_close(placing(images), model.function(transform.resize_images(images)))
     assert isinstance(placing, nn.Module)
     bare = LoadedModel("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
-    expected = transform.place(images).sum(dim=(2, 3))
+    expected = transform.resize_images(images).sum(dim=(2, 3))
     torch.testing.assert_close(bare.resizing_function()(images), expected)
 
 

@@ -24,12 +24,12 @@ def test_one_number_is_the_shorter_side_and_keeps_the_shape():
     transform = Preprocessing(resize=7)
     for size, placed in (((19, 13), (10, 7)), ((13, 19), (7, 10)), ((11, 11), (7, 7))):
         assert transform.resized_size(size) == placed, size
-        assert tuple(transform.place(random_images(2, 1, *size)).shape[2:]) == placed, size
+        assert tuple(transform.resize_images(random_images(2, 1, *size)).shape[2:]) == placed, size
 
 
 def test_resize_then_crop_gives_the_crop():
     transform = Preprocessing(3, 12, "bicubic", (5, 7))
-    placed = transform.place(random_images(2, 1, 19, 13))
+    placed = transform.resize_images(random_images(2, 1, 19, 13))
     assert tuple(placed.shape) == (2, 3, 5, 7)
     assert (
         transform.describe((19, 13)) == "resized to 17 × 12 (bicubic), cropped to the middle 5 × 7"
@@ -67,11 +67,11 @@ def test_whole_levels_are_what_pillow_makes_of_them(resampling):
     levels = torch.from_numpy(
         np.random.default_rng(3).integers(0, 256, (2, 3, 29, 19), dtype=np.uint8)
     )
-    placed = Preprocessing(3, (11, 23), resampling).place(levels)
+    placed = Preprocessing(3, (11, 23), resampling).resize_images(levels)
     picture = Image.fromarray(levels[1].permute(1, 2, 0).numpy())
     expected = np.array(picture.resize((23, 11), Image.Resampling[resampling.upper()]))
     assert np.array_equal((255 * placed[1]).round().permute(1, 2, 0).numpy(), expected)
-    grey = Preprocessing(1).place(levels)[1, 0]
+    grey = Preprocessing(1).resize_images(levels)[1, 0]
     assert np.array_equal((255 * grey).round().numpy(), np.array(picture.convert("L")))
 
 

@@ -154,7 +154,7 @@ def test_convolutions_take_another_size(tmp_path):
     subject = load_transformers(str(tmp_path), LoadOptions(input_size=(24, 20)))
     assert subject.input_size == (24, 20)
     assert subject.class_names == ("x", "y", "z")
-    placed = subject.transform.place(torch.rand(1, 1, 17, 19))
+    placed = subject.transform.resize_images(torch.rand(1, 1, 17, 19))
     answer = subject.function(placed)
     assert isinstance(answer, torch.Tensor)
     assert tuple(answer.shape) == (1, 3)
@@ -217,7 +217,7 @@ def test_preprocessing_equals_that_of_the_processor(name):
     levels = smooth_picture()
     expected = torch.from_numpy(np.array(processor(levels)["pixel_values"][0], np.float32))
     picture = torch.from_numpy(levels).permute(2, 0, 1)[None].float() / 255
-    result = transform.normalize(transform.place(picture))[0]
+    result = transform.normalize(transform.resize_images(picture))[0]
     assert result.shape == expected.shape
     deviation = 1 if transform.normalization is None else min(transform.normalization.deviation)
     # The processor rounds to whole levels after each axis.

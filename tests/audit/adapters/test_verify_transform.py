@@ -15,7 +15,7 @@ READ = Preprocessing(3, 235, "bicubic", (224, 224), Normalize((0.5, 0.4, 0.3), (
 def transform_of(preprocessing: Preprocessing):
     def own(levels: np.ndarray) -> torch.Tensor:
         return preprocessing.normalize(
-            preprocessing.place(torch.from_numpy(levels).permute(2, 0, 1)[None])
+            preprocessing.resize_images(torch.from_numpy(levels).permute(2, 0, 1)[None])
         )[0]
 
     return own

@@ -151,7 +151,7 @@ def test_a_budget_that_is_spent_leaves_the_coarse_shifts():
         linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=47, budget_seconds=1e-9
     )
     coarse = tuple(itertools.product((-2, 0, 2), repeat=2))
-    assert set(result.take_complete().shifts) == set(coarse)
+    assert set(result.select_complete_shifts().shifts) == set(coarse)
     assert result.evaluated.sum() == 45  # nine shifts of five images
     left = ~result.evaluated
     assert (present(result.predictions)[left] == -1).all()
@@ -174,7 +174,7 @@ def test_what_was_measured_before_a_model_raised_is_kept():
         measure_responses(Failing(linear, 3, error), IMAGES, SHIFTS, ZERO, batch_size=5)
     assert caught.value.__cause__ is error
     assert present(caught.value.responses).complete.sum() == 3
-    assert len(present(caught.value.responses).take_complete().shifts) == 3
+    assert len(present(caught.value.responses).select_complete_shifts().shifts) == 3
 
 
 def test_a_model_that_raises_at_once_leaves_nothing():

@@ -11,7 +11,7 @@ from teka.audit import axis_shifts, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.measure.outputs import (
     align_maps,
-    check_dense_shifts,
+    check_map_shifts,
     compare_vectors,
     segmentation_overlap,
     squared_errors,
@@ -95,7 +95,7 @@ def test_shifts_without_a_counterpart_are_refused():
         ("zero", (12, 0), (2, 3), r"which has \(6, 6\) cells"),
     ]:
         with raises_for((mode, shift, stride), ValueError, match=message):
-            check_dense_shifts(((0, 0), shift), (6, 6), stride, (HEIGHT, WIDTH), Movement(mode))
+            check_map_shifts(((0, 0), shift), (6, 6), stride, (HEIGHT, WIDTH), Movement(mode))
 
 
 def test_shifts_with_a_counterpart_are_passed():
@@ -105,14 +105,14 @@ def test_shifts_with_a_counterpart_are_passed():
         ("bilinear", (0.5, 3), (12, 6), (1, 3)),
         ("zero", (9, 15), (10, 16), (1, 1)),
     ]:
-        check_dense_shifts((shift,), size, stride, (HEIGHT, WIDTH), Movement(mode))
+        check_map_shifts((shift,), size, stride, (HEIGHT, WIDTH), Movement(mode))
 
 
 def test_maps_that_do_not_cover_the_images_are_refused_with_circular_edges():
     with pytest.raises(
         ValueError, match=r"stride must be \(12, 18\) over \(10, 16\).*got \(1, 1\)"
     ):
-        check_dense_shifts(((1, 1),), (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))
+        check_map_shifts(((1, 1),), (10, 16), (1, 1), (HEIGHT, WIDTH), Movement("circular"))
 
 
 @pytest.mark.parametrize(("down", "right"), [(0, 0), (2, 3), (-5, 1)])

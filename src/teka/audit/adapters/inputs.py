@@ -133,18 +133,18 @@ def load_audit_images(
     # Take the first of a permutation, so that a smaller number gives a subset.
     order = np.random.default_rng(seed).permutation(len(available))[: options.images or None]
     chosen = available[torch.from_numpy(np.sort(order))]
-    placed: list[Tensor] = []
+    batches: list[Tensor] = []
     sizes = set()
     for name, batch in _read_batches(source.images, chosen, transform, options.image_size):
         sizes.add((batch.shape[2], batch.shape[3]))
-        placed.append(transform.place(batch))
-        size, first = (tuple(images.shape[2:]) for images in (placed[-1], placed[0]))
+        batches.append(transform.resize_images(batch))
+        size, first = (tuple(images.shape[2:]) for images in (batches[-1], batches[0]))
         if size != first:
             expected = "all of one size; the model does not resize them"
             hint = "Choose a size, for example with --input-size 224."
             raise wrong_argument("the images", f"{first} and {size} ({name})", expected, hint)
     return AuditImages(
-        torch.cat(placed),
+        torch.cat(batches),
         None if source.labels is None else source.labels[chosen],
         source.num_classes,
         source.class_names,
@@ -316,8 +316,8 @@ def make_audit_inputs(
     if held_out is None:
         held_out = is_trained_on(subject, options)
     # Without normalization, models with the same input size can share images.
-    placing = dataclasses.replace(transform, normalization=None, blue_first=False)
-    chosen = read(options, placing, settings.seed, held_out)
+    resizing_only = dataclasses.replace(transform, normalization=None, blue_first=False)
+    chosen = read(options, resizing_only, settings.seed, held_out)
     if settings.output == "auto":
         settings = dataclasses.replace(settings, output=subject.output)
     caveats = []
@@ -425,24 +425,24 @@ def make_room_for_shifts(
     if len(settings.modes) > 1:
         expected = f"{wide[0]} alone; other modes need another image size"
         raise wrong_value("modes", list(settings.modes), expected)
-    placed = None if placed_size is None else check_image_size("placed_size", placed_size)
+    size = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:
-        return dataclasses.replace(transform, resize=placed, crop=None), settings
+        return dataclasses.replace(transform, resize=size, crop=None), settings
     is_crop = wide == ["crop"]
     reach = settings.reach(seen)
-    if placed is None:
+    if size is None:
         # An even number on each side keeps the rounding of the center crop.
         room = [2 * (step + step % 2) if is_crop else -2 * step for step in reach]
-        placed = (seen[0] + room[0], seen[1] + room[1])
-    if min(placed) < 1:
+        size = (seen[0] + room[0], seen[1] + room[1])
+    if min(size) < 1:
         expected = f"less than half of {seen}, the canvas that the model sees"
         raise wrong_value("max_shift", max(reach), expected)
-    resize = placed
+    resize = size
     crop = None
     # A resize by the shorter side keeps the aspect ratio.
     if isinstance(transform.resize, int) and transform.crop is not None:
-        resize = max(*placed, transform.resize if is_crop else 1)
-        crop = placed
+        resize = max(*size, transform.resize if is_crop else 1)
+        crop = size
     window = {"crop_size" if is_crop else "canvas_size": seen}
     settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)
     return dataclasses.replace(transform, resize=resize, crop=crop), settings

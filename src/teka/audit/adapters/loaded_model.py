@@ -1,4 +1,4 @@
-"""Models for an audit, and the options with which they are loaded."""
+"""Options for loading a model, and the form that every loaded model has in an audit."""
 
 import io
 import logging
@@ -240,7 +240,7 @@ class LoadedModel:
 
     def resizing_function(self) -> Model:
         """Return a function that resizes images of any size and then runs the model."""
-        return wrap_function(self.function, before=self.transform.place)
+        return wrap_function(self.function, before=self.transform.resize_images)
 
     def with_output(self, name: str) -> "LoadedModel":
         """Return a copy of the model that returns only one of its outputs.

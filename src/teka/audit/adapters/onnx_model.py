@@ -107,24 +107,24 @@ class OnnxFunction(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
         """Return the measured output of the model for images in [0, 1]."""
-        placed = self.transform.normalize(images.detach().to("cpu", torch.float32))
+        normalized = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
-            placed = (placed * 255).round().clamp(0, 255)
+            normalized = (normalized * 255).round().clamp(0, 255)
         if _is_channels_last(self.input.shape):
-            placed = placed.permute(0, 2, 3, 1)
+            normalized = normalized.permute(0, 2, 3, 1)
         has_hooks = any(layer._forward_hooks for layer in self.children())
         layers = self._layers if has_hooks else {}
         session = self._layer_session if has_hooks else self.session
-        results = self._run(session, list(dict.fromkeys([*layers, self.output])), placed)
-        seen = {self.input.name: placed}
+        results = self._run(session, list(dict.fromkeys([*layers, self.output])), normalized)
+        seen = {self.input.name: normalized}
         for name, layer in layers.items():
             values = results.get(name)
-            if values is not None and values.is_floating_point() and len(values) == len(placed):
+            if values is not None and values.is_floating_point() and len(values) == len(normalized):
                 layer.values = values
                 seen[name] = layer(*(seen[other] for other in layer.inputs if other in seen))
         return results[self.output].to(images.device)
 
-    def _run(self, session: Any, names: list[str], placed: Tensor) -> dict[str, Tensor]:
+    def _run(self, session: Any, names: list[str], normalized: Tensor) -> dict[str, Tensor]:
         """Run an onnxruntime session on normalized images, and return its numeric outputs."""
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ class OnnxFunction(nn.Module):
                 tensors[self.output] = measured[None]
             return tensors
 
-        return run_in_batches(run_batch, placed, self.batch_size)
+        return run_in_batches(run_batch, normalized, self.batch_size)
 
     @cached_property
     def _layer_session(self) -> Any:

@@ -80,7 +80,8 @@ ROUNDING_RULES = {
 class Preprocessing:
     """Preprocessing of images for a model, in two steps.
 
-    - `place` sets the channels and the size. By default, an audit shifts images after this step.
+    - `resize_images` sets the channels and the size. By default, an audit shifts images after this
+      step.
     - `normalize` computes the input of the model. An audit treats this step as part of the model.
 
     Images are uint8 levels from 0 to 255 or intensities in [0, 1]. When levels are resized, they
@@ -102,8 +103,8 @@ class Preprocessing:
     >>> from teka.data import Normalize
     >>> normalization = Normalize((0.5,) * 3, (0.5,) * 3)
     >>> before = Preprocessing(3, resize=8, crop=(8, 8), normalization=normalization)
-    >>> placed = before.place(torch.zeros(2, 1, 16, 24, dtype=torch.uint8))
-    >>> placed.shape, before.normalize(placed).unique()
+    >>> images = before.resize_images(torch.zeros(2, 1, 16, 24, dtype=torch.uint8))
+    >>> images.shape, before.normalize(images).unique()
     (torch.Size([2, 3, 8, 8]), tensor([-1.]))
     >>> before.describe((16, 24))
     'resized to 8 × 12 (bilinear), cropped to the middle 8 × 8'
@@ -130,7 +131,7 @@ class Preprocessing:
 
     @property
     def output_size(self) -> tuple[int, int] | None:
-        """Height and width of the images that `place` returns.
+        """Height and width of the images that `resize_images` returns.
 
         It is None if they depend on the size of the original image.
         """
@@ -149,36 +150,36 @@ class Preprocessing:
         longer = int(self.resize * max(image_size) / min(image_size))
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
-    def place(self, images: Images) -> Float[Tensor, "n channels height width"]:
+    def resize_images(self, images: Images) -> Float[Tensor, "n channels height width"]:
         """Convert images to the channels and size of the model, with intensities in [0, 1].
 
         Args:
             images: Levels in uint8 or intensities in [0, 1].
         """
-        placed = convert_channels(images, self.in_channels)
+        resized = convert_channels(images, self.in_channels)
         library = ROUNDING_RULES[self.library]
-        is_levels = placed.dtype == torch.uint8
+        is_levels = resized.dtype == torch.uint8
         size = self.resized_size((images.shape[2], images.shape[3]))
         if size != tuple(images.shape[2:]):
-            placed = (library.resize if is_levels else resize)(placed, size, self.resampling)
+            resized = (library.resize if is_levels else resize)(resized, size, self.resampling)
         if self.crop is not None:
-            placed = crop_center(placed, self.crop, library.start)
-        return to_intensities(placed) if is_levels else placed
+            resized = crop_center(resized, self.crop, library.start)
+        return to_intensities(resized) if is_levels else resized
 
-    def normalize(self, placed: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
-        """Return the model's input for images returned by `place`.
+    def normalize(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        """Normalize images, and reverse the order of their channels if the model expects it.
 
         Raises:
             ValueError: The number of channels is wrong.
         """
-        if self.in_channels is not None and placed.shape[1] != self.in_channels:
+        if self.in_channels is not None and images.shape[1] != self.in_channels:
             expected = f"(images, {self.in_channels}, height, width)"
-            raise wrong_shape("images", placed.shape, expected)
-        ordered = placed.flip(1) if self.blue_first else placed
+            raise wrong_shape("images", images.shape, expected)
+        ordered = images.flip(1) if self.blue_first else images
         return ordered if self.normalization is None else self.normalization(ordered)
 
     def describe(self, image_size: tuple[int, int] | None) -> str:
-        """Describe in words what `place` does, such as "resized to 8 × 12 (bilinear)".
+        """Describe in words what `resize_images` does, such as "resized to 8 × 12 (bilinear)".
 
         Args:
             image_size: Height and width of the images, or None if they have several sizes.

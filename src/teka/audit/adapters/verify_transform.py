@@ -111,7 +111,7 @@ def _largest_difference(transform: Preprocessing, picture: Picture, expected: Te
     infinite.
     """
     levels = torch.from_numpy(picture).permute(2, 0, 1)[None]
-    result = transform.normalize(transform.place(levels))[0]
+    result = transform.normalize(transform.resize_images(levels))[0]
     if expected.shape != result.shape:
         return torch.inf
     deviation = transform.normalization.deviation if transform.normalization else (1.0,)

@@ -99,7 +99,7 @@ def find_fixes(
         # A layer that was fixed before has another class with the attribute "sampling".
         if is_sampling and max(pair(module.stride)) > 1 and not hasattr(module, "sampling"):
             strided[name] = reason or _obstacle_to_sampling(module, sizes)
-    positions = _find_position_embeddings(model, trace, absolute)
+    positions = _obstacles_to_mean_embeddings(model, trace, absolute)
     return {"circular": padded, "blur": strided, "polyphase": strided, "positions": positions}
 
 
@@ -149,20 +149,20 @@ def _window_sizes(module: Any) -> list[int]:
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
-def _find_position_embeddings(
+def _obstacles_to_mean_embeddings(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, str]:
-    """Find the position embeddings of a model, and explain which cannot be replaced by their mean.
+    """Explain for each position embedding of a model why it cannot be replaced by its mean.
 
-    If an embedding can be replaced, its explanation is an empty string.
+    If it can, the result is an empty string.
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     reasons = {}
     for holder in absolute:
         held = [name for name in tensors if name == holder or name.startswith(f"{holder}.")]
         reason = "none of its axes is a position" if held else "its code computes them"
-        placed = [
+        replaceable = [
             name for name in held if find_position_axes(tuple(tensors[name].shape), trace.grids)
         ]
-        reasons |= dict.fromkeys(placed, "") or {holder: reason}
+        reasons |= dict.fromkeys(replaceable, "") or {holder: reason}
     return reasons

@@ -274,15 +274,15 @@ def locate_layers(
         modules = {name: part for name, part in modules.items() if name in layers}
     chosen = torch.linspace(0, len(images) - 1, min(NUM_IMAGES, len(images))).round().long()
     tensors = (*module.parameters(), *module.buffers(), images)
-    placed = movement.place(images[chosen].to(tensors[0].device))
+    prepared = movement.prepare_images(images[chosen].to(tensors[0].device))
     # For fractional shifts, the cells of the images themselves cannot be compared.
-    checked = movement.check(placed, shifts)
+    checked = movement.parse_shifts(prepared, shifts)
     steps = tuple(shift for shift in checked if any(shift) and not any(step % 1 for step in shift))
     if not steps:
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     with torch.no_grad():
-        trace = trace_model(module, modules, movement.move(placed[:IMAGES_AT_ONCE], (0, 0)))
-        errors = compare_shifts(module, trace, placed, steps, movement, batch_size)
+        trace = trace_model(module, modules, movement.move(prepared[:IMAGES_AT_ONCE], (0, 0)))
+        errors = compare_shifts(module, trace, prepared, steps, movement, batch_size)
     epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     absolute = absolute_embeddings(module, trace.grids)

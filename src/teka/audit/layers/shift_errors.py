@@ -83,7 +83,8 @@ ErrorsByTensor = dict[TracedTensor | None, LayerErrors]
 def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
     """Return the relative errors of all cells, of the interior and of the border.
 
-    If one of these regions has no cells, its error is NaN.
+    The edge of the image can affect only the cells of the border. If a region has no cells, its
+    error is NaN.
     """
     inside, num_inside, interior, num_interior, size = sums.unbind(dim=-1)
     norm = torch.where(size > 0, size / num_inside, torch.nan)
@@ -92,9 +93,10 @@ def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
 
 
 def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
-    """Select the sums of the move that gives the smallest error, separately for each image.
+    """Return the sums of squared errors of the best move, separately for each image.
 
-    Each move shifts the tensor of the unshifted images by a whole number of cells.
+    Several moves by whole cells can approximate a shift of the image. The best of them has the
+    smallest relative error.
     """
     if len(sums) == 1:
         return sums[0]
@@ -125,14 +127,15 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
 def find_cells_inside(
     side: int, move: int, border: tuple[int, int] = (0, 0)
 ) -> Bool[Tensor, " side"]:
-    """Find the cells along an axis whose content is inside the image before and after a move.
+    """Return a mask of the cells along an axis that are inside a map before and after a move.
 
-    Cells in the border do not count as inside. The result is a boolean mask.
+    The content of the map moves along the axis by a whole number of cells. Cells that are closer to
+    an end of the axis than the width of the border do not count as inside.
 
     Args:
         side: Number of cells along the axis.
         move: Number of cells by which the content moves.
-        border: Number of cells in the border at the start and at the end of the axis.
+        border: Width of the border at the start and at the end of the axis, in cells.
     """
     after = torch.arange(side)
     before = after - move
@@ -143,7 +146,7 @@ def find_cells_inside(
 def cells_to_compare(
     tensor: TracedTensor, move: Move, wraps: bool
 ) -> tuple[Bool[Tensor, " side"], ...]:
-    """Return masks that select the rows and columns of a tensor to compare after a move.
+    """Return masks of the rows and columns of a feature map that are compared after a move.
 
     Args:
         tensor: The tensor.

@@ -90,7 +90,10 @@ class TraceEvent:
 
     @property
     def input_tensor(self) -> TracedTensor | None:
-        """For an output, the input tensor of the same call, or None if it was not recognized."""
+        """Tensor that the module received in the call that returned this output.
+
+        It is None if the event is an input itself, or if the tensor was not recognized.
+        """
         return None if self.input is None else self.input.tensor
 
     @property
@@ -283,9 +286,9 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
 def copy_with_noisy_edges(
     images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """Return two unchanged copies of the images and two copies with noise at their edges.
+    """Return two unchanged copies of the images, and two copies with random pixels at their edges.
 
-    Comparing the model's values for these copies shows which cells depend on the edge of the image.
+    A value inside the model depends on the edge of the image if it differs between these copies.
 
     Args:
         images: Images (B, C, H, W).

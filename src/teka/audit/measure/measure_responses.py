@@ -100,7 +100,9 @@ class Measurement:
         steps = parse_steps("shifts", shifts)
         # Check in chunks, because all padded images together may not fit into memory.
         for chunk in self._images.split(CHECKED_IMAGES):
-            self.shifts = movement.check(movement.place(chunk.to(self._device)), steps)
+            self.shifts = movement.parse_shifts(
+                movement.prepare_images(chunk.to(self._device)), steps
+            )
         if all(map(any, self.shifts)):
             raise wrong_value("shifts", self.shifts, WITH_ZERO)
         self.batches = split_batches(self.shifts, len(images), int(batch_size))
@@ -190,9 +192,9 @@ class Measurement:
     def _call_model(self, batch: Batch) -> Tensor:
         """Shift the images of a batch, and return the model's output for them."""
         shifts, images = batch
-        placed = self._movement.place(self._images[images].to(self._device))
+        prepared = self._movement.prepare_images(self._images[images].to(self._device))
         # Concatenate even a single shift, because the model may write into its input.
-        moved = torch.cat([self._movement.move(placed, self.shifts[shift]) for shift in shifts])
+        moved = torch.cat([self._movement.move(prepared, self.shifts[shift]) for shift in shifts])
         first, *others = shifts
         more = f" and {len(others)} more" if others else ""
         where = f"at shift {self.shifts[first]}{more}, images {images.start} to {images.stop - 1}"
@@ -218,7 +220,7 @@ class Measurement:
         )
         output = flatten_vectors(output, self._output)
         if self._stride is not None:
-            outputs.check_dense_shifts(
+            outputs.check_map_shifts(
                 self.shifts, output.shape[2:], self._stride, self._seen_size, self._movement
             )
         if output.is_floating_point():

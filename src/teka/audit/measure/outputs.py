@@ -165,10 +165,12 @@ def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
     return labels
 
 
-def check_dense_shifts(
+def check_map_shifts(
     shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
 ) -> None:
-    """Check that the output map of unshifted images can be moved exactly by every shift.
+    """Check that an output map can be moved by every shift, as if it were part of the image.
+
+    A shift of the image moves the map by a whole number of cells, unless the mode interpolates.
 
     Args:
         shifts: The shifts of the images.

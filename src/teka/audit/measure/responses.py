@@ -128,7 +128,7 @@ class Responses:
 
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
-        """Mask of the shifts at which all images were evaluated."""
+        """Mask of the shifts at which the model was evaluated on all images."""
         return self.evaluated.all(dim=1)
 
     @cached_property
@@ -161,8 +161,8 @@ class Responses:
         # An output that is zero everywhere and does not change has no error.
         return error, torch.where(is_empty[:, None], 1.0, norm)
 
-    def take_complete(self) -> "Responses":
-        """Return the responses at the shifts at which all images were evaluated.
+    def select_complete_shifts(self) -> "Responses":
+        """Return a copy without the shifts at which some images were not evaluated.
 
         Raises:
             ValueError: Some images were not evaluated at the zero shift.
@@ -183,10 +183,10 @@ class Responses:
 
 
 def select_common_shifts(responses: Sequence[Responses]) -> list[Responses]:
-    """Return the responses at the shifts at which every model was evaluated on all images."""
+    """Return copies that contain only the shifts at which every model saw all images."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [
-        replace(each, evaluated=each.evaluated & complete[:, None]).take_complete()
+        replace(each, evaluated=each.evaluated & complete[:, None]).select_complete_shifts()
         for each in responses
     ]
 

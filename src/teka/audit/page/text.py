@@ -62,7 +62,10 @@ def additional_findings_text(main_results: AuditReport, report: AuditReport) -> 
 
 
 def _list_findings(report: AuditReport) -> list[str]:
-    """List the verdict, the layers that explain it and the failures, each as wrapped text."""
+    """Return the sentences of the verdict, the layers that cause it, and the stages that failed.
+
+    Each of them is a text with line breaks for the terminal.
+    """
     findings = [_wrap(sentence) for sentence in report.verdict]
     for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
@@ -78,7 +81,7 @@ def results_text(reports: Sequence[AuditReport]) -> str:
 
 
 def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
-    """List each caveat once as wrapped text, with the names of the affected models."""
+    """Return the text of each caveat, with the names of the models that it concerns."""
     texts = []
     for caveat, names in models_by_caveat(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""

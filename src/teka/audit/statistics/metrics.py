@@ -275,7 +275,7 @@ def summarize(
     check_instance("responses", responses, Responses)
     settings = BootstrapSettings(confidence, num_resamples, seed)
     bootstrap = ImageBootstrap(responses.num_images, settings)
-    complete = responses.take_complete()
+    complete = responses.select_complete_shifts()
     curves: dict[str, Curve] = {}
     averages: dict[str, ImageAverage] = {}
     for name, metric in CURVES.items():
