@@ -29,7 +29,7 @@ def is_share(name: str) -> bool:
 
 
 def format_metric(name: str, value: float) -> str:
-    """Format a share in percent with one decimal, and other values with three significant digits."""
+    """Format a share in percent with one decimal, or a number with three significant digits."""
     return format_share(value) if is_share(name) else format_number(value)
 
 
