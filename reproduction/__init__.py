@@ -1,4 +1,7 @@
-"""Reproductions of the papers, kernel studies and benchmarks. Not part of the installed library."""
+"""Reproductions of two papers, studies of attention kernels, and benchmarks.
+
+The installed library does not contain this package.
+"""
 
 from reproduction import baselines
 

@@ -93,7 +93,10 @@ def cifar10(
 
 
 def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts to save with a model, in the layout of `teka.training.export`."""
+    """Return the seed, the training and the test accuracies to save with a model.
+
+    The fields are those that `teka.training.export` saves.
+    """
     training = {name: value for name, value in result.items() if name not in ("seed", "test")}
     facts: dict[str, Any] = {"run": {"data": "cifar10", "seed": result["seed"]}}
     facts["training"] = training

@@ -122,7 +122,7 @@ def sample_efficiency(
 
 
 def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
-    """Parse options such as "kernel=relu, softmax" into the levels of each factor."""
+    """Parse the values of --only, such as "kernel=relu, softmax", into levels by factor."""
     only: dict[str, list[str]] = {}
     for option in options:
         factor, _, levels = option.partition("=")
@@ -139,7 +139,7 @@ def train_and_report(
     only: Levels | None = None,
     **options: Any,
 ) -> None:
-    """Train the models of a study unless `--summary` is given, and write and print its page."""
+    """Train the models of a study unless `--summary` is given. Then write and print the results."""
     if not grid.summary:
         selected = {**(only or {}), **parse_levels(grid.only)}
         options |= {"data_dir": grid.data_dir, "processes": grid.processes}

@@ -83,7 +83,7 @@ def long_inputs(
 
 
 class SceneModel(nn.Module):
-    """Network that labels each pixel, with convolutions and then attention between all pixels.
+    """Network that labels each pixel by convolutions, followed by attention between all pixels.
 
     The convolutions see 21 × 21 pixels, so that they recognize a digit but not the other one.
 
@@ -154,9 +154,10 @@ def draw_scenes(
 def train(
     model: nn.Module, digits: Split, steps: Sequence[int], seed: int, checkpoint: Path
 ) -> dict[int, float]:
-    """Train a model on scenes whose sides grow, and return the median time of a step by side.
+    """Train a model on scenes of growing size.
 
-    The learning rate rises during the first steps. It falls linearly during the last part.
+    The learning rate rises during the first steps. It falls linearly while the scenes have their
+    largest size.
 
     Args:
         model: Model from scenes to the logits of both labels.
@@ -164,6 +165,9 @@ def train(
         steps: Number of steps with each of `SIDES`.
         seed: Seed of the scenes.
         checkpoint: File of the state of the training.
+
+    Returns:
+        The median time of a step in seconds, by the side of the scenes.
     """
     parts = [part for part, num_steps in enumerate(steps) for _ in range(num_steps)]
     sides = [SIDES[part] for part in parts]

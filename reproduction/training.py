@@ -1,4 +1,4 @@
-"""Training loops for models and batches that a training run of teka cannot describe."""
+"""Training loops for models and batches that `teka train` does not support."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def train_steps(
     save_every: int = 1,
     after_save: Callable[[int], object] = lambda step: None,
 ) -> list[float]:
-    """Train a model with cross entropy for a number of steps, and save checkpoints regularly.
+    """Train a model with the cross-entropy loss, and save checkpoints regularly.
 
     If the checkpoint file exists, the training continues from its step.
 

@@ -1,4 +1,4 @@
-"""Parts that the baselines share: a base class, transformer blocks and attention heads."""
+"""Base class of the baselines, transformer blocks, and functions that split and join heads."""
 
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -1,7 +1,7 @@
 """Convolutional baselines: AlexNet for small images, VGG-16 and ResNet-18.
 
 They differ from torchvision's models of the same names: AlexNet has one linear layer and smaller
-poolings, and ResNet-18 can have a stem for small images.
+windows of the max poolings, and ResNet-18 can begin with a stem for small images.
 """
 
 import math
@@ -38,10 +38,10 @@ def make_convolution(
 class AlexNet(ImageClassifier):
     """AlexNet for small images: five convolutions with ReLUs and max pooling, and a linear layer.
 
-    This variant was trained by Horn et al. 2021. It has 2,472,266 parameters for 10 classes and 3
-    channels. The convolutions have as many channels as those of torchvision's AlexNet (Krizhevsky
-    2014). Unlike there, the first convolution has padding 5, the poolings do not overlap,
-    and there are no hidden linear layers. The features of a 32 × 32 image have one position.
+    Horn et al. 2021 trained this variant. It has 2,472,266 parameters for 10 classes and 3
+    channels. It differs from torchvision's AlexNet (Krizhevsky 2014) in three ways: the padding of
+    the first convolution is 5, the windows of the max poolings do not overlap, and there are no
+    hidden linear layers. For images of 32 × 32 pixels, the last max pooling leaves 1 × 1 features.
 
     Three details follow the code of Horn et al. and differ from Krizhevsky et al. 2012:
 
@@ -49,7 +49,7 @@ class AlexNet(ImageClassifier):
       linear layers (§4.2).
     - The initial weights are PyTorch's, instead of N(0, 0.01²) with some biases of 1 (§5), which
       suits pixels from 0 to 255.
-    - There is no normalization, instead of one of local responses (§3.3).
+    - There is no normalization of local responses (§3.3).
 
     Source: Krizhevsky, Sutskever and Hinton 2012; Krizhevsky 2014 (One weird trick); Horn et al.
     2021, Table 1, and their notebook CNN/CIFAR10.ipynb.
@@ -168,7 +168,8 @@ class VGG16(ImageClassifier):
 class ResidualBlock(nn.Module):
     """A residual block with two 3 × 3 convolutions, each followed by a batch normalization.
 
-    If the shape of the features changes, the shortcut is a 1 × 1 convolution, else the identity.
+    The shortcut is a 1 × 1 convolution if the shape of the features changes. Otherwise, it is the
+    identity.
 
     Source: He et al. 2016, Figure 2, with shortcuts of option B.
     """

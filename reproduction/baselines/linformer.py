@@ -1,4 +1,4 @@
-"""Linformer for images: attention to a fixed number of weighted means of keys and values."""
+"""Linformer for images: attention to a fixed number of weighted sums of all keys and values."""
 
 import math
 
@@ -74,7 +74,7 @@ class LinformerAttention(nn.Module):
     def _project(
         self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Tokens
     ) -> Values:
-        """Return the heads of E X W, computed in the order that takes fewer operations."""
+        """Return the heads of E X W for tokens X, computed in the cheaper order."""
         if projection.shape[0] < projection.shape[1]:
             return project_heads(linear, projection @ tokens, self.dim_head)
         return projection @ project_heads(linear, tokens, self.dim_head)

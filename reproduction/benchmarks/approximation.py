@@ -45,11 +45,12 @@ LINE = ["kernel", "projection", *PANEL]
 
 
 def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) -> list[Tensor]:
-    """Draw queries, keys and values of one head in float64, for one kind of error.
+    """Draw the queries, keys and values of one head in float64.
 
-    For the kind "output", entries of queries and keys have the standard deviation `size`. For the
-    kind "ball", lengths of queries and keys are uniform in [0, size · dim^(1/4)], and the first
-    query and the first key have the largest length.
+    For errors of the kind "output", the queries and keys are normally distributed, and `size` is
+    the standard deviation of their entries. For errors of the kind "ball", the lengths of the
+    queries and keys are drawn uniformly between 0 and size · dim^(1/4). The first query and the
+    first key have the largest length.
     """
     generator = Generator().manual_seed(0)
     shape = 3, 1, 1, num_tokens, dim
@@ -65,7 +66,7 @@ def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) 
 def draw_random_feature_kernels(
     name: str, projection: str, num_features: int, dim: int, draws: int
 ) -> Iterator[ContentKernel]:
-    """Yield random-feature kernels of the same kind with different random projections."""
+    """Yield kernels with the same name and projection method, each with its own random draw."""
     kernel_class = RANDOM_KERNELS[name]
     # Some kernels have two features for each drawn vector.
     count = max(1, num_features // kernel_class.features_per_draw)
@@ -115,13 +116,21 @@ def measure_kernel_errors(
 
 
 def fit_error_exponent(line: pd.DataFrame) -> float:
-    """Fit the exponent p of error ∝ m^p to the larger half of the numbers m of features."""
+    """Return the exponent p of a fit error ∝ m^p, where m is the number of features.
+
+    The fit uses the larger half of the numbers of features.
+    """
     upper = line.tail((len(line) + 1) // 2)
     return np.polyfit(np.log(upper.num_features), np.log(upper.error), deg=1)[0]
 
 
 def print_error_tables(rows: pd.DataFrame) -> None:
-    """Print the errors, and the exponents with which they fall with the number of features."""
+    """Print tables of the errors of random features.
+
+    The first table gives the error of each kernel. The second one gives the exponent p of a fit
+    error ∝ m^p to m features. For comparison, the third one gives the error if the output is the
+    mean of all values.
+    """
     tables = {
         "error": rows.set_index([*LINE, "num_features"]).error,
         "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
@@ -135,7 +144,7 @@ def print_error_tables(rows: pd.DataFrame) -> None:
 
 
 def main(*, table: bool = False, out: Path = OUT) -> None:
-    """Measure the errors and print them.
+    """Measure the errors of random features, and print them.
 
     Args:
         table: Print the errors of the result file, and measure nothing.

@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 def make_transformers_model(name: str) -> nn.Module:
-    """Create one of the models of `transformers` with random weights."""
+    """Create a model of the library `transformers` with random weights."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     config = AutoConfig.for_model(name, num_channels=1, num_labels=10, **CONFIGS[name])

@@ -65,7 +65,7 @@ def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
 
 
 def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
-    """Estimate the cost of each backend that can compute an attention."""
+    """Return the estimated cost of each backend that can compute an attention."""
     num_tokens = math.prod(case["shape"])
     return make_attention_plan(case).estimate_costs(
         heads=case["heads"],
@@ -78,7 +78,11 @@ def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
 
 
 def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Measure the median time of each backend, for forward and for forward and backward passes."""
+    """Time all backends that can compute an attention.
+
+    Returns:
+        The median time of each backend in seconds, for the keys "forward" and "forward_backward".
+    """
     plan = make_attention_plan(case)
     shape = case["batch"], case["heads"], math.prod(case["shape"]), DIM
     inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
@@ -120,7 +124,7 @@ def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
-    """Estimate how long a multiply-add, a byte, a call and a head take in each backend."""
+    """Fit the nanoseconds that a multiply-add, a byte, a call and a head take in each backend."""
     rates = {}
     for backend, group in times.groupby("backend"):
         # Times are those of all heads, costs are those of one head.

@@ -65,7 +65,7 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
 def run_ten_calls(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], *, use_triton: bool, backward: bool
 ) -> None:
-    """Compute an attention ten times in a row, so that the GPU never waits for Python.
+    """Call an attention function ten times in a row, so that the GPU never waits for Python.
 
     Args:
         function: Function that computes the attention.
@@ -84,9 +84,9 @@ def run_ten_calls(
 def make_implementations(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
-    """Return the implementations of an attention to compare, by name.
+    """Return functions that compute the same attention in different ways, by name.
 
-    An implementation is a function that takes the argument `backward`, see `run_ten_calls`.
+    The functions take the argument `backward` of `run_ten_calls`.
     """
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
@@ -110,7 +110,7 @@ def make_implementations(
 def time_implementations(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time the implementations of an attention in turns, and return a row for each direction."""
+    """Time functions of `make_implementations`, and return a row of times for each direction."""
     rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}

@@ -36,9 +36,9 @@ OUT = Path(__file__).with_suffix(".json")
 
 
 class FourProducts(nn.Module):
-    """The four linear layers of an attention layer, without the attention.
+    """The four linear layers of an attention layer, without the attention itself.
 
-    The times of all other layers are compared with it.
+    The benchmark compares the times of all layers with the time of this one.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class FourProducts(nn.Module):
 
 
 class PlainLayer(FourProducts):
-    """The default layer in plain PyTorch, without masks and without protection against overflow."""
+    """teka's default layer in plain PyTorch, without masks and protection against overflow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 class RotarySoftmax(FourProducts):
-    """Softmax attention of PyTorch with rotary positions of the library rotary-embedding-torch."""
+    """PyTorch's softmax attention with rotary positions from the library rotary-embedding-torch."""
 
     def __init__(self) -> None:
         from rotary_embedding_torch import RotaryEmbedding

@@ -23,7 +23,7 @@ LAYERS = ("squared_relu × rotary", "teka, causal")
 
 
 def measure_layer_pass(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
-    """Run a layer once, and return the time and the peak memory of this process."""
+    """Run a layer once in this process, and return the time and the peak memory."""
     torch.set_num_threads(1)
     layer = make_layer(name)
     tokens = torch.randn(1, num_tokens, DIM)

@@ -1,4 +1,4 @@
-"""Accuracy of the packaged models, and share of predictions that shifts do not change.
+"""Accuracy of the packaged models, and the share of their predictions that shifts do not change.
 
     python -m reproduction.benchmarks.packaged_models --data-dir data --models mnist
 
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def measure_packaged_model(name: str, data_dir: str) -> pd.DataFrame:
-    """Print the accuracy of a model, and return the unchanged predictions by kind of shift."""
+    """Print the accuracy of a model, and return the share of unchanged predictions by shift."""
     model = load_model(name)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
     share = measure_accuracy(model, test)

@@ -34,7 +34,7 @@ def find_middle_token(grid: Grid) -> int:
 
 
 def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
-    """Measure to which offsets from the query each attention head attends, by position alone.
+    """Measure where each attention head attends, relative to the query and by position alone.
 
     The query is the token in the middle of the grid. An offset is the position of the key minus
     that of the query, in tokens, as (row, column).
@@ -80,7 +80,8 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
 def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Measure how close the heads of a layer are to a convolution.
 
-    In a 3 × 3 convolution, each of nine heads attends to another offset of a 3 × 3 window.
+    Nine heads form a 3 × 3 convolution if each of them attends to a different offset in a 3 × 3
+    window.
 
     Args:
         heads: Measurements of the heads of one layer, as in `measure_heads`.

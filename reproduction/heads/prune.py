@@ -66,7 +66,7 @@ def prune_network(
     command: str = "",
     progress_bar: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Remove the degenerate heads of a trained network, and train the remaining network.
+    """Remove the degenerate heads of a trained network, and continue its training.
 
     The second training has the recipe of the first one, with a third of the epochs and a tenth of
     the learning rate, as in the code of the source. The result is the folder of a finished run with
@@ -134,7 +134,7 @@ def prune_network(
 
 
 def require_self_attention(trained: TrainedRun) -> SelfAttentionNetwork:
-    """Return the model of a run.
+    """Return the self-attention network of a run.
 
     Raises:
         ValueError: The model is not a self-attention network.

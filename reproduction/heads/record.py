@@ -18,7 +18,7 @@ HEADS_FILE = "heads.npz"
 
 
 class HeadRecorder(Callback):
-    """Lightning callback that measures where the heads attend, before training and after epochs.
+    """Lightning callback that records where the heads attend, at the start and after each epoch.
 
     The measurements are saved in checkpoints and, after every epoch, in `heads.npz`.
 

@@ -30,7 +30,7 @@ def read_paper_study(scale: str) -> Study:
 
 
 def select_models(study: Study, target: str) -> dict[str, list[str]]:
-    """Select the models of a study that Table 1 or Figure 1 shows.
+    """Return the levels that select the models of Table 1 or Figure 1.
 
     Args:
         study: A study of `read_paper_study`.
@@ -50,7 +50,7 @@ def select_models(study: Study, target: str) -> dict[str, list[str]]:
 def read_paper_table() -> pd.DataFrame:
     """Read Table 1 of the paper: accuracies in percent and numbers of parameters.
 
-    The accuracy of strategy 2 on Fashion-MNIST is that with distances clipped at 4.
+    The accuracy of strategy 2 on Fashion-MNIST is that of a model with distances clipped at 4.
     """
     return pd.read_csv(FOLDER / "horn2021_table1.csv", index_col="model")
 
@@ -88,7 +88,7 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
 
 
 def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:
-    """Compare our test accuracies with those of the paper, and give the paper's parameters."""
+    """Return a table of our test accuracies, those of the paper, and the paper's parameters."""
     ours = group_by_model(results).accuracy.agg(format_mean).unstack("data", sort=False)
     paper = read_paper_table().reindex(ours.index.map(find_name_in_paper)).set_index(ours.index)
     table = pd.DataFrame(index=ours.index)

@@ -30,7 +30,7 @@ def draw_balanced_subset(
 
 
 def make_random_movement(margin: int) -> RandomShift:
-    """Return a transform that moves images to random positions on the canvas without loss.
+    """Return a transform that moves images to random positions without cutting anything off.
 
     Args:
         margin: Blank pixels around the images. Without a margin, images move circularly.

@@ -38,7 +38,7 @@ gives the geometric mean over seeds."""
 
 
 def interpolate_images_needed(accuracy: pd.Series, target: float) -> float:
-    """Return the number of training images with which a model reaches an accuracy.
+    """Return how many training images a model needs to reach an accuracy.
 
     Args:
         accuracy: Accuracy by number of images, ascending.

@@ -94,7 +94,7 @@ def train_study_model(
 def draw_batch_indices(
     num_images: int, num_steps: int, batch_size: int, seed: int
 ) -> tuple[Tensor, ...]:
-    """Draw the images of every training step: all images in random order, again and again."""
+    """Return the indices of the images of each step. Each epoch has its own random order."""
     generator = Generator().manual_seed(seed)
     num_epochs = -(-num_steps * batch_size // num_images)
     epochs = [torch.randperm(num_images, generator=generator) for _ in range(num_epochs)]

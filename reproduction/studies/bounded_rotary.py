@@ -3,7 +3,7 @@
     python -m reproduction.studies.bounded_rotary --data-dir data --processes 2
     python -m reproduction.studies.tables
 
-The first command trains the models of bounded_rotary.yaml that are missing in the folder
+The first command trains the models of bounded_rotary.yaml that have no results in the folder
 bounded_rotary. The second command writes the tables of the page README.md.
 """
 
@@ -27,7 +27,10 @@ LENGTH_SHARES = {"mixed, λ = 0.1": 0.1, "mixed, λ = 0.3": 0.3}
 
 
 def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
-    """Append the largest output of a layer divided by the largest value, in every later call."""
+    """Register hooks that record the outputs of a layer.
+
+    Each call of the layer appends its largest output, divided by its largest value, to `ratios`.
+    """
     largest_values: list[float] = []
 
     def record_value(module: nn.Module, inputs: Any, output: Tensor) -> None:
@@ -57,7 +60,7 @@ def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> 
 
 
 def main(*, data_dir: str | None = None, processes: int = 1) -> None:
-    """Tune the learning rate of every denominator, and train the models that are missing."""
+    """Tune the learning rate of each denominator, and train all models without saved results."""
     *_, largest_rate = STUDY.factors["rate"]
     options = {"data_dir": data_dir, "processes": processes}
     run_tuned_study(STUDY, RESULTS, train_study_model, last_rate=largest_rate, **options)

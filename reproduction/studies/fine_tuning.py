@@ -42,7 +42,7 @@ SHIFTS, MOVEMENT = axis_shifts(3), Movement("circular")
 
 
 def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
-    """Return the accuracy of a model, and the share of images that are right at every shift."""
+    """Return the accuracy of a model, and the share of images that are correct at every shift."""
     shifted = test.take(torch.arange(NUM_SHIFTED))
     responses = measure_responses(model, shifted.images, SHIFTS, MOVEMENT, labels=shifted.labels)
     assert responses.correct is not None

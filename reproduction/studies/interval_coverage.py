@@ -45,7 +45,10 @@ ROUNDING = 1e-12
 
 
 class SimulatedModel(NamedTuple):
-    """A classifier that is correct if the margin of an image plus the effect of a shift is > 0.
+    """Parameters of a simulated classifier.
+
+    The classifier is correct for a shifted image if the margin of the image plus the effect of the
+    shift is positive.
 
     Attributes:
         margin: Mean margin of the images, in standard deviations.
@@ -117,7 +120,7 @@ def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses
 
 
 def select_responses(responses: Responses, indices: Tensor) -> Responses:
-    """Return the model's responses to the images at these indices."""
+    """Return the responses to some of the images, given by their indices."""
     tables = {name: table[:, indices] for name, table in responses.tables().items()}
     assert responses.labels is not None
     return replace(responses, labels=responses.labels[indices], **tables)
@@ -169,7 +172,7 @@ def coverage_upper_bound(is_covered: pd.Series) -> float:
 
 
 def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFrame:
-    """Simulate audits, and return how often each interval contains the true value."""
+    """Simulate audits of a model, and return how often each interval contains the true value."""
     torch.set_num_threads(1)
     model = POPULATIONS[name]
     rows = [row for seed in range(simulations) for row in simulate_audit(model, num_images, seed)]

@@ -4,7 +4,7 @@
     python -m reproduction.studies.linear_positions --times     # on a quiet machine
     python -m reproduction.studies.tables
 
-The first command trains the models of linear_positions.yaml that are missing in the folder
+The first command trains the models of linear_positions.yaml that have no results in the folder
 linear_positions. The last command writes the table of the page README.md. PermuteFormer (Chen
 2021) and stochastic positions (Liutkus et al. 2021) are implemented here after their papers, for
 tokens on a square whose opposite edges are neighbors.
@@ -45,8 +45,8 @@ FeatureMap = Callable[[Tensor, float], Tensor]  # from vectors and the scale of 
 
 
 @dataclass(frozen=True)
-class PositionedFeatures(FeatureKernel):
-    """Positive features of queries and keys that also depend on the positions of the tokens."""
+class PositionDependentFeatures(FeatureKernel):
+    """Kernel with nonnegative features that depend on the tokens and on their positions."""
 
     name: ClassVar[str] = "positioned_features"
     nonnegative = True
@@ -95,9 +95,9 @@ class PermutedFeatures(nn.Module):
         index = CYCLE * rows[tokens // side % SIDE, :, None] + columns[tokens % SIDE, None]
         return features.gather(-1, index.flatten(1).expand_as(features))
 
-    def forward(self) -> PositionedFeatures:
+    def forward(self) -> PositionDependentFeatures:
         kernel = self.random_features()
-        return PositionedFeatures(
+        return PositionDependentFeatures(
             CYCLE**2,
             lambda query, scale: self.permute(kernel.query_features(query, scale=scale)),
             lambda key, scale: self.permute(kernel.key_features(key, scale=scale)),
@@ -135,7 +135,7 @@ class StochasticPositions(nn.Module):
         noise = self.get_buffer("noise").to(vectors)
         return torch.einsum("bhld,hldw,hdwr->bhlr", vectors, waves, noise) / DRAWS**0.25
 
-    def forward(self) -> PositionedFeatures:
+    def forward(self) -> PositionDependentFeatures:
         if self.training:
             self.get_buffer("noise").normal_(std=DRAWS**-0.5)
         kernel = self.random_features()
@@ -146,11 +146,11 @@ class StochasticPositions(nn.Module):
         def map_key(key: Tensor, scale: float) -> Tensor:
             return kernel.key_features(self.encode(key, torch.zeros_like(self.phase)), scale=1.0)
 
-        return PositionedFeatures(DRAWS, map_query, map_key)
+        return PositionDependentFeatures(DRAWS, map_query, map_key)
 
 
 def replace_kernel(layer: Attention, candidate: str) -> None:
-    """Give a layer the features of PermuteFormer or of stochastic positions."""
+    """Replace the kernel of a layer if a candidate has features that teka does not have."""
     if candidate == "PermuteFormer, positive":
         layer.kernel = PermutedFeatures(layer.kernel)
     elif candidate == "stochastic positions, positive":
@@ -161,7 +161,7 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
 
 
 def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
-    """Train a model with one of the attentions, and measure its error under circular shifts."""
+    """Train one model of the study, and measure how circular shifts change its logits."""
     change_attention = partial(replace_kernel, candidate=study_model.labels["candidate"])
     model, dataset, result = train_small_model(study_model, change_attention, **options)
     if "accuracy" in result:
@@ -171,8 +171,8 @@ def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> 
     return result
 
 
-def measure_milliseconds() -> dict[str, dict[str, float]]:
-    """Measure the time of each attention, forward and backward, by number of tokens."""
+def time_attention_layers() -> dict[str, dict[str, float]]:
+    """Return the milliseconds of a forward and backward pass, by number of tokens and candidate."""
     torch.set_num_threads(1)
     times = {}
     for side in (28, 56):
@@ -196,9 +196,9 @@ def run_layer(layer: Attention, tokens: Tensor, grid: Grid | None) -> None:
 
 
 def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False) -> None:
-    """Train the models that are missing, or with `times` measure the times of the layers."""
+    """Train all models without saved results, or time the layers if `times` is True."""
     if times:
-        write_json(TIMES, measure_milliseconds())
+        write_json(TIMES, time_attention_layers())
     else:
         run_tuned_study(STUDY, RESULTS, train_study_model, data_dir=data_dir, processes=processes)
 

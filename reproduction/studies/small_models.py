@@ -94,7 +94,7 @@ def run_tuned_study(
     data_dir: str | None = None,
     processes: int = 1,
 ) -> None:
-    """Train all learning rates with the tuning seeds, and then the best rate with all seeds.
+    """Train all models at each learning rate with the tuning seeds, and then at the best one.
 
     Args:
         study: Study with the factors "data", "candidate" and "rate".
@@ -120,10 +120,10 @@ def run_tuned_study(
 
 
 def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
-    """Find the best learning rate of each candidate on each data set, as levels of the factors.
+    """Return the best learning rate of each candidate on each data set, as levels of the factors.
 
-    The best rate has the smallest held-out loss, averaged over the tuning seeds. Models with these
-    seeds are those without a test accuracy.
+    The best rate has the smallest held-out loss, averaged over the tuning seeds. Only models with
+    tuning seeds have no test accuracy.
     """
     results = read_results_table(study, folder)
     tuning = results[results.accuracy.isna()]

@@ -45,7 +45,7 @@ DIFFERENCE = {"at_equal_steps": "difference"}
 
 @cache
 def read_results(name: str) -> Any:
-    """Read the results of a study, with the differences of models from their reference models."""
+    """Read the results of a study, with the differences from the reference models."""
     study = read_study(STUDIES / f"{name}.yaml")
     results = read_results_table(study, STUDIES / name)
     if study.script:
@@ -55,7 +55,7 @@ def read_results(name: str) -> Any:
 
 
 def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Summarize models over seeds, with a column for each quantity on each data set.
+    """Return a table of means over seeds, with a column for each quantity on each data set.
 
     Args:
         results: Table of `read_results`.
@@ -67,7 +67,7 @@ def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -
 
 
 def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Compare the models of a study, with a column for each quantity on each data set."""
+    """Return a table of means over seeds of a study."""
     return make_table_by_data_set(read_results(name), headings)
 
 
@@ -107,7 +107,7 @@ def make_linear_attention_table() -> pd.DataFrame:
 
 
 def make_coverage_table() -> pd.DataFrame:
-    """Return how often intervals contain the true value, bold if significantly below 95 %."""
+    """Return the percentage of intervals with the true value, bold if significantly below 95."""
     rows = pd.read_csv(interval_coverage.RESULTS)
     rows = rows[rows.images == COVERAGE_IMAGES]
     text = (100 * rows.coverage).map("{:.0f}".format)
@@ -140,7 +140,7 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
 
 
 def update_tables(name: str, page: str) -> str:
-    """Return the text of a page in which all tables are those of the current results.
+    """Return the text of a page after all its tables are made again from the results.
 
     Args:
         name: Path of the page in the repository.

@@ -1,4 +1,4 @@
-"""Measurement of the accuracy, the cost and the shift sensitivity of a trained model."""
+"""Measurement of the accuracy, the cost and the shift sensitivity of a study model."""
 
 import copy
 from typing import Any
@@ -44,7 +44,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
         "training_flops": training_flops,
         "test_images": len(test),
         "accuracy": measure_accuracy(model, test),
-        **_measure_shifts(model, _select_shifted(test, measure), measure),
+        **_measure_shifts(model, _select_images_to_shift(test, measure), measure),
         "stability": {
             mode: measure_stability(model, test, mode, settings)
             for mode, settings in measure.stability.items()
@@ -113,7 +113,7 @@ def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) 
 def measure_stability(
     model: nn.Module, test: Split, mode: str, settings: StabilitySettings
 ) -> dict[str, Any]:
-    """Measure how many predictions for shifted images equal those for the unshifted images."""
+    """Measure how many predictions stay the same when the images are shifted."""
     split = _draw_images(test, settings.images)
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
@@ -150,8 +150,11 @@ def _draw_images(split: Split, count: int | None) -> Split:
     return split.take(order[:count])
 
 
-def _select_shifted(test: Split, measure: MeasureSettings) -> Split:
-    """Select the images to shift. In mode "lossless", no shift along x may lose content."""
+def _select_images_to_shift(test: Split, measure: MeasureSettings) -> Split:
+    """Select the images to shift.
+
+    In mode "lossless", the images must keep all of their content under every shift along x.
+    """
     if measure.mode == "lossless":
         margin = max(abs(dx) for _, dx in measure.shifts)
         keep = lossless_selection(test.images, test.labels, class_index=None, margin=margin)

@@ -1,4 +1,4 @@
-"""Tables that compare the trained models of a study, as Markdown pages."""
+"""Markdown pages with tables that compare the trained models of a study."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -67,7 +67,9 @@ def margin_of_error(values: Any) -> Any:
 
 
 def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
-    """Format the mean of shares as a percentage with its margin of error, without missing values.
+    """Format the mean of shares as a percentage, followed by its margin of error.
+
+    Missing values are ignored.
 
     >>> format_mean([0.95, 0.96, 0.97]), format_mean([0.01], signed=True), format_mean([])
     ('96.0 ± 2.5', '+1.0', '–')
@@ -126,14 +128,14 @@ def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
 
 
 def group_by_model(results: pd.DataFrame) -> Any:
-    """Group a table of trained models so that a group differs only in the seed."""
+    """Group the rows of a table by model, so that a group contains all seeds of a model."""
     return results.groupby(
         level=[name for name in results.index.names if name != "seed"], sort=False
     )
 
 
 def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Format a table of trained models, with one row of means for all seeds of a model.
+    """Return a table with one row for each model, which summarizes its seeds.
 
     The table gives the mean of accuracies with its margin of error, the largest equivariance error
     and the mean of other numbers. Columns without any value are left out.

@@ -1,4 +1,4 @@
-"""Results of the trained study models, in a compressed file with a line of JSON for each model."""
+"""File with the results of a study: compressed, with one line of JSON for each trained model."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability
 
 
 def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the saved results of all models, by the name of the model. A missing file has none."""
+    """Return the saved results of all models by name. Without a file, there are no results."""
     if not path.exists():
         return {}
     results = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -39,7 +39,7 @@ def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
-    """Add the results of a model to a file, whose bytes do not depend on the order of additions."""
+    """Add the results of a model to a file. The file does not depend on the order of additions."""
     with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
         results = load_saved_results(path) | {name: content}
         lines = [

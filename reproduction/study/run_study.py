@@ -1,4 +1,4 @@
-"""Training of the models of a study by several processes or by a Dask cluster."""
+"""Training of the models of a study in several processes or on a Dask cluster."""
 
 import functools
 import logging
@@ -144,7 +144,7 @@ def _parallel_config(parallel: str, processes: int) -> joblib.parallel_config:
 
 
 def _exit_when_parent_ends(parent: int) -> None:
-    """End this process when its parent process ends, which also handles Ctrl-C."""
+    """End this process when its parent process ends, for example after Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""CPU time of a training step of every model of a study."""
+"""CPU time of a training step of each model of a study."""
 
 import time
 from collections.abc import Callable

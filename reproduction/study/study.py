@@ -1,4 +1,4 @@
-"""Studies, which train a model for every combination of options. YAML files describe them."""
+"""Descriptions of studies: the models to train, their options and their measurements."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ Levels = Mapping[str, Sequence[str]]  # some levels of some factors, to select m
 
 @dataclass(frozen=True)
 class StudyModel:
-    """One model of a study: the level of each factor, and the training run with these options."""
+    """A model of a study, given by its level of each factor and its training run."""
 
     labels: Mapping[str, str]
     run: Run
@@ -33,7 +33,7 @@ class StudyModel:
 
 
 def make_file_name(text: str) -> str:
-    """Return a text in lower case with dashes in place of characters that file names avoid.
+    """Convert a text to a file name: lower case, with dashes instead of special characters.
 
     >>> make_file_name("Performer (absolute)")
     'performer-absolute'
@@ -43,7 +43,7 @@ def make_file_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class StabilitySettings:
-    """Settings for measuring how many predictions stay the same when images are shifted.
+    """Settings for measuring how many predictions a shift of the images leaves unchanged.
 
     Args:
         shifts: Shifts (dy, dx) in pixels. An empty tuple stands for every circular shift.
@@ -97,7 +97,7 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class Study:
-    """Description of models to train and compare: every combination of some options, with seeds.
+    """Models to train and compare: one for each combination of options and each seed.
 
     An option that varies is a factor, and its values are levels. There is one study model for each
     combination of levels and each seed.

@@ -1,4 +1,4 @@
-"""Training and measurement of one model of a study."""
+"""Training and measurement of a study model."""
 
 import functools
 import shutil
@@ -146,5 +146,5 @@ def train_and_measure(
 
 @functools.lru_cache(maxsize=1)
 def load_dataset(images: DataOptions) -> Dataset:
-    """Load a data set, and keep the last one in memory, because most models of a study share it."""
+    """Load a data set. The last one stays in memory, because most models of a study share it."""
     return load_data(Run(images=images))
