@@ -17,10 +17,10 @@ from teka.convert import (
 )
 from teka.convert.convolutions import (
     HARD_PRECISION,
-    bound_off_center_weight,
     check_convolution,
     factor_matrices,
     matrices_by_offset,
+    off_center_weight,
     window_radius,
 )
 from tests.convert.convolutions import draw_convolution, draw_images, largest_difference
@@ -161,14 +161,14 @@ def test_a_rank_below_one_is_an_error():
 def test_bound_of_the_off_center_weight_holds_and_is_tight(precision: float, num_axes: int):
     cells = torch.arange(-400, 401, dtype=torch.float64)
     exact = 1 - float(torch.exp(-precision * cells.square()).sum()) ** -num_axes
-    bound = bound_off_center_weight(precision, num_axes)
+    bound = off_center_weight(precision, num_axes)
     assert exact <= bound + 1e-15
     if precision >= 1:
         assert bound - exact <= 4 * num_axes * math.exp(-2 * precision) + 1e-15
 
 
 def test_hard_heads_have_no_off_center_weight():
-    assert bound_off_center_weight(math.inf, 2) == 0.0
+    assert off_center_weight(math.inf, 2) == 0.0
     for dtype in (torch.float32, torch.float64):
         assert torch.exp(torch.tensor(-HARD_PRECISION, dtype=dtype)) == 0
 
@@ -176,8 +176,8 @@ def test_hard_heads_have_no_off_center_weight():
 @given(tolerance=st.floats(1e-100, 1.0), num_axes=st.integers(1, 3))
 def test_precision_for_tolerance_is_the_smallest_that_suffices(tolerance: float, num_axes: int):
     precision = precision_for_tolerance(tolerance, num_axes)
-    assert 2 * bound_off_center_weight(precision, num_axes) == pytest.approx(tolerance, rel=1e-12)
-    assert 2 * bound_off_center_weight(0.999 * precision, num_axes) > tolerance
+    assert 2 * off_center_weight(precision, num_axes) == pytest.approx(tolerance, rel=1e-12)
+    assert 2 * off_center_weight(0.999 * precision, num_axes) > tolerance
 
 
 def test_inputs_of_opposite_signs_approach_the_error_bound():
@@ -215,14 +215,14 @@ def test_a_tolerance_out_of_range_is_an_error(tolerance: float):
 
 def test_a_precision_that_is_not_positive_is_an_error(unchecked_annotations: None):
     with pytest.raises(ValueError, match=r"precision must be a positive number.*got -1.0"):
-        bound_off_center_weight(-1.0, 1)
+        off_center_weight(-1.0, 1)
     with pytest.raises(ValueError, match=r"^precision must be a positive number"):
-        bound_off_center_weight(torch.ones(2), 1)  # pyright: ignore[reportArgumentType]
+        off_center_weight(torch.ones(2), 1)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("num_axes", [0, 1.5, (1.0,)])
 def test_a_wrong_number_of_axes_is_an_error(num_axes, unchecked_annotations: None):
-    for function, number in ((precision_for_tolerance, 0.1), (bound_off_center_weight, 1.0)):
+    for function, number in ((precision_for_tolerance, 0.1), (off_center_weight, 1.0)):
         with pytest.raises(ValueError, match="num_axes must be"):
             function(number, num_axes)
 

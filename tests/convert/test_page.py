@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from teka import Grid
 from teka.convert import attention_from_convolution, low_rank_convolution
 from teka.convert.conversion import BorderedAttention
-from teka.convert.convolutions import bound_off_center_weight
+from teka.convert.convolutions import off_center_weight
 from tests.convert.convolutions import CLASSES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "attention_as_convolution.md").read_text(
@@ -95,7 +95,7 @@ def test_rounding_bounds_of_hard_heads(row: tuple[int, str, str]):
 def test_bounds_and_differences_of_soft_heads(row: tuple[int, str, str]):
     convolution, images = draw(3, 16)
     alpha = float(row[0])
-    assert 2 * bound_off_center_weight(alpha, 2) == pytest.approx(float(row[1]), rel=0.05)
+    assert 2 * off_center_weight(alpha, 2) == pytest.approx(float(row[1]), rel=0.05)
     layer = attention_from_convolution(convolution, precision=alpha)
     scale = (
         convolution.get_parameter("weight").detach().abs().flatten(1).sum(1).max()
@@ -134,4 +134,4 @@ def test_the_page_states_the_measured_numbers():
 def test_rule_for_the_precision():
     for num_axes in (1, 2, 3):
         alpha = math.log(4 * num_axes / 1e-6)
-        assert 2 * bound_off_center_weight(alpha, num_axes) == pytest.approx(1e-6, rel=1e-5)
+        assert 2 * off_center_weight(alpha, num_axes) == pytest.approx(1e-6, rel=1e-5)

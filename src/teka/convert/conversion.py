@@ -13,10 +13,10 @@ from teka.checks import check_dense, check_instance, check_number, check_sizes
 from teka.convert.convolutions import (
     HARD_PRECISION,
     Convolution,
-    bound_off_center_weight,
     check_convolution,
     factor_matrices,
     matrices_by_offset,
+    off_center_weight,
     window_radius,
 )
 from teka.errors import wrong_argument, wrong_value
@@ -160,7 +160,7 @@ def attention_from_convolution(
     weight = convolution.weight.detach()
     num_out, num_in = convolution.out_channels, convolution.in_channels
     kernel_size = tuple(weight.shape[2:])
-    bound_off_center_weight(precision, len(kernel_size))  # checks the precision
+    off_center_weight(precision, len(kernel_size))  # checks the precision
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head}, most=full_size)

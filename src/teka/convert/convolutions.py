@@ -130,7 +130,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
     return result, float((matrices - nearest).norm()) / norm if norm else 0.0
 
 
-def bound_off_center_weight(precision: float, num_axes: int) -> float:
+def off_center_weight(precision: float, num_axes: int) -> float:
     """Return an upper bound on the attention weight that a head gives to tokens off its center.
 
     The weight of a head of precision α is a Gaussian function of the distance from its center. On
@@ -165,7 +165,7 @@ def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
     With this precision, the outputs of `attention_from_convolution` differ from those of the
     convolution by at most tolerance · g. Here g is the largest possible output of the convolution
     without bias, max|x| · max_o Σ|W_o|. The result solves
-    2 · `bound_off_center_weight` = tolerance.
+    2 · `off_center_weight` = tolerance.
 
     >>> import teka
     >>> round(teka.convert.precision_for_tolerance(1e-3, num_axes=2), 2)
@@ -192,7 +192,7 @@ def conversion_error_bound(
 
     The bound is the sum of two errors. It holds for all inputs x with |x| ≤ `largest_input`:
 
-    - 2 · `bound_off_center_weight` · max|x| · g, because heads also attend to tokens off their
+    - 2 · `off_center_weight` · max|x| · g, because heads also attend to tokens off their
       centers. Here g = max_o Σ|W_o| is the largest output for |x| ≤ 1 without the bias b.
     - 2ε (N + 8) max|x| · g + ε max|b|, because both layers round sums of N = D_in · ΠK products in
       a dtype with relative precision ε, to first order.
@@ -220,5 +220,5 @@ def conversion_error_bound(
     largest_bias = 0.0 if convolution.bias is None else float(convolution.bias.detach().abs().max())
     epsilon = torch.finfo(weight.dtype).eps
     rounding = 2 * epsilon * (weight[0].numel() + NUM_FURTHER_ROUNDINGS)
-    straying = 2 * bound_off_center_weight(precision, weight.ndim - 2)
+    straying = 2 * off_center_weight(precision, weight.ndim - 2)
     return (straying + rounding) * largest_input * gain + epsilon * largest_bias
