@@ -391,7 +391,9 @@ class AttentionPlan:
         relative, num_prefix_tokens = self.relative, self.positions.num_prefix_tokens
         if relative is None:
             return attention_sums_without_positions(tokens)
-        sums = relative.weighted_sums(self.backend, tokens.after(num_prefix_tokens), self.positions)
+        sums = relative.weighted_sums(
+            self.backend, tokens.without_first_tokens(num_prefix_tokens), self.positions
+        )
         return add_prefix_tokens(sums, tokens, num_prefix_tokens, relative.sums_without_positions)
 
     def append_position_features(

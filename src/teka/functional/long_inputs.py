@@ -108,7 +108,7 @@ class ChunkedLinearAttention:
         `rows` is the range of the chunk in the sequence.
         """
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
-        sums = state.read(self._vectors(features, rows, is_key=False))
+        sums = state.weighted_sums(self._vectors(features, rows, is_key=False))
         return sums.normalize(nonnegative=self.kernel.nonnegative)
 
     def attend_causal_chunk(
@@ -133,7 +133,7 @@ class ChunkedLinearAttention:
         sums = linear_attention_sums(tokens, query_vectors, key_vectors)
         new_state = LinearState.from_keys(key_vectors, value, tokens.log_scale)
         if state is not None:
-            sums = sums + state.read(query_vectors)
+            sums = sums + state.weighted_sums(query_vectors)
             new_state = state + new_state
         return sums.normalize(nonnegative=self.kernel.nonnegative), new_state
 

@@ -178,7 +178,7 @@ class Positions:
         key: str = "key_",
         is_needed: bool = True,
     ) -> None:
-        """Check that the positions fit the sequences and each other.
+        """Check that the positions fit the numbers of queries and keys, and each other.
 
         Args:
             batch: Number of samples.

@@ -65,7 +65,7 @@ def save(
             cannot represent.
     """
     folder = resolve_path("path", path)
-    _check_place(folder)
+    _check_model_folder(folder)
     check_same_logits(model, config)
     weights = serialize_weights(model, dtype)
     description = {
@@ -99,8 +99,8 @@ def load(path: str | Path) -> nn.Module:
         ImportError: safetensors is not installed.
         ValueError: An error of `read_config`, or missing, damaged or wrong weights.
     """
-    folder = _find(path)
-    config, description = _read(folder)
+    folder = _find_model_folder(path)
+    config, description = _read_config_file(folder)
     weights_path = folder / WEIGHTS_FILE
     if not weights_path.is_file():
         raise wrong_value("path", str(folder), f"a folder that holds {WEIGHTS_FILE}")
@@ -134,10 +134,10 @@ def read_config(path: str | Path) -> ModelConfig:
     Raises:
         ValueError: A missing file, or one that this version of teka cannot read.
     """
-    return _read(_find(path))[0]
+    return _read_config_file(_find_model_folder(path))[0]
 
 
-def _find(path: str | Path) -> Path:
+def _find_model_folder(path: str | Path) -> Path:
     if str(path) in PRETRAINED:
         return Path(str(files("teka.models") / "pretrained" / str(path)))
     folder = expand_user(path)
@@ -150,8 +150,8 @@ def _find(path: str | Path) -> Path:
     return folder
 
 
-def _read(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Return the config and its description of the weights file."""
+def _read_config_file(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Return the config of a saved model, and its description of the weights file."""
     config_path = folder / CONFIG_FILE
     content = read_json(config_path)
     try:
@@ -172,8 +172,8 @@ def _read(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         raise ValueError(f"{config_path} is not the config of a model: {error}") from error
 
 
-def _check_place(folder: Path) -> None:
-    """Check that a folder is free, empty or a model file."""
+def _check_model_folder(folder: Path) -> None:
+    """Check that a folder does not exist, is empty, or contains only a saved model."""
     if not folder.exists():
         return
     if not folder.is_dir():

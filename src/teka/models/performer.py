@@ -102,7 +102,7 @@ class Performer(nn.Module):
         self.align = None
         if config.subpixels > 1:
             self.align = SubpixelAlignment(config.subpixels, num_axes=num_axes)
-        resampling = ResamplingFactory.of(config, num_axes)
+        resampling = ResamplingFactory.from_config(config, num_axes)
         self.stem = make_stem(config, first.dim, resampling)
         self.class_token = Parameter(torch.randn(first.dim)) if self.pool == "class" else None
         self.absolute_position: SinusoidalPositionEmbedding | LearnedPositionEmbedding | None = None

@@ -54,7 +54,7 @@ ATTENTION_OPTIONS = (
 
 
 class Stage(NamedTuple):
-    """Sizes of a stage: blocks with the same grid."""
+    """Sizes of a stage, which consists of transformer blocks on the same grid."""
 
     dim: int
     depth: int
@@ -214,7 +214,7 @@ class PerformerConfig:
 
     @property
     def stages(self) -> list[Stage]:
-        """Sizes of each stage."""
+        """Width, number of blocks and number of heads of each stage."""
         options = {"dim": self.dim, "depth": self.depth, "heads": self.heads}
         sizes = {
             name: tuple(value) if isinstance(value, Sequence) else (value,)
@@ -232,7 +232,7 @@ class PerformerConfig:
 
     @property
     def stem_layer(self) -> str | nn.Module:
-        """The stem, with the default filled in."""
+        """The first layers of the model. By default, they depend on the patch size."""
         if self.stem is not None:
             return self.stem
         return "convolution" if self.patch_size == 1 else "patch"
@@ -257,7 +257,7 @@ class PerformerConfig:
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:
-        """Check that options of downsampling have an effect."""
+        """Check that options that change the downsampling have an effect."""
         stem = self.stem_layer
         num_stages = len(self.stages)
         if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
@@ -298,7 +298,7 @@ class PerformerConfig:
             raise wrong_value("pool", self.pool, expected, hint)
 
     def _check_positions(self) -> None:
-        """Check that options of positions have an effect."""
+        """Check that options that change the use of positions have an effect."""
         if self.num_blocks_with_positions == 0:
             for option in ("value_convolution", "window_reach"):
                 if getattr(self, option) is not None:

@@ -47,8 +47,8 @@ class ResamplingFactory:
     attention: AttentionOptions | None
 
     @classmethod
-    def of(cls, config: PerformerConfig, num_axes: int) -> "ResamplingFactory":
-        """Return the factory with the options of a model."""
+    def from_config(cls, config: PerformerConfig, num_axes: int) -> "ResamplingFactory":
+        """Create the factory with the options of a model."""
         select = "fixed" if config.stem_layer == "strided" else config.select
         attention = None
         if config.resampling == "attention":
@@ -113,7 +113,7 @@ class ResamplingFactory:
         )
 
     def make_downsampling(self, channels: int) -> PolyphaseDownsample:
-        """Return a layer that keeps every second cell of each axis."""
+        """Create a layer that keeps every second cell of each axis."""
         return PolyphaseDownsample(
             2,
             num_axes=self.num_axes,
@@ -275,7 +275,7 @@ class DenseHead(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *coarse"], levels: Sequence[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "batch classes *sides"]:
-        """Return the logits.
+        """Return the class logits of every pixel.
 
         Args:
             cells: The coarsest grid of tokens.

@@ -274,7 +274,7 @@ def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -
 def make_relative_kernel(
     options: AttentionOptions, heads: int, dim_head: int, num_features: int
 ) -> RelativeModule | None:
-    """Return the relative kernel of a layer, or None.
+    """Create the relative kernel that the options of a layer describe, or return None.
 
     Args:
         options: Options of the layer.

@@ -28,7 +28,7 @@ class IdentityQueryKeyNorm(nn.Module):
     head_parameters: ClassVar[tuple[str, ...]] = ()
 
     def forward(self, query: Queries, key: Keys, key_mask: KeyMask) -> tuple[Queries, Keys]:
-        """Return the queries and keys to attend with.
+        """Return the normalized queries and keys.
 
         Args:
             query: Queries of the heads that depend on content, shape (B, H, L_q, d).

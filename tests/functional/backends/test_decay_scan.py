@@ -3,7 +3,7 @@ import torch
 
 from teka.functional.backends import linear
 from teka.functional.backends.attention_sums import AttentionFeatures
-from teka.functional.backends.decay_scan import BLOCK, scan
+from teka.functional.backends.decay_scan import BLOCK, decayed_sums
 
 
 @pytest.mark.parametrize("side", [1, BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 1, 2 * BLOCK * BLOCK + 7])
@@ -13,7 +13,7 @@ def test_a_scan_is_the_product_with_the_matrix_of_the_decay(side: int):
     rate = torch.tensor([0.0, 0.02, 4.0], dtype=torch.float64)
     steps = (torch.arange(side)[:, None] - torch.arange(side)).abs()
     truth = torch.einsum("hij,bhjcd->bhicd", torch.exp(-rate[:, None, None] * steps), cells)
-    torch.testing.assert_close(scan(cells, rate), truth, rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close(decayed_sums(cells, rate), truth, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 13, 27])

@@ -58,7 +58,10 @@ class AttentionFeatures:
 
     @property
     def terms(self) -> tuple[tuple[float, Tensor], ...]:
-        """Return the terms of the denominator, at least one."""
+        """Weight and feature vectors of each term of the denominator.
+
+        By default, the features of the numerator are the only term.
+        """
         return self.denominator or ((1.0, self.numerator),)
 
     def concatenate_denominator_features(self) -> Tensor:
@@ -98,8 +101,8 @@ class LinearAttentionInputs:
     is_causal: bool = False
     group: ProcessGroup | None = None
 
-    def after(self, num_tokens: int) -> "LinearAttentionInputs":
-        """Return the inputs without the first tokens."""
+    def without_first_tokens(self, num_tokens: int) -> "LinearAttentionInputs":
+        """Return the inputs without the first `num_tokens` tokens."""
         if not num_tokens:
             return self
         log_scale, key_mask = self.log_scale, self.key_mask
@@ -133,7 +136,7 @@ class WeightedSums:
 
     @classmethod
     def from_channels(cls, sums: Tensor, log_peak: Tensor | None = None) -> "WeightedSums":
-        """Split sums of values that were extended by `append_ones`."""
+        """Split sums over values to which `append_ones` has appended ones."""
         return cls(sums[..., :-1], sums[..., -1], log_peak)
 
     def _log_peak(self) -> Tensor:
@@ -142,7 +145,7 @@ class WeightedSums:
         return torch.zeros((), dtype=self.numerator.dtype, device=self.numerator.device)
 
     def __add__(self, other: "WeightedSums") -> "WeightedSums":
-        """Return the sums over the keys of both."""
+        """Return the sums over the keys of both operands."""
         if self.log_peak is None and other.log_peak is None:
             return WeightedSums(
                 self.numerator + other.numerator, self.denominator + other.denominator

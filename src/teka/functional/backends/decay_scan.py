@@ -83,11 +83,11 @@ def _scan_axes(
 ) -> Channels:
     maps = outer_product(key_features, value).unflatten(2, shape)
     for axis, rate in enumerate(rates):
-        maps = scan(maps.movedim(2 + axis, 2), rate).movedim(2, 2 + axis)
+        maps = decayed_sums(maps.movedim(2 + axis, 2), rate).movedim(2, 2 + axis)
     return apply_sums_to_queries(query_features, maps.flatten(2, 1 + len(shape)))
 
 
-def scan(
+def decayed_sums(
     cells: Float[Tensor, "batch heads side *rest"], rate: Rate
 ) -> Float[Tensor, "batch heads side *rest"]:
     """Return Σ_j exp(−r |i − j|) x_j along the third dimension."""

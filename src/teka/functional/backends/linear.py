@@ -73,14 +73,14 @@ class LinearState:
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Return all sums."""
+        """Return the sums of the numerator, followed by those of each term of the denominator."""
         return (self.values, *self.weights)
 
     @classmethod
     def from_keys(
         cls, key: AttentionFeatures, value: Values, log_scale: LogScale = None
     ) -> "LinearState":
-        """Return the sums over these keys."""
+        """Compute the sums over some keys from their features and values."""
         if log_scale is None:
             weights = tuple(vectors.sum(dim=-2) for _, vectors in key.terms)
             return cls(key.numerator.mT @ value, weights)
@@ -90,13 +90,13 @@ class LinearState:
         return cls(key.numerator.mT @ (value * factor), weights, log_peak)
 
     def without_keys(self) -> "LinearState":
-        """Return sums over no keys, of the same shapes."""
+        """Return sums over no keys, which are zeros of the same shapes."""
         weights = tuple(torch.zeros_like(total) for total in self.weights)
         log_peak = self.values.new_full(self.values.shape[:2], -torch.inf)
         return LinearState(torch.zeros_like(self.values), weights, log_peak)
 
     def __add__(self, other: "LinearState") -> "LinearState":
-        """Return the sums over the keys of both."""
+        """Return the sums over the keys of both operands."""
         pairs = list(zip(self.sums, other.sums, strict=True))
         if self.log_peak is None and other.log_peak is None:
             values, *weights = (first + second for first, second in pairs)
@@ -111,8 +111,8 @@ class LinearState:
         )
         return LinearState(values, tuple(weights), log_peak)
 
-    def read(self, query: AttentionFeatures) -> WeightedSums:
-        """Return the sums of queries over the keys."""
+    def weighted_sums(self, query: AttentionFeatures) -> WeightedSums:
+        """Compute the numerator and denominator of each query from the sums over keys."""
         totals = [
             weight * (vectors @ total[..., None]).squeeze(-1)
             for (weight, vectors), total in zip(query.terms, self.weights, strict=True)
@@ -203,7 +203,7 @@ def decoding_step(
             log_peak = -rate if old.log_peak is None else old.log_peak - rate
             old = replace(old, log_peak=log_peak.expand(old.values.shape[:2]))
         sums = old + sums
-    return sums.read(query), DecodingState(0, sums)
+    return sums.weighted_sums(query), DecodingState(0, sums)
 
 
 def decoding_step_without_positions(
@@ -322,7 +322,7 @@ def _split_into_chunks(*tensors: Tensor) -> list[Tensor]:
 def _sums_before(
     chunks: Float[Tensor, "batch heads chunks rows columns"],
 ) -> Float[Tensor, "batch heads chunks rows columns"]:
-    """Return for every chunk the sum of all chunks before it."""
+    """Return the sum of all earlier chunks for every chunk."""
     num_chunks = chunks.shape[2]
     if num_chunks <= MAX_CHUNKS_OF_MATRIX:
         earlier = chunks.new_ones(num_chunks, num_chunks).tril(-1)
@@ -493,7 +493,7 @@ def linear_attention_sums(
         return _attention_sums_over_processes(tokens, query, key, tokens.group)
     if tokens.is_causal:
         return causal_attention_sums(query, key, tokens.value, tokens.log_scale)
-    return LinearState.from_keys(key, tokens.value, tokens.log_scale).read(query)
+    return LinearState.from_keys(key, tokens.value, tokens.log_scale).weighted_sums(query)
 
 
 def _attention_sums_over_processes(
@@ -532,8 +532,8 @@ def _attention_sums_over_processes(
 
     state = LinearState(total(own.values), tuple(map(total, own.weights)), log_peak)
     if not tokens.is_causal:
-        return state.read(query)
-    return causal_attention_sums(query, key, tokens.value, log_scale) + state.read(query)
+        return state.weighted_sums(query)
+    return causal_attention_sums(query, key, tokens.value, log_scale) + state.weighted_sums(query)
 
 
 class _AllReduceSum(Function):

@@ -416,7 +416,7 @@ def multiply_by_log_factors(
 
 
 def mask_scores(scores: LogRelative, keep: PairMask) -> Float[Tensor, "..."]:
-    """Return the scores, with −∞ for masked pairs."""
+    """Set the attention scores of masked pairs to −∞."""
     return scores if keep is None else scores.masked_fill(~keep, -math.inf)
 
 

@@ -45,7 +45,7 @@ class RandomFeatureKernel(FeatureKernel):
         return self.features_per_draw * self.projection.shape[0]
 
     def project(self, vectors: Keys) -> KeyFeatures:
-        """Return w_rᵀx for every draw."""
+        """Return the inner products w_rᵀx of vectors x and all random vectors w_r."""
         check_tensor("projection", self.projection, "features", vectors.shape[-1])
         return vectors @ self.projection.to(vectors).T
 
@@ -71,7 +71,7 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
         return self.project(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
 
     def key_exponent(self, key: Keys, *, scale: float) -> KeyFeatures:
-        """Return the exponents of the features of keys."""
+        """Return the logarithms of the random features of keys, up to an additive constant."""
         return self.query_exponent(key, scale=scale)
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:

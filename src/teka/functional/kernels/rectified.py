@@ -36,7 +36,7 @@ class SharedFeatureMapKernel(FeatureKernel):
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
-        """Map vectors to features φ(x)."""
+        """Map queries or keys x to features φ(x)."""
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         return self.feature_map(query, scale=scale)
@@ -149,7 +149,7 @@ class FlooredRelu(SharedFeatureMapKernel):
         return mask_features(self.feature_map(key, scale=scale), key_mask), log_scale
 
     def _least_floor(self, vectors: Vectors) -> float:
-        """Return the floor of the zero vector."""
+        """Return the minimum of the ReLU for the zero vector."""
         return LEAST_FEATURE ** (1 / self.degree)
 
 

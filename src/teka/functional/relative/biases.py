@@ -133,7 +133,7 @@ class Decay(DecayRelativeKernel):
 
     @classmethod
     def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "Decay":
-        """Return the slopes of `Alibi` as rates of all axes."""
+        """Create exponential decay whose rates along all axes are the slopes of `Alibi`."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(Alibi.with_initial_parameters(heads=heads).slope[:, None].repeat(1, num_axes))
 
@@ -189,7 +189,7 @@ class Alibi(DecayRelativeKernel):
 
     @classmethod
     def random_example(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
-        """Return the slopes of the paper in float64."""
+        """Create ALiBi position biases with the slopes of the paper, in float64."""
         return cls(cls.with_initial_parameters(heads=heads).slope.double())
 
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
@@ -319,7 +319,7 @@ class T5Bias(SeparableRelativeKernel):
         num_buckets: int = NUM_BUCKETS,
         max_distance: float = MAX_DISTANCE,
     ) -> "T5Bias":
-        """Return tables of zeros."""
+        """Create T5 position biases of 0."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_buckets": num_buckets})
         return cls(torch.zeros(heads, num_axes, num_buckets), max_distance)
 
@@ -332,7 +332,7 @@ class T5Bias(SeparableRelativeKernel):
         return replace(super().random_example(generator, **sizes), max_distance=6.0)
 
     def bucket(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:
-        """Return the buckets of offsets x_i − x_j."""
+        """Return the bucket, which is a range of distances, of each offset x_i − x_j."""
         num_per_side = self.tables.shape[-1] // 2
         num_exact = num_per_side // 2
         steps = round_to_steps(to_widest_dtype(offsets).abs(), self.unit)

@@ -90,7 +90,7 @@ class ClippedDistanceBias(PositiveRelativeKernel):
     def with_initial_parameters(
         cls, *, dim_head: int, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
     ) -> "ClippedDistanceBias":
-        """Return embeddings of zeros."""
+        """Create attention weights of clipped distances, with distance embeddings of 0."""
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         return cls(torch.zeros(max_distance + 1, dim_head), ring_width)
 
@@ -112,14 +112,14 @@ class ClippedDistanceBias(PositiveRelativeKernel):
         return is_wide and has_spacing(grid, self.ring_width)
 
     def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        """Return the clipped distances of offsets, in ring widths."""
+        """Return the clipped distance of each offset, as a number of ring widths."""
         distance = round_to_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries rings"]:
-        """Return log c of every query for each distance."""
+        """Return the log of the position-dependent weight of every query for each distance."""
         return scale * (query @ self.distance_embedding.to(query).T)
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
@@ -190,7 +190,7 @@ def decode_with_rings(
         oldest_features, oldest_scale, oldest_value = recent.pop()
         oldest = AttentionFeatures(oldest_features)
         distant = distant + LinearState.from_keys(oldest, oldest_value, oldest_scale)
-    sums = distant.read(AttentionFeatures(tokens.query_features))
+    sums = distant.weighted_sums(AttentionFeatures(tokens.query_features))
     assert sums.log_peak is not None
     log_factors = [sums.log_peak + log_rings[..., -1]]
     for distance, (_, scale, _) in enumerate(recent):

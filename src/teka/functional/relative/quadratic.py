@@ -132,7 +132,7 @@ class GeneralizedQuadraticBias(CenteredRelativeKernel):
 
     @classmethod
     def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "GeneralizedQuadraticBias":
-        """Return centers Δ_h ~ N(0, 2²) and identity matrices L."""
+        """Create Gaussian position weights with centers Δ_h ~ N(0, 2²) and identity matrices L."""
         sizes = {"num_axes": num_axes, "heads": heads}
         check_tensor_sizes(sizes)
         check_tensor_sizes(sizes, heads * num_axes**2)

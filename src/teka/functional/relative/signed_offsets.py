@@ -95,7 +95,7 @@ class Shaw(PositiveRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, dim_head: int, max_distance: int = MAX_DISTANCE
     ) -> "Shaw":
-        """Return embeddings of zeros, which all heads share."""
+        """Create relative position embeddings of 0, which all heads share."""
         sizes = {"num_axes": num_axes, "dim_head": dim_head, "max_distance": max_distance}
         check_tensor_sizes(sizes)
         return cls(torch.zeros(num_axes, 2 * max_distance + 1, dim_head))
@@ -108,11 +108,11 @@ class Shaw(PositiveRelativeKernel):
     def log_entries(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries axes entries"]:
-        """Return scale · qᵀw of every entry of every axis."""
+        """Return scale · qᵀw for the embedding w of every offset along every axis."""
         return scale * torch.einsum("bhqd,aed->bhqae", query, self.embedding.to(query))
 
     def entry(self, offsets: Float[Tensor, "*pairs axes"]) -> Int[Tensor, "*pairs axes"]:
-        """Return the entry of every offset along every axis."""
+        """Return the index of the embedding of each offset along every axis."""
         steps = round_to_steps(offsets, self.unit)
         return (steps.clamp(-self.max_distance, self.max_distance) + self.max_distance).long()
 

@@ -37,7 +37,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
 
     @abstractmethod
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return log c of every head at offsets."""
+        """Return the log of the position-dependent weight at some offsets, for each head."""
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_weight_at(offsets)
@@ -80,7 +80,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
 
     @abstractmethod
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        """Return log c_a of every head at offsets along one axis."""
+        """Return the log of the weight's factor for one axis at some offsets, for each head."""
 
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
@@ -179,5 +179,5 @@ def broadcast_per_head(
 def read_table(
     table: Float[Tensor, "heads entries"], entries: Int[Tensor, "*pairs"]
 ) -> LogRelativePerHead:
-    """Return the entries of each head's table."""
+    """Look up the entries of the table of each head."""
     return table.index_select(1, entries.flatten()).reshape(len(table), *entries.shape)

@@ -78,7 +78,7 @@ class WindowBias(StationaryRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, max_distance: int = MAX_DISTANCE
     ) -> "WindowBias":
-        """Return a bias of zeros for a reach of `max_distance` cells."""
+        """Create position biases of 0 for a window of `max_distance` cells in each direction."""
         sizes = {"num_axes": num_axes, "heads": heads, "max_distance": max_distance}
         check_sizes(sizes)
         check_sizes({"num_axes": num_axes}, most=MAX_AXES)
@@ -89,7 +89,7 @@ class WindowBias(StationaryRelativeKernel):
     def random_example(
         cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any
     ) -> "WindowBias":
-        """Return a bias ~ N(0, 1) for a reach of 2 cells."""
+        """Create normally distributed position biases for a window of 2 cells in each direction."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
     @property

@@ -79,8 +79,8 @@ class LayerInputs:
         return torch.cat([prefix, self.num_prefix_tokens + cells])
 
 
-def _coordinates(grid: Grid) -> Int[Tensor, "tokens axes"]:
-    """Return the index of every cell along every axis."""
+def _cell_indices(grid: Grid) -> Int[Tensor, "tokens axes"]:
+    """Return the index along each axis of every cell of a grid."""
     return torch.cartesian_prod(*map(torch.arange, grid.shape)).reshape(-1, grid.num_axes)
 
 
@@ -89,7 +89,7 @@ def _select_block(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "
 
     The block has at most `max_tokens` cells.
     """
-    shape, coordinates = torch.tensor(grid.shape), _coordinates(grid)
+    shape, coordinates = torch.tensor(grid.shape), _cell_indices(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
     start = torch.minimum(coordinates[cell], shape - sides)
     is_inside = (coordinates >= start) & (coordinates < start + sides)
@@ -209,7 +209,7 @@ def _run_with_shifted_cells(layer: Attention, inputs: LayerInputs, steps: Steps)
 
     outputs = []
     for offset in offsets:
-        coordinates = (_coordinates(grid) + start + offset) % sides
+        coordinates = (_cell_indices(grid) + start + offset) % sides
         index = inputs.token_indices(cells[coordinates.unbind(dim=1)])
         tokens, key_mask = place(inputs.tokens, index), place(inputs.key_mask, index)
         shifted = replace(inputs, tokens=tokens, grid=canvas, key_mask=key_mask)

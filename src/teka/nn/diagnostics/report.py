@@ -105,7 +105,7 @@ class ApproximationErrors:
 
     @classmethod
     def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "ApproximationErrors":
-        """Return the errors of an approximate attention output.
+        """Compute the errors of an output of attention with random features.
 
         Args:
             estimate: Output with random features.
@@ -268,18 +268,18 @@ class Diagnosis:
     def __str__(self) -> str:
         lines = [f"{self.inputs}, {self.dtype}; heads measured on {self.measured}"]
         for group in self.groups:
-            lines += [group.name, *_lines(group)]
-        lines += ["largest values", *_lines(self.largest)]
+            lines += [group.name, *_format_fields(group)]
+        lines += ["largest values", *_format_fields(self.largest)]
         lines.append(f"  room in float16: a factor of {self.float16_headroom:.3g}")
         if self.shift is not None:
-            lines += ["shifts", *_lines(self.shift)]
+            lines += ["shifts", *_format_fields(self.shift)]
         lines.append("findings" if self.findings else "No problem found.")
         for finding in self.findings:
             lines += wrap(f"  - {finding}", LINE_LENGTH, subsequent_indent="    ")
         return "\n".join(lines)
 
 
-def _lines(measurements: object) -> list[str]:
+def _format_fields(measurements: object) -> list[str]:
     """Return the fields of a dataclass or dictionary as text."""
     lines = []
     for name, value in encode(measurements).items():
@@ -366,7 +366,7 @@ def find_problems(
 
 
 def float16_headroom(largest: dict[str, float]) -> float:
-    """Return the largest float16 over the largest of some values."""
+    """Return the factor by which the largest of some values could grow in float16."""
     return FLOAT16.max / max(*largest.values(), FLOAT16.tiny)
 
 

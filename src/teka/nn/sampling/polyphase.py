@@ -225,7 +225,7 @@ class PolyphaseUpsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Place the pixels of a coarse grid in a fine grid of zeros.
+        """Write the pixels of a coarse grid into a fine grid of zeros.
 
         Args:
             inputs: Coarse grids, shape (B, C, *sides).

@@ -139,7 +139,7 @@ class AttentionUpsample(nn.Module):
         offset: Int[Tensor, "batch"],
         fine: Float[Tensor, "batch fine_dim *sides"] | None = None,
     ) -> Float[Tensor, "batch fine_dim *sides"]:
-        """Return the pixels of the fine grid.
+        """Return the pixels of the fine grid after attention to the coarse grid.
 
         Args:
             inputs: Pixels of the coarse grid.

@@ -72,7 +72,7 @@ def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexp
 
 @triton.jit
 def clear_rows(block, poison):
-    """Replace the rows whose poison is NaN by 0."""
+    """Set the rows of tokens whose mark `poison` is NaN to 0."""
     return tl.where((poison == poison)[:, None], block, 0.0)
 
 
@@ -95,7 +95,7 @@ def load_and_mark_nonfinite(
 
 @triton.jit
 def kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
-    """Return True for keys that exist and that the mask keeps."""
+    """Return True for keys that exist and are not masked."""
     keep = tokens < num_tokens
     if is_masked:
         mask = tl.load(key_mask + head // heads * num_tokens + tokens, mask=keep, other=0)
@@ -176,13 +176,13 @@ def compute_feature_map_gradient(
 
 @triton.jit
 def _split_pairs(features, size: tl.constexpr):
-    """Return the features 2p and the features 2p + 1."""
+    """Split adjacent features into those with even and those with odd indices."""
     return tl.split(tl.reshape(features, (features.shape[0], size // 2, 2)))
 
 
 @triton.jit
 def _join_pairs(first, second, size: tl.constexpr):
-    """Return features from those with indices 2p and 2p + 1."""
+    """Interleave features with even indices and features with odd indices."""
     return tl.reshape(tl.join(first, second), (first.shape[0], size))
 
 

@@ -40,7 +40,7 @@ from teka.functional.backends.triton.feature_maps import (
 
 @triton.jit
 def load_state(pointer, size: tl.constexpr, channels: tl.constexpr):
-    """Load the three sums of a state, which are contiguous."""
+    """Load the three sums of a recurrent state, which are contiguous in memory."""
     rows = tl.arange(0, size)
     value_sum = tl.load(pointer + rows[:, None] * channels + tl.arange(0, channels)[None, :])
     pointer += size * channels
@@ -51,7 +51,7 @@ def load_state(pointer, size: tl.constexpr, channels: tl.constexpr):
 def store_state(
     pointer, value_sum, plain_sum, length_sum, size: tl.constexpr, channels: tl.constexpr
 ):
-    """Store the three sums of a state."""
+    """Store the three sums of a recurrent state, which are contiguous in memory."""
     rows = tl.arange(0, size)
     tl.store(pointer + rows[:, None] * channels + tl.arange(0, channels)[None, :], value_sum)
     pointer += size * channels
@@ -61,7 +61,7 @@ def store_state(
 
 @triton.jit
 def empty_state(size: tl.constexpr, channels: tl.constexpr):
-    """Return a state of no tokens."""
+    """Return the recurrent state of a sequence without tokens."""
     value_sum = tl.zeros((size, channels), tl.float32)
     return value_sum, tl.zeros((size,), tl.float32), tl.zeros((size // 2,), tl.float32)
 

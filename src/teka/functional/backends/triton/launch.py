@@ -33,7 +33,7 @@ LARGE_SHARED_MEMORY = 2**17
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """Options of an attention for the Triton kernels.
+    """Options of an attention call that the Triton kernels take.
 
     Args:
         kernel: Name of the content kernel.
@@ -163,11 +163,11 @@ class TritonLaunch:
         return max(self.segment, triton.next_power_of_2(tokens_per_program))
 
     def allocate_states(self, num_states: int) -> Tensor:
-        """Allocate states of every head."""
+        """Allocate `num_states` recurrent states for each head."""
         return self.allocate_floats(num_states, self.state_length)
 
     def allocate_floats(self, *shape: int) -> Tensor:
-        """Allocate float32 elements of every head."""
+        """Allocate a float32 tensor of a given shape for each head."""
         return self.query.new_empty(self.num_heads, *shape, dtype=torch.float32)
 
     def allocate_result(self) -> ForwardResult:
@@ -242,7 +242,7 @@ class TritonLaunch:
         return self.query, self.key, self.value, self.key_mask, *tables
 
     def forward(self) -> ForwardResult:
-        """Compute the outputs."""
+        """Compute the outputs of attention, and intermediate results for the backward pass."""
         result = self.allocate_result()
         inputs = self.kernel_inputs
         states = self.allocate_states(self.num_segments(self.key))
