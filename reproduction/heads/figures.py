@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from reproduction.figures import to_png
 from reproduction.heads.measure import LAYER_NUMBERS, attention_maps
 from reproduction.heads.prune import require_self_attention
 from reproduction.heads.record import HEADS_FILE, load_head_record
 from teka.files import make_directory, write_bytes
-from teka.reporting.plots import to_png
 from teka.training import restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from reproduction.figures import to_png
 from reproduction.study import Study, read_results_table, read_study, write_study
 from reproduction.study.report import format_mean, group_by_model
 from teka.checks import check_name
 from teka.files import write_bytes
-from teka.reporting.plots import to_png
 
 FOLDER = Path(__file__).parent
 PAPER_IMAGE_SIZE = 32

@@ -8,11 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import gmean
 
+from reproduction.figures import to_png
 from reproduction.study.report import format_mean, format_number, margin_of_error, write_page
 from reproduction.study.results import read_results_table
 from reproduction.study.study import Study
 from teka.files import write_bytes
-from teka.reporting.plots import line_color, to_png
+from teka.reporting.plots import line_color
 
 LEVELS = ["data", "training", "model"]
 REFERENCE = ("as published", "rotary (default)")

@@ -1,6 +1,5 @@
 """The `audit` function and its stages. If a stage fails, the other stages still run."""
 
-import dataclasses
 import math
 import traceback
 from collections.abc import Callable, Sequence
@@ -299,11 +298,10 @@ def _check_validity(context: AuditContext) -> None:
         for caveat in (
             *caveats.warn_about_equal_predictions(each),
             *caveats.warn_about_chance_accuracy(each),
+            *caveats.warn_about_fill_value(context.images, each.movement),
         ):
             by_name.setdefault(caveat.name, caveat)
     warnings += by_name.values()
-    for mode in settings.modes:
-        warnings += caveats.warn_about_fill_value(context.images, context.movement(mode))
     if context.labels is not None:
         warnings += caveats.warn_about_unused_labels(responses)
     if settings.output == "auto":
@@ -385,7 +383,7 @@ def audit(
         check_instance("settings", settings, AuditSettings)
     settings = settings or AuditSettings()
     if shifts is not None:
-        settings = dataclasses.replace(settings, shifts=shifts)
+        settings = replace(settings, shifts=shifts)
     _check_images_and_labels(images, labels, class_names)
     for argument, value, kind in (
         ("name", name, str),
@@ -444,7 +442,7 @@ def audit(
             provenance={**provenance(command), "seconds": round(context.deadline.seconds, 2)},
             responses=tuple(map(PackedResponses.pack, context.responses)),
         )
-        return dataclasses.replace(report, verdict=verdict(report))
+        return replace(report, verdict=verdict(report))
 
     with evaluation_mode(module):
         run_main_stages(context)

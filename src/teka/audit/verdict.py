@@ -122,16 +122,14 @@ def _describe_images_and_modes(moved: Sequence[Metrics], report: AuditReport) ->
     return f"{images}, mode{'' if len(modes) == 1 else 's'} {join_words(modes)}"
 
 
-def _format_ends(estimate: Estimate) -> str:
-    return f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
-
-
 def _format_confidence_interval(estimate: Estimate) -> str:
-    return f"{100 * estimate.confidence:g} % interval {_format_ends(estimate)}"
+    ends = f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
+    return f"{100 * estimate.confidence:g} % interval {ends}"
 
 
 def _format_estimate(estimate: Estimate) -> str:
-    return f"{format_share(estimate.value)} % ({_format_ends(estimate)})"
+    ends = f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
+    return f"{format_share(estimate.value)} % ({ends})"
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:

@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib: inline SVG for HTML pages, and PNG files."""
+"""Charts that matplotlib draws, as inline SVG for HTML pages."""
 
 import io
 import math
@@ -148,10 +148,3 @@ def choose_ticks(steps: Sequence[float | int]) -> list[int]:
     every = math.ceil(len(steps) / 9)
     zero = list(steps).index(0) if 0 in steps else 0
     return [index for index in range(len(steps)) if (index - zero) % every == 0]
-
-
-def to_png(figure: "Figure") -> bytes:
-    """Convert a figure to a PNG file in its own resolution."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": "teka"})
-    return file.getvalue()

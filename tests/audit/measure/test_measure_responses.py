@@ -211,16 +211,30 @@ def test_bad_input_is_refused(unchecked_annotations):
             measure_responses(**given)
 
 
-def test_the_time_left_is_estimated_from_the_pace_so_far():
+@pytest.mark.parametrize("budget", [None, 1e-3])
+def test_the_time_left_is_estimated_from_the_pace_so_far(budget: float | None):
     start = time.perf_counter()
-    deadline = Deadline()
-    time.sleep(0.01)
-    left = deadline.estimate_seconds_left(num_done=10, num_remaining=20)
-    assert 0.02 <= left <= 2 * (time.perf_counter() - start)
 
+    def check_time_left(done: int, total: int, left: float) -> None:
+        elapsed = time.perf_counter() - start
+        assert 0.01 / total * (total - done) <= left <= elapsed / done * (total - done)
 
-def test_the_time_left_is_never_more_than_the_budget():
-    assert 0 <= Deadline(3.0).estimate_seconds_left(num_done=1, num_remaining=10**15) <= 3.0
+    def check_budget(done: int, total: int, left: float) -> None:
+        assert 0 <= left <= 1e-3
+
+    def slow(images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return linear(images)
+
+    measure_responses(
+        slow,
+        IMAGES,
+        SHIFTS,
+        ZERO,
+        batch_size=len(IMAGES),
+        budget_seconds=budget,
+        progress=check_time_left if budget is None else check_budget,
+    )
 
 
 def test_a_budget_ends():

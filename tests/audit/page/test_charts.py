@@ -4,16 +4,17 @@ import math
 import numpy as np
 
 from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, heat_map_chart, layer_chart
-from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metrics
+from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metrics, make_report
 
 
 def figure_of(*metrics, curve="accuracy", **options):
-    names = [f"model {index}" for index in range(len(metrics))]
-    return draw_curves(names, dict(enumerate(metrics)), curve, "correct (%)", **options)
+    reports = [make_report(f"model {index}", caveats=()) for index in range(len(metrics))]
+    return draw_curves(reports, dict(enumerate(metrics)), curve, "correct (%)", **options)
 
 
 def accuracy_figure(names, metrics):
-    return draw_curves(names, metrics, "accuracy", "correct (%)")
+    reports = [make_report(name, caveats=()) for name in names]
+    return draw_curves(reports, metrics, "accuracy", "correct (%)")
 
 
 def test_charts_contain_the_shifts_along_each_axis_in_order_and_in_percent(figures):

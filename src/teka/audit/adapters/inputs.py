@@ -1,10 +1,9 @@
 """Inputs of an audit: a model, its images and labels, and their description in the report."""
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,7 +305,7 @@ def make_audit_inputs(
     is_sized_first = not is_late or options.data == "digits"
     takes_size = is_sized_first and not options.data.endswith(".npz")
     if options.image_size is None and subject.loads_at_input_size and takes_size:
-        options = dataclasses.replace(options, image_size=subject.input_size)
+        options = replace(options, image_size=subject.input_size)
     if is_late:
         function = subject.resizing_function()
         transform = Preprocessing(subject.in_channels)
@@ -316,10 +315,10 @@ def make_audit_inputs(
     if held_out is None:
         held_out = is_trained_on(subject, options)
     # Without normalization, models with the same input size can share images.
-    resizing_only = dataclasses.replace(transform, normalization=None, blue_first=False)
+    resizing_only = replace(transform, normalization=None, blue_first=False)
     chosen = read(options, resizing_only, settings.seed, held_out)
     if settings.output == "auto":
-        settings = dataclasses.replace(settings, output=subject.output)
+        settings = replace(settings, output=subject.output)
     caveats = []
     if not subject.declares_preprocessing:
         caveats.append(_preprocessing_caveat(is_gray=chosen.images.shape[1] == 1))
@@ -427,7 +426,7 @@ def make_room_for_shifts(
         raise wrong_value("modes", list(settings.modes), expected)
     size = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:
-        return dataclasses.replace(transform, resize=size, crop=None), settings
+        return replace(transform, resize=size, crop=None), settings
     is_crop = wide == ["crop"]
     reach = settings.reach(seen)
     if size is None:
@@ -444,5 +443,5 @@ def make_room_for_shifts(
         resize = max(*size, transform.resize if is_crop else 1)
         crop = size
     window = {"crop_size" if is_crop else "canvas_size": seen}
-    settings = dataclasses.replace(settings, shifts=settings.shifts_for(seen), **window)
-    return dataclasses.replace(transform, resize=resize, crop=crop), settings
+    settings = replace(settings, shifts=settings.shifts_for(seen), **window)
+    return replace(transform, resize=resize, crop=crop), settings

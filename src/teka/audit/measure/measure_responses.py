@@ -349,15 +349,6 @@ class Deadline:
         """Seconds until the time limit, at least 0. Infinite if there is no limit."""
         return max(self._budget - self.seconds, 0.0)
 
-    def estimate_seconds_left(self, num_done: int, num_remaining: int) -> float:
-        """Estimate the number of seconds until the work is done or the time limit is reached.
-
-        Args:
-            num_done: Number of entries that were finished since the start.
-            num_remaining: Number of entries that remain.
-        """
-        return min(self.seconds / num_done * num_remaining, self.seconds_left)
-
 
 def measure_responses(
     function: Model,
@@ -474,7 +465,8 @@ def measure_responses(
             done = int(evaluated.sum())
             if progress is not None:
                 total = evaluated.numel()
-                progress(done, total, deadline.estimate_seconds_left(done - start, total - done))
+                seconds = deadline.seconds / (done - start) * (total - done)
+                progress(done, total, min(seconds, deadline.seconds_left))
             if saved is not None and saved.is_due:
                 saved.write(measurement.saved_tensors())
     except ModelError as error:

@@ -1,7 +1,7 @@
 """Charts of an audit: curves and heat maps of metrics over all shifts, and errors of layers."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from teka.audit.layers.localize import LayerFinding, LayerFindings
 from teka.audit.page.metric_formatting import format_metric_with_unit, is_share
+from teka.audit.report import AuditReport
 from teka.audit.shifts import CheckedShift
 from teka.audit.statistics.comparison import Comparison
 from teka.audit.statistics.intervals import Curve, has_interval
@@ -35,34 +36,33 @@ LAYER_ERRORS = {
 }
 
 
-def model_color(model: int, *, is_invalid: bool) -> str:
+def model_color(index: int, report: AuditReport) -> str:
     """Return the color of a model by its index, or gray if its results are invalid."""
-    return GRAY if is_invalid else plots.line_color(model)
+    return GRAY if report.invalid else plots.line_color(index)
 
 
 def draw_curves(
-    names: Sequence[str],
+    reports: Sequence[AuditReport],
     results: Mapping[int, Metrics | Comparison],
     curve: str,
     label: str,
     *,
     difference: bool = False,
-    invalid: Collection[int] = (),
 ) -> dict[str, Any]:
     """Plot a metric of several models against horizontal shifts and against vertical shifts.
 
     Args:
-        names: Names of all models.
+        reports: Reports of all models.
         results: Results of the models by index.
         curve: Name of the metric in `CURVES`.
         label: Label of the metric.
         difference: True if the values are differences, which have both signs.
-        invalid: Indices of models with invalid results, whose lines are gray.
 
     Returns:
         Label and charts, or an empty dictionary if no shift is along one axis.
     """
     charts = []
+    factor = 100 if is_share(curve) else 1
     for axis, axis_label in AXES.items():
         lines = []
         for model, result in results.items():
@@ -73,11 +73,8 @@ def draw_curves(
             )
             if curve in result.curves and len(along) > 1:
                 steps, rows = zip(*along, strict=True)
-                factor = 100 if is_share(curve) else 1
-                color = model_color(model, is_invalid=model in invalid)
-                lines.append(
-                    CurveLine(names[model], model, color, steps, rows, result.curves[curve], factor)
-                )
+                values = result.curves[curve]
+                lines.append(CurveLine(model, reports[model], steps, rows, values, factor))
         if lines:
             figure, axes = plots.make_axes(
                 380, 240, legend_rows=len(lines) if len(lines) > 1 else 0
@@ -97,18 +94,16 @@ class CurveLine:
     """Metric of one model at the shifts along one axis.
 
     Args:
-        name: Name of the model.
         model: Index of the model.
-        color: Color of the line.
+        report: Report of the model.
         steps: Steps along the axis, in ascending order.
         rows: Index of each step in the curve.
         curve: Metric at every shift.
         factor: Factor that converts the metric to the unit of the chart.
     """
 
-    name: str
     model: int
-    color: str
+    report: AuditReport
     steps: tuple[int | float, ...]
     rows: tuple[int, ...]
     curve: Curve
@@ -130,18 +125,18 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
     """
     descriptions = []
     for line in lines:
+        color = model_color(line.model, line.report)
+        name = line.report.name
         values = line.chart_values()
         if len(lines) <= MOST_BANDS and has_interval(line.curve.method):
             band = line.chart_values("band_lower"), line.chart_values("band_upper")
             interval = line.chart_values("lower"), line.chart_values("upper")
-            axes.fill_between(line.steps, *band, color=line.color, alpha=0.12, linewidth=0)
-            axes.fill_between(line.steps, *interval, color=line.color, alpha=0.18, linewidth=0)
+            axes.fill_between(line.steps, *band, color=color, alpha=0.12, linewidth=0)
+            axes.fill_between(line.steps, *interval, color=color, alpha=0.18, linewidth=0)
         size = max(2.0, min(5.0, 60 / len(line.steps)))
         marker = plots.line_marker(line.model)
-        axes.plot(
-            line.steps, values, color=line.color, marker=marker, markersize=size, label=line.name
-        )
-        descriptions.append(f"{line.name} from {values.min():.3g} to {values.max():.3g}")
+        axes.plot(line.steps, values, color=color, marker=marker, markersize=size, label=name)
+        descriptions.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
     every_step = sorted({step for line in lines for step in line.steps})
     ticks = [every_step[index] for index in plots.choose_ticks(every_step)]
     axes.set_xticks(ticks, [format_step(step) for step in ticks])

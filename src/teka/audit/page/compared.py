@@ -19,7 +19,6 @@ from teka.audit.statistics.comparison import (
     Difference,
     Pair,
     find_best_models,
-    group_pairs_by_mode,
 )
 from teka.audit.statistics.intervals import has_interval
 from teka.audit.statistics.metrics import NUMBERS
@@ -30,7 +29,7 @@ MOST_NAMED = 2  # number of models whose names are in the headline
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
-def valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
+def select_valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
     """Return the pairs of models in which both models have valid results."""
     return [
         pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
@@ -66,7 +65,7 @@ def describe_best_model(
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
         return f"Mode {mode}: no comparison, because {left} valid results.", notes
-    rankings = find_best_models(valid_pairs(pairs, reports))
+    rankings = find_best_models(select_valid_pairs(pairs, reports))
     if not rankings:
         return f"Mode {mode}: no best model, because no metric is defined for every pair.", notes
     decisive = [best for metric in DECISIVE for best in rankings if best.metric == metric]
@@ -174,14 +173,17 @@ def comparison_sections(
     Each section has a function `draw_curves`, which draws the differences from the first model with
     valid results.
     """
-    names = [report.name for report in reports]
+    pairs_by_mode: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        pairs_by_mode.setdefault(pair.comparison.movement.mode, []).append(pair)
     sections = []
-    for mode, mode_pairs in group_pairs_by_mode(pairs).items():
+    for mode, mode_pairs in pairs_by_mode.items():
         headline, evidence = describe_best_model(mode_pairs, reports)
-        valid = valid_pairs(mode_pairs, reports)
+        valid = select_valid_pairs(mode_pairs, reports)
         reference = min((pair.first for pair in valid), default=0)
         others = {pair.second: pair.comparison for pair in valid if pair.first == reference}
-        label = f"accuracy of {names[reference]} minus that of the other model (points)"
+        label = f"accuracy of {reports[reference].name} minus that of the other model (points)"
+        draw = partial(draw_curves, reports, others, "accuracy", label, difference=True)
         numbers = [pair.comparison.numbers for pair in valid]
         section = {
             "mode": mode,
@@ -190,7 +192,7 @@ def comparison_sections(
             "columns": [name for name in NUMBERS if any(name in each for each in numbers)],
             "reference": reference,
             "pairs": valid,
-            "draw_curves": partial(draw_curves, names, others, "accuracy", label, difference=True),
+            "draw_curves": draw,
             "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
             "missing": explain_missing_intervals(
                 difference.method for each in numbers for difference in each.values()

@@ -29,13 +29,11 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     for model, report in enumerate(reports):
         for metrics in report.metrics:
             modes.setdefault(metrics.movement.mode, {})[model] = metrics
-    names = [report.name for report in reports]
-    invalid = [model for model, report in enumerate(reports) if report.invalid]
     sections = []
     for mode, by_model in modes.items():
         figures = {}
         for name, metric in CURVES.items():
-            if figure := draw_curves(names, by_model, name, metric.label, invalid=invalid):
+            if figure := draw_curves(reports, by_model, name, metric.label):
                 figures[name] = figure
         first = [name for name in FIRST_CURVES if name in figures] or list(figures)[:1]
         movements = [metrics.movement for metrics in by_model.values()]

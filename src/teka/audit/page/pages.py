@@ -122,8 +122,6 @@ def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 
 def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return one section of the page for each published protocol, with its results and curves."""
-    names = [report.name for report in reports]
-    invalid = [model for model, report in enumerate(reports) if report.invalid]
     results_by_protocol: dict[str, dict[int, ProtocolResult]] = {}
     for index, report in enumerate(reports):
         for result in report.protocols:
@@ -134,8 +132,7 @@ def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         figures = []
         for group in first.metrics:
             metrics = {index: result.metrics[group] for index, result in results.items()}
-            label = f"{group}: accuracy (%)"
-            figures.append(draw_curves(names, metrics, "accuracy", label, invalid=invalid))
+            figures.append(draw_curves(reports, metrics, "accuracy", f"{group}: accuracy (%)"))
         sections.append({"protocol": first, "results": results, "curves": figures})
     return sections
 
@@ -188,7 +185,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
         "models": [
             {
                 "name": report.name,
-                "color": model_color(at, is_invalid=bool(report.invalid)),
+                "color": model_color(at, report),
                 "classes": report.data.get("class_names"),
             }
             for at, report in enumerate(reports)
@@ -261,10 +258,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "version": reports[0].provenance.get("teka", ""),
         "images": join_words(describe_used_images(reports)) or "images",
         "reports": reports,
-        "colors": [
-            model_color(model, is_invalid=bool(report.invalid))
-            for model, report in enumerate(reports)
-        ],
+        "colors": [model_color(index, report) for index, report in enumerate(reports)],
         "caveats": models_by_caveat(reports),
         "severities": SEVERITIES,
         "metrics": NUMBERS,

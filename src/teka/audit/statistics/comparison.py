@@ -275,14 +275,6 @@ def compare_all_pairs(
     return tuple(pairs)
 
 
-def group_pairs_by_mode(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    """Group comparisons by the mode in which the images were shifted."""
-    by_mode: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_mode.setdefault(pair.comparison.movement.mode, []).append(pair)
-    return by_mode
-
-
 def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
     """Find the best model in each metric, in the order of `NUMBERS`.
 
