@@ -31,6 +31,7 @@ from teka.functional.relative import make_relative
 
 OUT = Path(__file__).with_suffix(".json")
 DIM = 32
+SECONDS = 0.3  # mean total time of a backend for each measurement
 LINES = [(256,), (1024,), (2048,), (4096,)]
 SQUARES = [(side, side) for side in (16, 32, 48, 64)]
 CUBES = [(side, side, side) for side in (6, 10, 16)]
@@ -134,18 +135,17 @@ def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rates, index=["multiply_add", "byte", "call", "head"]).T
 
 
-def main(*, seconds: float = 0.3, table: bool = False, out: Path = OUT) -> None:
+def main(*, table: bool = False, out: Path = OUT) -> None:
     """Time all backends, fit the constants of the cost model, and check the choices of backends.
 
     Args:
-        seconds: Mean total time of a backend for each measurement.
         table: Use the times of the result file, and measure nothing.
         out: Result file.
     """
     if not table:
         rows = []
         for case in make_benchmark_cases():
-            rows.append({**case, "seconds": time_backends(case, seconds)})
+            rows.append({**case, "seconds": time_backends(case, SECONDS)})
             print(rows[-1], flush=True)
         save_results(out, dim=DIM, times=rows)
     times = make_time_table(read_json(out)["times"])

@@ -107,19 +107,20 @@ def draw_figure1(results: pd.DataFrame) -> Figure:
     Args:
         results: Table of `read_results_table`, measured on shifted images of class 1.
     """
-    data_sets = results.index.unique("data")
-    figure = Figure((6 * len(data_sets), 4), layout="constrained")
-    axes = dict(zip(data_sets, figure.subplots(1, len(data_sets), squeeze=False)[0], strict=True))
+    panels = results.groupby(level="data", sort=False)
+    figure = Figure((6 * len(panels), 4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
     paper = read_paper_figure().set_index(["data", "model"])
-    for index, ((data, model), group) in enumerate(group_by_model(results)):
-        curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
-        accuracy = 100 * pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]])
-        color = f"C{index % 10}"
-        axes[data].plot(accuracy.mean().sort_index(), color=color, label=model)
-        if (data, find_name_in_paper(model)) in paper.index:
-            curve = paper.loc[[(data, find_name_in_paper(model))]]
-            scale = (group.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE
-            axes[data].plot(scale * curve.shift_px, curve.accuracy_percent, ":", color=color)
-        axes[data].set(title=data, xlabel="shift along x (pixels)", ylabel="accuracy (%)")
-        axes[data].legend(fontsize="x-small")
+    for axis, (data, panel) in zip(axes, panels, strict=True):
+        for index, (model, group) in enumerate(panel.groupby(level="model", sort=False)):
+            curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
+            accuracy = pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]]).mean()
+            axis.plot(100 * accuracy.sort_index(), color=f"C{index % 10}", label=model)
+            if (data, find_name_in_paper(model)) in paper.index:
+                curve = paper.loc[[(data, find_name_in_paper(model))]]
+                scale = (group.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE
+                pixels = scale * curve.shift_px
+                axis.plot(pixels, curve.accuracy_percent, ":", color=f"C{index % 10}")
+        axis.set(title=data, xlabel="shift along x (pixels)", ylabel="accuracy (%)")
+        axis.legend(fontsize="x-small")
     return figure

@@ -16,7 +16,7 @@ import torch
 from joblib import Memory
 from torch import nn
 
-from reproduction.study.measure import measure_accuracy
+from reproduction.study.measure import draw_images, measure_accuracy
 from reproduction.study.report import format_mean
 from reproduction.training import train_custom_model
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
@@ -59,9 +59,7 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
     run = Run.from_fields(**BASE, seed=seed, data_dir=data_dir)
     train(run, folder, resume=True, progress_bar=False)
     trained = restore(folder, data_dir=data_dir)
-    # The test images may be sorted by class.
-    order = torch.randperm(len(trained.dataset.test), generator=torch.Generator().manual_seed(0))
-    test = trained.dataset.test.take(order[:NUM_IMAGES])
+    test = draw_images(trained.dataset.test, NUM_IMAGES)
     layers = locate_layers(trained.model, test.images[:16], SHIFTS, MOVEMENT)
     fixed, _ = fix(trained.model, layers, ("circular", "polyphase"))
     models = {"original": trained.model, "fixed": fixed}

@@ -36,7 +36,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
     """
     forward_flops, training_flops = count_flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    test = _draw_images(dataset.test, measure.images)
+    test = draw_images(dataset.test, measure.images)
     backends = getattr(model, "chosen_backends", lambda batch_size: ["torch"])(BATCH_SIZE)
     return {
         "backend": ", ".join(backends),
@@ -81,6 +81,14 @@ def count_flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]
     return forward.get_total_flops(), training.get_total_flops()
 
 
+def draw_images(split: Split, count: int | None) -> Split:
+    """Draw images at random with a fixed seed, because published images may be sorted by class."""
+    if count is None or count >= len(split):
+        return split
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+    return split.take(order[:count])
+
+
 def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) -> dict[str, Any]:
     result = {"mode": measure.mode, "shifts": measure.shifts, "shifted_images": len(shifted)}
     if not len(shifted):
@@ -114,7 +122,7 @@ def measure_stability(
     model: nn.Module, test: Split, mode: str, settings: StabilitySettings
 ) -> dict[str, Any]:
     """Measure how many predictions stay the same when the images are shifted."""
-    split = _draw_images(test, settings.images)
+    split = draw_images(test, settings.images)
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
     movement = Movement(mode, crop_size=settings.crop_size)
@@ -140,14 +148,6 @@ def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Mo
     options = {"labels": split.labels, "output": "logits", "batch_size": BATCH_SIZE}
     device = next(model.parameters()).device
     return measure_responses(model, split.images, shifts, movement, device=device, **options)
-
-
-def _draw_images(split: Split, count: int | None) -> Split:
-    """Draw images at random with a fixed seed, because published images may be sorted by class."""
-    if count is None or count >= len(split):
-        return split
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
-    return split.take(order[:count])
 
 
 def _select_images_to_shift(test: Split, measure: MeasureSettings) -> Split:

@@ -162,16 +162,12 @@ def make_stability_table(results: pd.DataFrame) -> pd.DataFrame:
     A second column gives the percentage of images without any changed prediction. Both values are
     the lowest of all seeds.
     """
-    rows = [
-        {**dict(zip(results.index.names, index, strict=True)), "mode": mode, **values}
-        for index, stability in results.stability.items()
-        for mode, values in (stability or {}).items()
-    ]
-    names = [name for name in results.index.names if name != "seed"]
-    groups: Any = pd.DataFrame(rows).groupby([*names, "mode"], sort=False)
+    modes = results.stability.dropna().apply(pd.Series)
+    table = modes.stack().dropna().rename_axis([*results.index.names, "mode"]).apply(pd.Series)
+    groups = group_by_model(table)
     shares = (100 * groups[["consistency", "unchanged"]].min()).map("{:.2f}".format)
     shares.columns = ["unchanged predictions (%)", "images without any change (%)"]
-    return groups[["images", "shifts"]].max().join(shares)
+    return groups[["images", "shifts"]].max().astype(int).join(shares)
 
 
 def write_study(

@@ -115,9 +115,10 @@ def train_and_measure(
         **provenance(command),
     }
     callbacks = [LearningCurve(dataset.validation, num_points)]
-    options: dict[str, Any] = {"resume": True, "progress_bar": False}
     try:
-        trained = train(run, training, dataset=dataset, callbacks=callbacks, **options)
+        trained = train(
+            run, training, resume=True, dataset=dataset, callbacks=callbacks, progress_bar=False
+        )
     except FloatingPointError as error:
         return encode({**result, "failed": str(error)})
     # If the training was complete before, the callback has no points but the checkpoint has them.
@@ -125,9 +126,9 @@ def train_and_measure(
     points = curve["points"]
     model = run.make_model(**dataset.sizes)
     load_weights(model, training / CHECKPOINTS / WEIGHT_FILES[measure.weights])
-    result |= measure_model(model.eval(), dataset, measure)
-    result |= {name: trained[name] for name in ("parameters", "epochs", "seconds")}
     result |= {
+        **measure_model(model.eval(), dataset, measure),
+        **{name: trained[name] for name in ("parameters", "epochs", "seconds")},
         "process_seconds": round(curve["process_seconds"], 3),
         "steps": points[-1]["step"],
         "learning_curve": points,
