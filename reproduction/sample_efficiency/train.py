@@ -1,29 +1,29 @@
 """Training of a model on few images, and its accuracy on unmoved and moved test images."""
 
+import functools
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
+from torch.nn.functional import pad
 
 import reproduction.baselines  # noqa: F401, registers ResNet-18
-from reproduction.sample_efficiency.images import (
-    CANVAS,
-    draw_balanced_subset,
-    load_centered_on_canvas,
-    make_random_movement,
-    move_test_images,
-)
 from reproduction.study.measure import compute_logits
 from reproduction.study.results import TRAINING
 from reproduction.study.study import StudyModel
 from reproduction.training import train_steps
-from teka.data import Split
+from teka.data import Dataset, RandomShift, Split, load
+from teka.data.dataset import SPLITS
 from teka.files import make_directory
 from teka.provenance import provenance
 from teka.training.classifier import learning_rate_factor, make_optimizer
 
+CANVAS = 32
+TEST_SEED = 0  # the same movements for all models and seeds
 NUM_STEPS = 1200
 SAVE_EVERY = 300
 
@@ -117,3 +117,48 @@ def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, 
         "consistency": predicted == moved,
     }
     return {name: is_true.double().mean().item() for name, is_true in shares.items()}
+
+
+def draw_balanced_subset(
+    labels: Int[Tensor, " images"], size: int, seed: int
+) -> Int[Tensor, " chosen"]:
+    """Draw the same number of images of each class at random, and return their indices.
+
+    With the same seed, a larger subset contains the smaller ones.
+    """
+    num_classes = len(labels.unique())
+    order = torch.randperm(len(labels), generator=Generator().manual_seed(seed))
+    return torch.cat(
+        [order[labels[order] == label][: size // num_classes] for label in range(num_classes)]
+    )
+
+
+def make_random_movement(margin: int) -> RandomShift:
+    """Return a transform that moves images to random positions without cutting anything off.
+
+    Args:
+        margin: Blank pixels around the images. Without a margin, images move circularly.
+    """
+    return RandomShift(margin) if margin else RandomShift(CANVAS // 2, mode="circular")
+
+
+@functools.lru_cache(maxsize=1)
+def load_centered_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
+    """Load a data set of images in the middle of a blank canvas of 32 × 32 pixels.
+
+    There is no validation split.
+    """
+    dataset = load(data, data_dir=data_dir, image_size=image_size, validation_size=0)
+    margin = (CANVAS - image_size) // 2
+    splits = {}
+    for name in SPLITS:
+        split = getattr(dataset, name)
+        splits[name] = Split(pad(split.images, (margin,) * 4), split.labels)
+    return replace(dataset, **splits)
+
+
+def move_test_images(
+    images: Float[Tensor, "images channels 32 32"], margin: int
+) -> Float[Tensor, "images channels 32 32"]:
+    """Move every test image to a random position, which is the same for all models."""
+    return make_random_movement(margin)(images, Generator().manual_seed(TEST_SEED))

@@ -1,10 +1,19 @@
+import itertools
+
 import pytest
 import torch
 
 from reproduction.__main__ import run as main
 from reproduction.sample_efficiency import train as training
 from reproduction.sample_efficiency.report import interpolate_images_needed, write_report
-from reproduction.sample_efficiency.train import draw_batch_indices, train_study_model
+from reproduction.sample_efficiency.train import (
+    CANVAS,
+    draw_balanced_subset,
+    draw_batch_indices,
+    load_centered_on_canvas,
+    move_test_images,
+    train_study_model,
+)
 from reproduction.study import Study, read_study, run_study
 from reproduction.study.results import RESULTS_FILE, load_saved_results
 
@@ -24,6 +33,7 @@ STUDY = Study(
     leave_out=({"training": ["random shifts"], "images": ["1000"]},),
     seeds=(10,),
 )
+LABELS = torch.arange(300) % 3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -127,3 +137,46 @@ def test_the_command_writes_the_report(folder, tmp_path, monkeypatch, capsys):
     assert "| trained models | 6 of 6 |" in capsys.readouterr().out
     assert main(["sample-efficiency", "--out", str(tmp_path), "--summary"]) == 2
     assert main(["sample-efficiency", "--out", str(tmp_path), "--only", "model=none"]) == 2
+
+
+def test_subsets_are_balanced_and_nested():
+    subsets = [draw_balanced_subset(LABELS, size, seed=10) for size in (30, 90, 300)]
+    for subset in subsets:
+        assert LABELS[subset].bincount().tolist() == [len(subset) // 3] * 3
+        assert len(set(subset.tolist())) == len(subset)
+    for smaller, larger in itertools.pairwise(subsets):
+        assert set(smaller.tolist()) < set(larger.tolist())
+
+
+def test_subsets_depend_on_the_seed():
+    first, again, other = (draw_balanced_subset(LABELS, 30, seed) for seed in (10, 10, 11))
+    assert torch.equal(first, again)
+    assert set(first.tolist()) != set(other.tolist())
+
+
+def test_images_stand_in_the_middle_of_the_canvas():
+    dataset = load_centered_on_canvas("digits", 16, None)
+    assert dataset.image_size == (CANVAS, CANVAS)
+    assert len(dataset.validation) == 0
+    assert not dataset.test.images[:, :, :8].any()
+    assert dataset.test.images[:, :, 8:24, 8:24].any()
+
+
+def test_images_with_a_margin_move_without_loss():
+    images = load_centered_on_canvas("digits", 16, None).test.images[:50]
+    moved = move_test_images(images, margin=8)
+    torch.testing.assert_close(moved.sum(dim=(1, 2, 3)), images.sum(dim=(1, 2, 3)))
+    assert not torch.equal(moved, images)
+
+
+def test_images_that_fill_the_canvas_move_circularly():
+    images = torch.rand(20, 1, CANVAS, CANVAS)
+    moved = move_test_images(images, margin=0)
+    assert torch.equal(moved.flatten(1).sort().values, images.flatten(1).sort().values)
+
+
+def test_all_models_see_the_same_moved_images():
+    images = torch.rand(20, 1, CANVAS, CANVAS)
+    first = move_test_images(images, margin=0)
+    torch.manual_seed(17)
+    assert torch.equal(move_test_images(images, margin=0), first)
