@@ -333,20 +333,20 @@ class AttentionPlan:
                 return plan._attend_dense(query, key, value, key_mask)
             if plan.backend == "windows":
                 assert plan.relative is not None
-                pairs = plan._pairs(query, key, value, key_mask)
-                return plan.relative.local_attention(pairs, plan.positions)
+                inputs = plan._dense_inputs(query, key, value, key_mask)
+                return plan.relative.local_attention(inputs, plan.positions)
             return plan._attend_by_features(query, key, value, key_mask, triton_angles)
 
     def _attend_dense(self, query: Queries, key: Keys, value: Values, key_mask: KeyMask) -> Outputs:
         """Compute attention from the full matrix of weights (the backend "dense")."""
-        pairs = self._pairs(query, key, value, key_mask)
+        inputs = self._dense_inputs(query, key, value, key_mask)
         if self.relative is not None:
-            return self.relative.dense_attention(pairs, self.positions)
+            return self.relative.dense_attention(inputs, self.positions)
         vectors = self.kernel.softmax_inputs(query, key)
         if vectors is None:
-            return dense_attention(pairs, None)
+            return dense_attention(inputs, None)
         query, key = vectors
-        return fused_softmax_attention(replace(pairs, query=query, key=key))
+        return fused_softmax_attention(replace(inputs, query=query, key=key))
 
     def _attend_by_features(
         self,
@@ -430,7 +430,7 @@ class AttentionPlan:
         )
         return self if fitted is features else replace(self, kernel=fitted)
 
-    def _pairs(
+    def _dense_inputs(
         self, query: Queries, key: Keys, value: Values, key_mask: KeyMask
     ) -> DenseAttentionInputs:
         return DenseAttentionInputs(

@@ -212,14 +212,14 @@ class LearnedRelativeKernel(RelativeModule):
 
 
 class EmbeddedBiasTable(RelativeModule):
-    """Learned bias of the attention score for each offset along each axis of a grid.
+    """Learned position bias for each offset along each axis of a grid, from embedded offsets.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
 
-    The bias t[Δ] for an offset Δ is an inner product. The embedding r[Δ] of the offset is shared by
-    all heads, and each head has its own vector v. Initially, r is drawn from N(0, 1), and v as in
-    `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn the same biases as
-    relative="table", but an optimizer step moves them about `embedding_dim` times as far.
+    All heads share the embedding r[Δ] of an offset Δ. Each head has its own vector v. The inner
+    product of both is the bias t[Δ] of the attention score. Initially, r is drawn from N(0, 1), and
+    v as in `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn the same biases
+    as relative="table", but an optimizer step moves them about `embedding_dim` times as far.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with
         400 for the size.

@@ -25,7 +25,7 @@ MAX_SCORE = 1e12
 
 
 def dense_attention(
-    pairs: DenseAttentionInputs, log_weight_rows: Callable[[Queries, slice], Tensor] | None
+    inputs: DenseAttentionInputs, log_weight_rows: Callable[[Queries, slice], Tensor] | None
 ) -> Outputs:
     """Compute attention from the full matrix of query–key weights.
 
@@ -33,13 +33,13 @@ def dense_attention(
     each chunk again instead of storing it.
 
     Args:
-        pairs: Queries, keys and values.
+        inputs: Queries, keys and values.
         log_weight_rows: Function that returns the log of the position-dependent weights of some
             queries and all keys, or None if all weights are 1.
     """
-    query, value, kernel = pairs.query, pairs.value, pairs.kernel
-    left, right, log_scale = pairs.vectors()
-    keep, is_empty = pairs.attention_masks()
+    query, value, kernel = inputs.query, inputs.value, inputs.kernel
+    left, right, log_scale = inputs.vectors()
+    keep, is_empty = inputs.attention_masks()
     features = kernel.features
     if features is not None and not kernel.normalizes_by_count:
         # The product with a column of ones sums the weights, which saves a pass over the matrix.
@@ -76,29 +76,29 @@ def dense_attention(
     return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
 
-def fused_softmax_attention(pairs: DenseAttentionInputs) -> Outputs:
+def fused_softmax_attention(inputs: DenseAttentionInputs) -> Outputs:
     """Compute softmax attention with PyTorch's fused kernel, which stores no weight matrix.
 
     Under `torch.func` transforms, which the fused kernel does not support, PyTorch's unfused
     implementation is used.
     """
-    query, key, value = pairs.query, pairs.key, pairs.value
+    query, key, value = inputs.query, inputs.key, inputs.value
     mask, is_empty = None, None
     size = value.shape[-1]
     if query.shape[-1] > size:
         value = pad(value, (0, query.shape[-1] - size))
-    if pairs.key_mask is not None:
-        mask, is_empty = pairs.attention_masks()
+    if inputs.key_mask is not None:
+        mask, is_empty = inputs.attention_masks()
     is_transformed = execution_mode(query, key, value) is ExecutionMode.TRANSFORMED
-    is_fused = not is_transformed and not _has_large_scores(query, key, pairs.scale)
+    is_fused = not is_transformed and not _has_large_scores(query, key, inputs.scale)
     with nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH):
         output = scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
-            is_causal=pairs.is_causal and mask is None,
-            scale=pairs.scale,
+            is_causal=inputs.is_causal and mask is None,
+            scale=inputs.scale,
         )
     output = output[..., :size]
     return output if is_empty is None else output.masked_fill(is_empty, 0.0)

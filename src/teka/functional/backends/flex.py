@@ -52,7 +52,7 @@ def can_use_flex(query: Queries, value: Values, kernel: ContentKernel) -> bool:
     return kernel.log_similarity(query) is not None
 
 
-def attend_with_flex(pairs: DenseAttentionInputs, log_relative: PairFunction) -> Outputs:
+def attend_with_flex(inputs: DenseAttentionInputs, log_relative: PairFunction) -> Outputs:
     """Compute attention with PyTorch's FlexAttention, including position-dependent weights.
 
     The similarity of queries and keys may be any function with a logarithm. Queries without keys
@@ -61,16 +61,16 @@ def attend_with_flex(pairs: DenseAttentionInputs, log_relative: PairFunction) ->
     which only the tests use, PyTorch stores the full attention matrix.
 
     Args:
-        pairs: Queries, keys and values.
+        inputs: Queries, keys and values.
         log_relative: log c of a pair of indices, from tables of O(L) entries.
     """
-    query, value = pairs.query, pairs.value
-    left, right, log_scale = pairs.vectors()
-    log_similarity = pairs.kernel.log_similarity(query)
+    query, value = inputs.query, inputs.value
+    left, right, log_scale = inputs.vectors()
+    log_similarity = inputs.kernel.log_similarity(query)
     assert log_similarity is not None
-    score = _make_score_function(log_similarity, log_relative, log_scale, pairs.key_mask)
+    score = _make_score_function(log_similarity, log_relative, log_scale, inputs.key_mask)
     block_mask = None
-    if pairs.is_causal:
+    if inputs.is_causal:
         causal_blocks = (
             _cached_causal_block_mask if can_cache_tensors(query.device) else _causal_block_mask
         )

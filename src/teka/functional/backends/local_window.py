@@ -107,11 +107,11 @@ def _in_tiles(
 
 
 def window_attention(
-    pairs: DenseAttentionInputs,
+    inputs: DenseAttentionInputs,
     tiling: Tiling,
     num_prefix_tokens: int,
     log_relative: Float[Tensor, "heads cells seen"],
-    within: Bool[Tensor, "cells seen"],
+    is_in_window: Bool[Tensor, "cells seen"],
 ) -> Outputs:
     """Compute attention in which each token of a grid attends to the keys in a window around it.
 
@@ -119,13 +119,13 @@ def window_attention(
     them.
 
     Args:
-        pairs: All queries, keys and values.
+        inputs: All queries, keys and values.
         tiling: The tiles of the grid.
         num_prefix_tokens: Number of tokens before the grid.
         log_relative: log c of the cells of a tile with the cells of the tile and its margin.
-        within: True for the pairs of these cells that are within the window.
+        is_in_window: True for the pairs of these cells that are within the window.
     """
-    query, key, value, key_mask = pairs.query, pairs.key, pairs.value, pairs.key_mask
+    query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
     first, num_tiles = num_prefix_tokens, math.prod(tiling.counts)
     tokens, is_inside = tiling.tile_token_indices(tiling.reach, query.device)
     keys = _in_tiles(key[:, :, first:], tokens)
@@ -145,20 +145,20 @@ def window_attention(
             is_prefix_kept = key_mask[:, :first]
         is_kept = torch.cat([is_prefix_kept.repeat_interleave(num_tiles, dim=0), is_kept], dim=1)
         log_relative = pad(log_relative, (first, 0))
-        within = pad(within, (first, 0), value=True)
+        is_in_window = pad(is_in_window, (first, 0), value=True)
     tiles = replace(
-        pairs,
+        inputs,
         query=_in_tiles(query[:, :, first:], tiling.tile_token_indices(0, query.device)[0]),
         key=keys,
         value=values,
-        kernel=pairs.kernel.repeat_samples(num_tiles),
+        kernel=inputs.kernel.repeat_samples(num_tiles),
         key_mask=is_kept,
-        window_mask=within[None, None],
+        window_mask=is_in_window[None, None],
     )
     outputs = dense_attention(tiles, lambda _, rows: log_relative[None, :, rows])
     outputs = outputs.unflatten(0, (-1, num_tiles)).transpose(1, 2).flatten(2, 3)
     outputs = outputs.index_select(2, tiling.inverse_tile_order(query.device))
     if not first:
         return outputs
-    prefix_outputs = dense_attention(replace(pairs, query=query[:, :, :first]), None)
+    prefix_outputs = dense_attention(replace(inputs, query=query[:, :, :first]), None)
     return torch.cat([prefix_outputs, outputs], dim=2)

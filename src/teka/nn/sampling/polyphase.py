@@ -186,9 +186,10 @@ class PolyphaseUpsample(nn.Module):
 
         x[s·n + ĉ] = y[n]
 
-    Here s is the stride, and ĉ is the offset that the downsampling chose. All other pixels are 0.
-    If layers between the downsampling and the upsampling are equivariant to shifts, the whole model
-    is equivariant to every shift of its input by whole pixels.
+    Here y is the input, s is the stride, and ĉ is the offset that the downsampling chose. All other
+    pixels of the output x are 0. If layers between the downsampling and the upsampling are
+    equivariant to shifts, the whole model is equivariant to every shift of its input by whole
+    pixels.
 
     Source: Chaman & Dokmanić 2021 (arXiv 2105.04040).
 
@@ -248,13 +249,15 @@ class PolyphaseUpsample(nn.Module):
 class PolyphasePatchEmbedding(nn.Module):
     """Patch embedding whose tokens move with the image when it shifts by any number of pixels.
 
-        z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
-
     An ordinary patch embedding divides the image into patches of p × p pixels, starting at the
     first pixel. Its tokens move with the image only under shifts by multiples of p. In this layer,
     the patches start at an offset ĉ, which `PolyphaseDownsample` chooses from the content of the
-    image. The layer embeds the patches at every offset, which takes pⁿ times the work on n axes.
-    All axes must be periodic for exact equivariance.
+    image:
+
+        z[n] = W x[p·n + ĉ + {0, …, p − 1}ⁿ] + b
+
+    The layer embeds the patches at every offset, which takes pⁿ times the work on n axes. All axes
+    must be periodic for exact equivariance.
 
     Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
 

@@ -26,12 +26,14 @@ from teka.precision import without_autocast
 class AttentionDownsample(nn.Module):
     """Downsampling by cross-attention: every s-th pixel of an image attends to all of its pixels.
 
-        z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ]
+    The queries q are every s-th pixel of the image x, projected to the channels of the output. They
+    start at the offset ĉ that `PolyphaseDownsample` chooses, so that they move with the content.
+    The output is
 
-    The queries q are every s-th pixel of the input x. They start at the offset ĉ that
-    `PolyphaseDownsample` chooses, so that they move with the content. They keep their positions in
-    the image, so that attention weights depend on true distances. The layer is therefore
-    equivariant to the same shifts as `PolyphaseDownsample`.
+        z[n] = q[n] + Attention(norm q → norm x)[n],   q[n] = W x[s·n + ĉ].
+
+    Queries keep their positions in the image, so that attention weights depend on true distances.
+    The layer is therefore equivariant to the same shifts as `PolyphaseDownsample`.
 
     Source: the general operator of the slides of Horn et al., whose queries have another size
     than its input.
@@ -90,11 +92,11 @@ class AttentionDownsample(nn.Module):
 class AttentionUpsample(nn.Module):
     """Upsampling by cross-attention: every pixel of a fine grid attends to a coarse grid.
 
-        x[n] = f[n] + Attention(norm f → norm z)[n]
-
     The queries f are the pixels of the fine grid, for example from a skip connection. The keys and
     values z are the pixels of the coarse grid. They are at the positions from which
-    `AttentionDownsample` took them.
+    `AttentionDownsample` took them. The output is
+
+        x[n] = f[n] + Attention(norm f → norm z)[n].
 
     >>> import torch, teka
     >>> up = teka.nn.AttentionUpsample(8, 4, 2, stride=(2, 3))
@@ -223,14 +225,12 @@ class _CrossGridAttention(nn.Module):
 class SubpixelAlignment(nn.Module):
     """Alignment of images, so that shifts by a fraction of a pixel become shifts by whole pixels.
 
-    If this layer precedes a model that is invariant to shifts by whole pixels, the model becomes
-    invariant to shifts by multiples of 1/k pixel too.
+    The layer interpolates an image to a grid k = `factor` times as fine, and keeps every k-th
+    pixel, starting at an offset that depends on the content. If a model that is invariant to shifts
+    by whole pixels follows, it becomes invariant to shifts by multiples of 1/k pixel too. All axes
+    must be periodic. With the interpolated image x̂ and the offset ĉ, the output is
 
-        z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴
-
-    Here x̂ is the image after interpolation to a grid k = `factor` times as fine. The layer keeps
-    every k-th pixel of x̂, starting at the offset ĉ, which depends on the content. All axes must be
-    periodic.
+        z[n] = x̂[n + ĉ/k],   ĉ = argmax_c Σ_n (x̂[n + c/k] − mean)⁴.
 
     Note: The choice uses fourth powers because the sums of squares are equal for all offsets, by
     Parseval's theorem.

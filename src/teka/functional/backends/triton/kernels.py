@@ -1,10 +1,14 @@
 """Triton kernels (GPU programs) of linear attention and of its gradients.
 
 The output of a query is a numerator divided by a denominator. Both are products of the features of
-the query with sums over keys, which are called the state of a sequence. For values v_j, features
-r_j rotated by position, features p_j without rotation and lengths l_j of the rotated pairs of
-features, the state is Σ r_j v_jᵀ, Σ p_j and Σ l_j. It is divided by 2^peak to prevent overflow,
-where peak is the largest exponent of the keys' features.
+the query with sums over keys j. These sums are called the state:
+
+- Σ r_j v_jᵀ, where r_j are the features of the key, rotated by its position, and v_j is its value;
+- Σ p_j, where p_j are the features of the key without a rotation;
+- Σ l_j, where l_j are the lengths of its pairs of features that are rotated together.
+
+The state is divided by 2^peak to prevent overflow, where peak is the largest exponent of the keys'
+features.
 
 A sequence is divided into segments, and a segment into blocks. One program processes one segment of
 one head:
@@ -557,9 +561,9 @@ def compute_query_gradients(
     channels: tl.constexpr,
     length: tl.constexpr,
 ):
-    """Compute the gradients of the queries in one segment of a sequence.
+    """Compute the gradients of the queries in one segment, and of the sums over earlier keys.
 
-    The gradient of the sums over the keys before the segment is computed as well.
+    The sums over the keys before the segment are the recurrent state of linear attention.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
