@@ -102,7 +102,7 @@ def decode(
         raise wrong_value("state.kernels", state.kernels, f"{kernels}, as for the next token")
     adds_states = state is None and (kind is None or not kind.requires_unit_steps)
     if num_tokens == 1 or adds_states:
-        output, state = _advance_state(plan, query, key, value, state, positions, key_mask)
+        output, state = _decode_next_token(plan, query, key, value, state, positions, key_mask)
         if num_tokens > 1:
             # The state is right, but each query has seen all tokens.
             causal_plan = plan.with_backend("auto", query, key, value)
@@ -153,7 +153,7 @@ def _positions(
     return Positions(points=position[..., None, :])
 
 
-def _advance_state(
+def _decode_next_token(
     plan: AttentionPlan,
     query: Queries,
     key: Keys,

@@ -140,8 +140,9 @@ OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[T
 def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
     """Find a regular lattice of points that contains the tokens of two grids.
 
-    Return, for every axis, the spacing of the lattice and the spacings of both grids in lattice
-    steps. Return None if there is no such lattice, or if it has too many points.
+    For every axis, return the distance between neighboring lattice points, and the spacing of each
+    grid in multiples of this distance. Return None if there is no such lattice, or if it has too
+    many points.
     """
     if positions.grids is None:
         return None
@@ -170,10 +171,10 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
     """Return a table of all offsets between two grids, and integer codes that index the table.
 
-    The offset from key j to query i is entry query_code[i] − key_code[j] of the table. For a token
-    without a position, such as a class token, this index is beyond the end of the table. Return
-    None if the table would be large, or if the grids do not lie on one regular lattice. The offsets
-    have the dtype and the device of `like`.
+    The offset from key j to query i is the entry with the index query_code[i] − key_code[j]. For a
+    token without a position, such as a class token, this index is beyond the end of the table.
+    Return None if the table would be large, or if the grids do not lie on one regular lattice. The
+    offsets have the dtype and the device of `like`.
     """
     axes = _common_lattice(positions)
     if axes is None or positions.grids is None:

@@ -215,9 +215,9 @@ def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[C
 def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
     """Sum, for each cell along an axis, all cells on one side of it.
 
-    A positive `step` sums earlier cells, and a negative `step` sums later cells. Cells that are
-    closer than |step| are left out. On a periodic axis, a cell is earlier or later by the shorter
-    way around. If both ways are equally long, it is later.
+    With a positive `step`, these are the cells at least `step` before it. With a negative `step`,
+    these are the cells at least −`step` after it. On a periodic axis, the shorter way around
+    decides whether a cell is before or after. If both ways are equally long, it is after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)

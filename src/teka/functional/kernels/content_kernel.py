@@ -246,12 +246,12 @@ class DenseAttentionInputs:
     def attention_masks(self) -> tuple[PairMask, Bool[Tensor, "batch 1 queries 1"] | None]:
         """Return a mask of the query–key pairs to attend to, and a mask of queries without any key.
 
-        The first mask is None if all pairs are allowed. A query without any key attends to all keys
-        in this mask, because a softmax over no keys would be NaN. The second mask marks these
-        queries, so that the caller can set their outputs to 0. It is None if neither a key mask nor
-        a window excludes keys.
+        A softmax over no keys would be NaN, so queries without any key attend to all keys in the
+        first mask. The second mask marks these queries, so that the caller can set their outputs to
+        0. The first mask is None if all pairs are allowed. The second mask is None if neither a key
+        mask nor a window excludes keys.
 
-        In causal attention, the last query attends to all keys.
+        If causal attention has fewer queries than keys, the queries are the last tokens.
         """
         keep = self.window_mask
         if self.key_mask is not None:

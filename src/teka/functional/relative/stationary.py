@@ -111,12 +111,12 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     def log_weights_by_axis(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return, for each axis of the grids, a matrix of log weights of queries and keys.
+        """Return a matrix of log weights of query and key coordinates for each axis of the grids.
 
         The log weight of a query and a key is the sum of one entry of each matrix. To avoid
-        overflow, the maximum of each row is subtracted from the row. The second result contains the
-        sum of the subtracted maxima for each query. All results have the dtype and the device of
-        `like`.
+        overflow, the maximum of each row is subtracted from the row. The second result contains,
+        for each query, the sum of the subtracted maxima. All results have the dtype and the device
+        of `like`.
         """
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)

@@ -34,9 +34,9 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the rows of some tokens of a head in the memory of a tensor of token vectors.
+    """Return the memory row of each of some tokens, for one attention head.
 
-    Each row is the vector of one token and head. The rows are ordered by head and then token if
+    A row is the vector of one token and head. In memory, rows are ordered by head and then token if
     `heads_first`, otherwise by token and then head.
     """
     if heads_first:

@@ -23,6 +23,23 @@ one head:
 4. `compute_query_gradients` computes gradients of the queries and of the states. After a second
    scan, from the last segment to the first, `compute_key_gradients` computes those of the keys and
    values.
+
+These kernels have many parameters in common:
+
+- `heads`: Number of heads of a sample.
+- `num_tokens`, `segment`, `block`: Number of tokens of a sequence, a segment and a block.
+- `query_cosine`, `query_sine`, `key_cosine`, `key_sine`: Cosines and sines of the rotary angles.
+- `num_query_angles`, `num_key_angles`: Number of samples with angles of their own times `heads`.
+- `states`, `peaks`: States of all segments, or their sum, and the exponents by which they are
+  divided.
+- `root_scale`: √scale of the kernel "elu".
+- `floor_share`: ε/√d of the rectified kernels.
+- `plain_root`, `length_root`: √(1 − λ) and √λ, as in `feature_maps`.
+- `heads_first`: True if heads come before tokens in memory.
+- `precision`: Precision of matrix products.
+- `dim`, `dim_value`: Size of a key and of a value. `size` and `channels` are these sizes, padded to
+  a power of 2.
+- `length`: Number of elements of a state.
 """
 
 import triton
@@ -265,9 +282,9 @@ def scan_segments(
 ):
     """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
-    The sums of earlier segments are accumulated one segment after another. At each step, the
-    accumulated sums are multiplied by the segment's decay, and the sums of the segment, multiplied
-    by its weight, are added. With `is_reversed`, the scan starts at the last segment.
+    The kernel goes through the segments and accumulates their sums. At each segment, it multiplies
+    the accumulated sums by the segment's decay, and adds the sums of the segment times its weight.
+    With `is_reversed`, it starts at the last segment.
     """
     head = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
@@ -319,7 +336,7 @@ def compute_segment_states(
     The state sums the products of key features and values over the keys of the segment. It is
     stored divided by 2^peak to avoid overflow, where the peak is the largest exponent of the key
     features. In causal attention, keys and values with NaN or infinity are left out, and mark the
-    segment by a peak of NaN.
+    segment by a peak of NaN. The module describes the parameters.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -414,7 +431,8 @@ def compute_outputs(
     """Compute the outputs of linear attention for one segment of queries, from sums over keys.
 
     For the backward pass, the inverses of the denominators are stored as well. In causal attention,
-    so is the largest exponent of the key features up to the end of each block.
+    so is the largest exponent of the key features up to the end of each block. The module describes
+    the parameters.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -563,7 +581,8 @@ def compute_query_gradients(
 ):
     """Compute the gradients of the queries in one segment, and of the sums over earlier keys.
 
-    The sums over the keys before the segment are the recurrent state of linear attention.
+    The sums over the keys before the segment are the recurrent state of linear attention. The
+    module describes the parameters.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
@@ -756,7 +775,7 @@ def compute_key_gradients(
     """Compute the gradients of the keys and values in one segment of a sequence.
 
     The segment is processed from its last block to its first. In causal attention, the gradients of
-    later queries are accumulated from block to block.
+    later queries are accumulated from block to block. The module describes the parameters.
     """
     head = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1).to(tl.int64)
