@@ -1,4 +1,4 @@
-"""A training that is interrupted."""
+"""A callback that interrupts a training."""
 
 from lightning.pytorch import Callback
 

@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, which are forks of a server that has imported what they need."""
+"""Trainings in separate processes, forked from a server that has already imported the slow packages."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ import torch
 from teka.training import Execution, Run, train
 
 SERVER = multiprocessing.get_context("forkserver")
-# Importing takes longer than what the tests do. The server is shared with the workers of Dask.
+# The imports take longer than the tests. The server is shared with the workers of Dask.
 PRELOADED = ["lightning.pytorch", "teka.training", "reproduction.study"]
 
 

@@ -8,26 +8,26 @@ from teka.data import Split, load
 from teka.training.batches import MicroBatchSampler, make_evaluation_loader, make_train_loader
 
 
-def split(num_images):
+def make_split(num_images):
     return Split(torch.zeros(num_images, 1, 2, 3), torch.arange(num_images))
 
 
-def labels(loader):
+def all_labels(loader):
     return torch.cat([label for _, label, *_ in loader]).tolist()
 
 
-def test_every_image_comes_once_an_epoch_the_last_batch_too():
-    loader = make_train_loader(split(37), batch_size=8, seed=0)
-    assert sorted(labels(loader)) == list(range(37))
+def test_every_image_is_in_one_batch_of_an_epoch():
+    loader = make_train_loader(make_split(37), batch_size=8, seed=0)
+    assert sorted(all_labels(loader)) == list(range(37))
     assert len(loader) == 5
 
 
-def test_the_order_is_decided_by_seed_and_epoch_alone():
+def test_order_depends_only_on_seed_and_epoch():
     torch.manual_seed(0)
-    order = labels(make_train_loader(split(37), batch_size=8, seed=3))
+    order = all_labels(make_train_loader(make_split(37), batch_size=8, seed=3))
     torch.manual_seed(1)
-    assert labels(make_train_loader(split(37), batch_size=8, seed=3)) == order
-    assert labels(make_train_loader(split(37), batch_size=8, seed=4)) != order
+    assert all_labels(make_train_loader(make_split(37), batch_size=8, seed=3)) == order
+    assert all_labels(make_train_loader(make_split(37), batch_size=8, seed=4)) != order
     sampler = MicroBatchSampler(num_images=37, batch_size=8, seed=3)
     assert [index for micro_batch in sampler for index in micro_batch.indices] == order
     sampler.set_epoch(1)
@@ -35,7 +35,7 @@ def test_the_order_is_decided_by_seed_and_epoch_alone():
 
 
 @pytest.mark.parametrize("num_images", [7, 8, 11, 37])
-def test_micro_batches_divide_each_step_and_their_weighted_mean_is_that_of_the_step(num_images):
+def test_weighted_mean_over_micro_batches_is_the_mean_over_the_batch(num_images):
     whole = list(MicroBatchSampler(num_images=num_images, batch_size=7, seed=5))
     assert [part.weight for part in whole] == [1.0] * len(whole)
     for world_size, accumulate in itertools.product((1, 2), (1, 2, 3)):
@@ -59,19 +59,19 @@ def test_micro_batches_divide_each_step_and_their_weighted_mean_is_that_of_the_s
 
 
 def test_processes_share_the_images_of_an_evaluation():
-    assert labels(make_evaluation_loader(split(11), batch_size=4, rank=0, world_size=2)) == list(
-        range(0, 11, 2)
-    )
-    assert labels(make_evaluation_loader(split(11), batch_size=4, rank=1, world_size=2)) == list(
-        range(1, 11, 2)
-    )
+    assert all_labels(
+        make_evaluation_loader(make_split(11), batch_size=4, rank=0, world_size=2)
+    ) == list(range(0, 11, 2))
+    assert all_labels(
+        make_evaluation_loader(make_split(11), batch_size=4, rank=1, world_size=2)
+    ) == list(range(1, 11, 2))
 
 
-def test_evaluation_takes_every_image_in_order():
-    assert labels(make_evaluation_loader(split(11), batch_size=4)) == list(range(11))
+def test_evaluation_has_every_image_in_order():
+    assert all_labels(make_evaluation_loader(make_split(11), batch_size=4)) == list(range(11))
 
 
-def test_streamed_pictures_make_the_batches_of_images_in_memory(tmp_path):
+def test_streamed_pictures_give_the_same_batches_as_images_in_memory(tmp_path):
     for number in range(11):
         folder = tmp_path / "ab"[number % 2]
         folder.mkdir(exist_ok=True)

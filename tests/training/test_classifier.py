@@ -15,14 +15,14 @@ from teka.training.classifier import (
 )
 
 
-def model_of(run):
+def make_model(run):
     return run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
 
 
 RUN = Run.from_fields(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
 
 
-def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():
+def test_cosine_schedule_rises_linearly_and_falls_to_zero():
     def factor(step):
         return learning_rate_factor(step, RUN, 100)
 
@@ -34,27 +34,27 @@ def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine_to_zero():
     assert factor(100) == pytest.approx(0.0)
 
 
-def test_a_constant_schedule_stays_at_its_peak_after_the_warm_up():
+def test_constant_schedule_stays_at_its_peak_after_the_warmup():
     run = RUN.replace(schedule="constant")
     assert [learning_rate_factor(step, run, 100) for step in (10, 50, 99)] == [1.0, 1.0, 1.0]
 
 
-def test_weight_decay_spares_biases_norms_tokens_and_the_parameters_of_positions():
-    model = model_of(RUN.replace(depth=2))
+def test_weight_decay_excludes_biases_norms_tokens_and_positions():
+    model = make_model(RUN.replace(depth=2))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, RUN)
-    decayed, spared = (
+    decayed, not_decayed = (
         {names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups
     )
     assert optimizer.param_groups[0]["weight_decay"] == RUN.weight_decay
     assert optimizer.param_groups[1]["weight_decay"] == 0
-    assert decayed | spared == set(names.values())
+    assert decayed | not_decayed == set(names.values())
     assert all(name.endswith("weight") and "norm" not in name for name in decayed)
-    assert {"class_token", "blocks.0.attention.relative.frequency", "head.bias"} <= spared
+    assert {"class_token", "blocks.0.attention.relative.frequency", "head.bias"} <= not_decayed
 
 
 @pytest.mark.parametrize("encoding", ["quadratic", "generalized_quadratic", "table"])
-def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
+def test_sgd_decays_all_parameters_except_those_of_positions(encoding):
     run = Run.from_fields(
         model="self_attention",
         position=encoding,
@@ -63,7 +63,7 @@ def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
         momentum=0.5,
         weight_decay=0.25,
     )
-    model = model_of(run)
+    model = make_model(run)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = make_optimizer(model, run)
     assert isinstance(optimizer, torch.optim.SGD)
@@ -71,18 +71,19 @@ def test_sgd_decays_everything_but_the_parameters_of_positions(encoding):
         (0.5, 0.25),
         (0.5, 0),
     ]
-    decayed, spared = (
+    decayed, not_decayed = (
         {names[id(parameter)] for parameter in group["params"]} for group in optimizer.param_groups
     )
-    assert decayed | spared == set(names.values())
-    placing = {
+    assert decayed | not_decayed == set(names.values())
+    position_parameters = {
         name for name in names.values() if name.rpartition(".")[0].endswith("attention.relative")
     }
-    assert spared == placing
-    assert bool(spared) == (encoding != "table")  # whose entries are read from embeddings
+    assert not_decayed == position_parameters
+    # The entries of a table are computed from embeddings.
+    assert bool(not_decayed) == (encoding != "table")
 
 
-def test_a_step_of_sgd_adds_the_decay_to_the_gradient_and_keeps_a_momentum():
+def test_sgd_step_uses_weight_decay_and_momentum():
     run = Run.from_fields(optimizer="sgd", momentum=0.5, weight_decay=0.25, learning_rate=0.1)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(model.weight, 2.0)
@@ -91,13 +92,13 @@ def test_a_step_of_sgd_adds_the_decay_to_the_gradient_and_keeps_a_momentum():
         optimizer.zero_grad()
         (3.0 * model.weight.sum()).backward()
         optimizer.step()
-    after_one = 2.0 - 0.1 * (3 + 0.25 * 2)
-    expected = after_one - 0.1 * (0.5 * (3 + 0.25 * 2) + 3 + 0.25 * after_one)
+    after_first_step = 2.0 - 0.1 * (3 + 0.25 * 2)
+    expected = after_first_step - 0.1 * (0.5 * (3 + 0.25 * 2) + 3 + 0.25 * after_first_step)
     assert float(model.weight.detach()) == pytest.approx(expected)
 
 
-def test_adam_takes_every_parameter_once():
-    model = model_of(RUN)
+def test_adam_optimizes_every_parameter_once():
+    model = make_model(RUN)
     optimizer = make_optimizer(model, RUN.replace(optimizer="adam", weight_decay=0.0))
     assert isinstance(optimizer, torch.optim.Adam)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(
@@ -106,7 +107,7 @@ def test_adam_takes_every_parameter_once():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-def test_a_fused_step_is_the_plain_one(optimizer):
+def test_fused_step_equals_the_plain_step(optimizer):
     fields: dict[str, Any] = {"adam": {"weight_decay": 0.0}, "adamw": {}, "sgd": {"momentum": 0.5}}[
         optimizer
     ]
@@ -124,7 +125,7 @@ def test_a_fused_step_is_the_plain_one(optimizer):
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("32-true", True), ("bf16-mixed", None)])
-def test_the_step_is_fused_unless_lightning_could_not_clip_gradients(precision, expected):
+def test_optimizer_is_fused_only_if_lightning_can_clip_gradients(precision, expected):
     module = Classifier(torch.nn.Linear(5, 3), RUN, load("digits"))
     trainer: Any = SimpleNamespace(precision=precision)
     module._trainer = trainer
@@ -132,7 +133,7 @@ def test_the_step_is_fused_unless_lightning_could_not_clip_gradients(precision, 
     assert made["optimizer"].param_groups[0]["fused"] is expected
 
 
-def test_training_images_are_changed_as_the_run_says():
+def test_augmentations_are_those_of_the_run():
     for fields, made in (
         ({}, ()),
         ({"random_shift": 2}, (RandomShift(2, mode="zero"),)),
@@ -146,17 +147,17 @@ def test_training_images_are_changed_as_the_run_says():
         assert make_augmentations(Run.from_fields(**fields)) == list(made), fields
 
 
-def images_seen(step, rank, batch_idx):
-    """What the model is given of the same image."""
-    seen = []
+def augmented_images(step, rank, batch_idx):
+    """Return copies of one image after the augmentation of a training step."""
+    recorded = []
 
-    class Seeing(torch.nn.Module):
+    class RecordImages(torch.nn.Module):
         def forward(self, images):
-            seen.append(images)
+            recorded.append(images)
             return torch.zeros(len(images), 10)
 
-    classifier = Classifier(Seeing(), Run.from_fields(random_shift=3), load("digits"))
-    # Of two processes that take a step in three parts each.
+    classifier = Classifier(RecordImages(), Run.from_fields(random_shift=3), load("digits"))
+    # Two processes that each accumulate gradients over three micro-batches.
     trainer: Any = SimpleNamespace(
         global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2
     )
@@ -166,14 +167,15 @@ def images_seen(step, rank, batch_idx):
     )
     classifier.on_train_batch_start(batch, batch_idx)
     classifier.training_step(batch, batch_idx)
-    return seen[0]
+    return recorded[0]
 
 
-def test_every_image_of_every_part_of_every_step_is_moved_by_a_draw_of_its_own_that_is_the_same_again():
+def test_every_image_of_every_micro_batch_has_its_own_reproducible_shift():
     draws = [
-        images_seen(*place) for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 2))
+        augmented_images(*place)
+        for place in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 2))
     ]
     for index, draw in enumerate(draws):
         assert len({tuple(image.flatten().tolist()) for image in draw}) >= 5
         assert not any(torch.equal(draw, other) for other in draws[:index])
-    assert torch.equal(images_seen(0, 1, 2), draws[-1])
+    assert torch.equal(augmented_images(0, 1, 2), draws[-1])

@@ -7,7 +7,7 @@ from teka.data import Dataset, Split
 from teka.models.model_config import MODELS
 from teka.training import Run, train
 
-# The sizes of the published data sets at the paper's resolution; those of MNIST are digits' too.
+# Channels and side of the published data sets at the resolution of the paper.
 SIZES = {"mnist": (1, 32), "cifar10": (3, 32)}
 SMALL = {"dim": 8, "depth": 2, "heads": 2}
 OPTIONS = {
@@ -21,8 +21,8 @@ OPTIONS = {
 OPTIONS["self_attention"] = SMALL
 
 
-def dataset_like(name: str) -> Dataset:
-    """Images of a data set's size, and labels that are one of ten."""
+def make_dataset(name: str) -> Dataset:
+    """Return random images of a data set's size with labels of ten classes."""
     channels, size = SIZES[name]
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(6, channels, size, size, generator=generator)
@@ -31,13 +31,13 @@ def dataset_like(name: str) -> Dataset:
     return Dataset(name, split, validation, split, num_classes=10)
 
 
-# Gray and color images in turn.
+# The models alternate between gray and color images.
 @pytest.mark.parametrize(("model", "data"), [*zip(OPTIONS, itertools.cycle(SIZES), strict=False)])
-def test_one_step_changes_the_weights_of_every_model(model, data, tmp_path):
+def test_one_step_changes_most_weights_of_every_model(model, data, tmp_path):
     run = Run.from_fields(
         data=data, model=model, batch_size=6, epochs=1, warmup=0.0, **OPTIONS[model]
     )
-    dataset = dataset_like(data)
+    dataset = make_dataset(data)
     torch.manual_seed(0)
     before = run.make_model(
         image_size=dataset.image_size, in_channels=dataset.in_channels, num_classes=10
@@ -52,9 +52,9 @@ def test_one_step_changes_the_weights_of_every_model(model, data, tmp_path):
     assert len(moved) >= 0.9 * len(trained)
 
 
-def test_vgg16_has_logits_and_a_gradient_of_every_parameter():
+def test_vgg16_has_logits_and_a_gradient_for_every_parameter():
     run = Run.from_fields(data="cifar10", model="vgg16")
-    with torch.device("meta"):  # 134 million parameters have shapes alone
+    with torch.device("meta"):  # 134 million parameters, of which only shapes are needed
         model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
         logits = model(torch.zeros(2, 3, 32, 32))
     assert logits.shape == (2, 10)
@@ -65,5 +65,5 @@ def test_vgg16_has_logits_and_a_gradient_of_every_parameter():
     )
 
 
-def test_no_model_is_left_out():
+def test_every_registered_model_is_tested():
     assert {*OPTIONS, "vgg16"} == set(MODELS)

@@ -20,9 +20,10 @@ from teka.training.processes import ProcessLayout
 
 @pytest.fixture(scope="module")
 def run(tiny):
-    """One epoch of 96 images in steps of 19, so that the last step has one, fewer than parts.
+    """Return a run of one epoch with 96 images in steps of 19, so that the last step has a single image.
 
-    All tokens are read: a class token's queries begin with gradients as small as rounding, of which Adam makes steps.
+    Mean pooling is used because the first gradients of a class token's queries are mere rounding errors, which Adam
+    would turn into full steps.
     """
     return tiny.replace(
         batch_size=19, epochs=1, kernel="squared_relu", learning_rate=1e-3, pool="mean"
@@ -30,43 +31,45 @@ def run(tiny):
 
 
 @pytest.fixture(scope="module")
-def whole(run, tmp_path_factory):
-    """The folder of the run on one device and in one part."""
+def reference_folder(run, tmp_path_factory):
+    """Return the folder of the run on one device without gradient accumulation."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train(run, folder)
     return folder
 
 
-def losses(folder):
+def read_losses(folder):
     with (folder / "logs" / "version_0" / "metrics.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row.get("train_loss")]
     return [float(row["train_loss"]) for row in rows]
 
 
-def weights(folder):
+def read_last_weights(folder):
     return read_weights(folder / "checkpoints" / "last.ckpt")
 
 
-def assert_the_same(folder, whole):
-    assert losses(folder) == pytest.approx(losses(whole), rel=1e-5)
-    found, expected = weights(folder), weights(whole)
+def assert_same_training(folder, reference_folder):
+    assert read_losses(folder) == pytest.approx(read_losses(reference_folder), rel=1e-5)
+    found, expected = read_last_weights(folder), read_last_weights(reference_folder)
     assert found.keys() == expected.keys()
     for name in expected:
-        # Adam divides by the gradient's size, so that the rounding of a small gradient shows.
+        # Adam divides by the size of the gradient, so it amplifies the rounding of small gradients.
         torch.testing.assert_close(found[name], expected[name], rtol=1e-3, atol=5e-4)
 
 
 @pytest.mark.parametrize(
     "execution",
     [
-        pytest.param(Execution(accumulate=2), id="two parts"),
-        pytest.param(Execution(accumulate=3), id="three parts, of unequal sizes"),
-        pytest.param(Execution(activation_checkpointing=True), id="activations computed again"),
+        pytest.param(Execution(accumulate=2), id="two micro-batches"),
+        pytest.param(Execution(accumulate=3), id="three micro-batches of unequal sizes"),
+        pytest.param(Execution(activation_checkpointing=True), id="activation checkpointing"),
     ],
 )
-def test_the_numbers_are_those_of_one_device_and_one_part(run, whole, tmp_path, execution):
+def test_accumulation_and_checkpointing_give_the_same_training(
+    run, reference_folder, tmp_path, execution
+):
     train(run, tmp_path / "run", execution=execution)
-    assert_the_same(tmp_path / "run", whole)
+    assert_same_training(tmp_path / "run", reference_folder)
 
 
 SCRIPT = """
@@ -84,27 +87,27 @@ def run_script(*command):
     runpy.run_path(command[0])
 
 
-def test_two_processes_compute_what_one_does(run, whole, tmp_path):
+def test_two_processes_give_the_same_training_as_one(run, reference_folder, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    command = str(script), str(whole), str(tmp_path / "run")
-    # The first process is a fork of this one, and starts the second.
+    command = str(script), str(reference_folder), str(tmp_path / "run")
+    # The first process is a fork of this one and starts the second.
     first = multiprocessing.get_context("fork").Process(target=run_script, args=command)
     first.start()
     first.join(240)
     assert first.exitcode == 0
-    assert_the_same(tmp_path / "run", whole)
+    assert_same_training(tmp_path / "run", reference_folder)
     assert (tmp_path / "run" / "result.json").is_file()
 
 
-def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(
-    run, whole, tmp_path, monkeypatch
+def test_compiled_model_is_saved_with_the_original_parameter_names(
+    run, reference_folder, tmp_path, monkeypatch
 ):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **options: compiled.append(model))
     train(run, tmp_path / "run", execution=Execution(compile="on"))
     assert len(compiled) == 1
-    assert weights(tmp_path / "run").keys() == weights(whole).keys()
+    assert read_last_weights(tmp_path / "run").keys() == read_last_weights(reference_folder).keys()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_a_compiled_model_is_trained_and_saved_by_the_names_of_a_plain_one(
         ("auto", 10**6, True, True),
     ],
 )
-def test_long_runs_are_compiled_if_there_is_a_compiler(
+def test_compile_auto_compiles_long_runs_if_there_is_a_compiler(
     monkeypatch, compile, num_steps, has_compiler, expected
 ):
     compiled = []
@@ -136,8 +139,8 @@ def test_automatic_precision_is_bfloat16_on_fast_processors(monkeypatch, is_fast
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(
-    run, whole, tmp_path, precision
+def test_mixed_precision_keeps_float32_weights_and_similar_losses(
+    run, reference_folder, tmp_path, precision
 ):
     if precision == "float16" and not torch.cuda.is_available():
         with pytest.raises(
@@ -147,12 +150,14 @@ def test_a_lower_precision_trains_weights_in_float32_to_nearly_the_same(
             train(run.replace(precision=precision), tmp_path / "run")
         return
     train(run.replace(precision=precision), tmp_path / "run")
-    assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
-    assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=0.03)
-    assert losses(tmp_path / "run") != losses(whole)
+    assert {tensor.dtype for tensor in read_last_weights(tmp_path / "run").values()} == {
+        torch.float32
+    }
+    assert read_losses(tmp_path / "run") == pytest.approx(read_losses(reference_folder), rel=0.03)
+    assert read_losses(tmp_path / "run") != read_losses(reference_folder)
 
 
-def test_a_wrong_option_is_an_error_that_names_it(unchecked_annotations):
+def test_invalid_option_is_an_error_with_its_name(unchecked_annotations):
     for option, value in {
         "accelerator": "tpu",
         "devices": 0,
@@ -165,16 +170,16 @@ def test_a_wrong_option_is_an_error_that_names_it(unchecked_annotations):
             Execution(**wrong)
 
 
-def test_a_block_is_called_again_in_the_backward_pass_where_it_is_to_keep_its_input_alone():
-    for again, calls in ((False, 1), (True, 2)):
+def test_activation_checkpointing_recomputes_blocks_in_the_backward_pass():
+    for checkpointing, calls in ((False, 1), (True, 2)):
         block, called = TransformerBlock(8, 2, relative=None), Mock(return_value=None)
         block.attention.register_forward_hook(called)
-        Execution(activation_checkpointing=again).prepare(block, num_steps=1)
+        Execution(activation_checkpointing=checkpointing).prepare(block, num_steps=1)
         block(torch.randn(1, 5, 8, requires_grad=True)).sum().backward()
         assert called.call_count == calls
 
 
-def test_a_copied_block_computes_its_own_again_and_takes_arguments_by_name():
+def test_copy_of_a_checkpointed_block_uses_its_own_parameters():
     block = TransformerBlock(8, 2)
     Execution(activation_checkpointing=True).prepare(block, num_steps=1)
     copied, tokens, grid = copy.deepcopy(block), torch.randn(1, 6, 8), Grid((2, 3))
@@ -182,11 +187,11 @@ def test_a_copied_block_computes_its_own_again_and_takes_arguments_by_name():
         copied.attention.output.weight.zero_()
     assert not torch.equal(copied(tokens, grid=grid), block(tokens, grid=grid))
     copied(tokens, grid=grid).sum().backward()
-    assert all(one.grad is None for one in block.parameters())
-    assert all(one.grad is not None for one in copied.parameters())
+    assert all(parameter.grad is None for parameter in block.parameters())
+    assert all(parameter.grad is not None for parameter in copied.parameters())
 
 
-def test_a_model_without_blocks_has_none_to_compute_again():
+def test_activation_checkpointing_without_blocks_is_an_error():
     with pytest.raises(
         ValueError, match=r"activation_checkpointing must be False for Linear.*got True"
     ):
@@ -205,16 +210,16 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE"
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """Set what a launcher sets."""
+def set_launcher_variables(monkeypatch):
+    """Return a function that sets the environment variables of a launcher."""
 
-    def by(variables):
+    def set_variables(variables):
         for name in (*SRUN, *TORCHRUN):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 
-    return by
+    return set_variables
 
 
 @pytest.mark.parametrize(
@@ -231,19 +236,19 @@ def started(monkeypatch):
         ),
     ],
 )
-def test_there_are_as_many_processes_as_were_started(started, variables, expected):
-    started(variables)
+def test_detect_finds_the_processes_of_the_launcher(set_launcher_variables, variables, expected):
+    set_launcher_variables(variables)
     assert ProcessLayout.detect(None, None) == expected
     assert ProcessLayout.detect(expected.devices, expected.num_nodes) == expected
 
 
-def test_without_a_launcher_there_are_as_many_as_asked_for(started):
-    started({})
+def test_detect_uses_the_given_devices_without_a_launcher(set_launcher_variables):
+    set_launcher_variables({})
     assert ProcessLayout.detect(4, None) == ProcessLayout(4, 1, "")
 
 
-def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
-    started({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
+def test_batch_script_of_a_slurm_job_is_one_process(set_launcher_variables):
+    set_launcher_variables({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
     processes = ProcessLayout.detect(None, None)
     assert processes == ProcessLayout(1, 1, "")
     assert [type(environment) for environment in processes.lightning_environments()] == [
@@ -251,15 +256,15 @@ def test_the_script_of_a_job_is_one_process_whatever_tasks_the_job_has(started):
     ]
 
 
-def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
-    started(SRUN)
+def test_lightning_does_not_requeue_slurm_jobs(set_launcher_variables):
+    set_launcher_variables(SRUN)
     (environment,) = ProcessLayout.detect(None, None).lightning_environments()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
 
 
 @pytest.mark.parametrize(
-    ("variables", "asked", "message"),
+    ("variables", "requested", "message"),
     [
         (TORCHRUN, (2, None), "devices must be 3, as torchrun started them, or left out.*got 2"),
         (SRUN, (None, 1), "num_nodes must be 2, as srun started them.*got 1"),
@@ -270,7 +275,9 @@ def test_lightning_neither_saves_nor_requeues_a_job_by_itself(started):
         ),
     ],
 )
-def test_other_processes_than_were_started_are_an_error(started, variables, asked, message):
-    started(variables)
+def test_layout_that_differs_from_the_launcher_is_an_error(
+    set_launcher_variables, variables, requested, message
+):
+    set_launcher_variables(variables)
     with pytest.raises(ValueError, match=message):
-        ProcessLayout.detect(*asked)
+        ProcessLayout.detect(*requested)

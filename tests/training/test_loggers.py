@@ -12,11 +12,11 @@ from lightning.pytorch.loggers import wandb as lightnings_wandb
 from teka.training import train
 from tests.training.interrupt import InterruptAt
 
-NUMBERS = {"train_loss", "validation_accuracy", "images_per_second"}
+METRICS = {"train_loss", "validation_accuracy", "images_per_second"}
 
 
 class WandbRun:
-    """A stand-in for a run of Weights & Biases, which keeps what Lightning's logger gives it."""
+    """A stand-in for a run of Weights & Biases that records the calls of Lightning's logger."""
 
     def __init__(self, options):
         self.options, self.id = options, options["id"] or "made by the service"
@@ -36,7 +36,7 @@ class WandbRun:
 
 
 class MlflowServer:
-    """A stand-in for a server of MLflow and for its client, which keeps what Lightning's logger gives it."""
+    """A stand-in for a server of MLflow and its client that records the calls of Lightning's logger."""
 
     def __init__(self):
         self.address = ""
@@ -75,8 +75,8 @@ class MlflowServer:
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Put modules in the place of packages."""
+def install_modules(monkeypatch):
+    """Return a function that replaces packages by modules with the given contents."""
 
     def install(contents: Mapping[str, Mapping[str, Any]]) -> None:
         for name, content in contents.items():
@@ -89,15 +89,15 @@ def installed(monkeypatch):
 
 
 @pytest.fixture
-def wandb_runs(installed, monkeypatch):
-    """Runs at a Weights & Biases that is no more than a list."""
+def wandb_runs(install_modules, monkeypatch):
+    """Return the runs of a Weights & Biases that only records them in a list."""
     runs: list[WandbRun] = []
 
     def init(**options: object) -> WandbRun:
         runs.append(WandbRun(options))
         return runs[-1]
 
-    installed(
+    install_modules(
         {
             "wandb": {"run": None, "init": init},
             "wandb.sdk": {},
@@ -110,12 +110,12 @@ def wandb_runs(installed, monkeypatch):
 
 
 @pytest.fixture
-def mlflow_server(installed, monkeypatch):
-    """An MLflow that is no more than a list."""
+def mlflow_server(install_modules, monkeypatch):
+    """Return an MLflow server that only records its runs in a list."""
     server = MlflowServer()
     registry = ModuleType("mlflow.tracking.context.registry")
     context = SimpleNamespace(registry=registry)
-    installed(
+    install_modules(
         {
             "mlflow": {"set_tracking_uri": lambda address: None},
             "mlflow.tracking": {"MlflowClient": server.client, "context": context},
@@ -132,21 +132,19 @@ def mlflow_server(installed, monkeypatch):
     return server
 
 
-def test_the_runs_fields_are_beside_its_logs(trained, tiny):
+def test_fields_of_the_run_are_saved_next_to_its_logs(trained, tiny):
     fields = yaml.safe_load((trained.folder / "logs" / "version_0" / "hparams.yaml").read_text())
     assert fields == {**tiny.to_dict(), "betas": list(tiny.betas)}
 
 
-def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(
-    tiny, tmp_path, wandb_runs
-):
+def test_wandb_receives_fields_and_metrics_and_resumes_its_run(tiny, tmp_path, wandb_runs):
     run = tiny.replace(epochs=3)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "mine", loggers=["wandb"], callbacks=[InterruptAt(7)])
     train(run, tmp_path / "mine", loggers=["wandb"], resume=True)
     first, second = wandb_runs
     assert first.id == second.id
-    assert [one.exit_code for one in wandb_runs] == [1, 0]
+    assert [wandb_run.exit_code for wandb_run in wandb_runs] == [1, 0]
     assert first.options["dir"] == str(tmp_path / "mine")
     assert (first.options["project"], first.options["name"], first.options["resume"]) == (
         "teka",
@@ -154,7 +152,7 @@ def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_r
         "allow",
     )
     assert first.fields == {**run.to_dict(), "betas": list(run.betas)}
-    assert set().union(*first.logged) >= NUMBERS
+    assert set().union(*first.logged) >= METRICS
     assert [row["epoch"] for row in first.logged + second.logged if "train_loss" in row] == [
         0,
         1,
@@ -162,33 +160,31 @@ def test_weights_and_biases_gets_fields_and_numbers_and_goes_on_with_a_resumed_r
     ]
 
 
-def test_mlflow_gets_fields_and_numbers_and_goes_on_with_a_resumed_run(
-    tiny, tmp_path, mlflow_server
-):
+def test_mlflow_receives_fields_and_metrics_and_resumes_its_run(tiny, tmp_path, mlflow_server):
     run = tiny.replace(epochs=3)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "mine", loggers=["mlflow"], callbacks=[InterruptAt(7)])
     train(run, tmp_path / "mine", loggers=["mlflow"], resume=True)
-    (kept,) = mlflow_server.runs
-    assert kept.status == ["RUNNING", "FAILED", "RUNNING", "FINISHED"]
+    (mlflow_run,) = mlflow_server.runs
+    assert mlflow_run.status == ["RUNNING", "FAILED", "RUNNING", "FINISHED"]
     assert mlflow_server.address == f"file:{tmp_path / 'mine' / 'mlruns'}"
-    assert kept.tags == {"mlflow.runName": "mine"}
-    assert kept.fields["learning_rate"] == str(run.learning_rate)
-    assert {metric.key for metric in kept.metrics} >= NUMBERS
-    assert [metric.step for metric in kept.metrics if metric.key == "train_loss"] == [2, 5, 8]
+    assert mlflow_run.tags == {"mlflow.runName": "mine"}
+    assert mlflow_run.fields["learning_rate"] == str(run.learning_rate)
+    assert {metric.key for metric in mlflow_run.metrics} >= METRICS
+    assert [metric.step for metric in mlflow_run.metrics if metric.key == "train_loss"] == [2, 5, 8]
 
 
-def test_nothing_is_sent_unless_asked_for(tiny, tmp_path, wandb_runs, mlflow_server):
+def test_nothing_is_logged_to_a_service_by_default(tiny, tmp_path, wandb_runs, mlflow_server):
     train(tiny.replace(epochs=1), tmp_path / "run")
     assert not wandb_runs
     assert not mlflow_server.runs
 
 
-def test_a_service_that_refuses_is_an_error_that_names_it(tiny, tmp_path, wandb_runs, monkeypatch):
-    def refuse(**options: object) -> None:
+def test_failing_service_is_an_error_with_its_name(tiny, tmp_path, wandb_runs, monkeypatch):
+    def fail(**options: object) -> None:
         raise RuntimeError("no API key\nmore")
 
-    monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
+    monkeypatch.setattr(sys.modules["wandb"], "init", fail)
     with pytest.raises(
         ValueError,
         match=r"^loggers must be a service that takes the run \(no API key\), got 'wandb'.",
@@ -197,7 +193,7 @@ def test_a_service_that_refuses_is_an_error_that_names_it(tiny, tmp_path, wandb_
 
 
 @pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
-def test_a_service_that_is_not_installed_is_an_error_with_the_command_that_installs_it(
+def test_missing_package_is_an_error_with_the_install_command(
     tiny, tmp_path, monkeypatch, name, package
 ):
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
@@ -209,7 +205,7 @@ def test_a_service_that_is_not_installed_is_an_error_with_the_command_that_insta
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_service_is_an_error_that_offers_the_nearest(tiny, tmp_path):
+def test_unknown_service_is_an_error_with_the_closest_name(tiny, tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'wandb'"):
         train(tiny, tmp_path / "run", loggers=["wandbb"])
     assert not (tmp_path / "run").exists()

@@ -11,13 +11,11 @@ from tests.training.interrupt import InterruptAt
 
 @pytest.fixture
 def run(tiny):
-    """Two epochs of 12 steps."""
+    """Return a run of two epochs with 12 steps each."""
     return tiny.replace(batch_size=8)
 
 
-def test_speed_and_remaining_time_are_printed_after_ten_steps_and_every_epoch(
-    run, tmp_path, capsys
-):
+def test_progress_is_printed_after_ten_steps_and_every_epoch(run, tmp_path, capsys):
     train(run, tmp_path / "run")
     first, *lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
@@ -34,7 +32,7 @@ def test_speed_and_remaining_time_are_printed_after_ten_steps_and_every_epoch(
     assert epochs[-1].endswith("0 s left")
 
 
-def test_steps_of_several_parts_count_once(run, tmp_path, capsys):
+def test_step_with_gradient_accumulation_counts_once(run, tmp_path, capsys):
     train(run, tmp_path / "run", execution=Execution(accumulate=2))
     assert "step 10 of 24: " in capsys.readouterr().out
 
@@ -49,7 +47,7 @@ def test_resumed_run_continues_with_the_next_epoch(run, tmp_path, capsys):
     assert [line[:12] for line in lines if line.startswith("epoch")] == ["epoch 2 of 2"]
 
 
-def test_a_quiet_run_prints_nothing_and_computes_the_same(run, tmp_path, capsys):
+def test_run_without_progress_bar_prints_nothing_and_gives_equal_weights(run, tmp_path, capsys):
     weights = []
     for progress_bar in (True, False):
         folder = tmp_path / str(progress_bar)
@@ -64,7 +62,7 @@ def test_a_quiet_run_prints_nothing_and_computes_the_same(run, tmp_path, capsys)
     assert result["train_images_per_second"] > 0
 
 
-def test_a_training_without_validation_images_reports_the_training_only(tiny, tmp_path, capsys):
+def test_progress_has_no_validation_scores_without_validation_images(tiny, tmp_path, capsys):
     run = tiny.replace(epochs=1, validation_size=0, batch_size=96)
     train(run, tmp_path / "run")
     assert re.search(
@@ -73,6 +71,6 @@ def test_a_training_without_validation_images_reports_the_training_only(tiny, tm
     )
 
 
-def test_times_are_written_in_words():
+def test_format_duration_uses_units_of_time():
     times = {0.4: "0 s", 59.6: "1 min 00 s", 200.0: "3 min 20 s", 7500.0: "2 h 05 min"}
     assert {seconds: format_duration(seconds) for seconds in times} == times

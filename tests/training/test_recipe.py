@@ -9,7 +9,7 @@ from teka.training import Recipe, Run, read_recipe
 from teka.training.recipe import recipe_names
 
 
-def test_the_papers_two_recipes_differ_in_the_learning_rate_alone():
+def test_recipes_of_horn2021_differ_only_in_the_learning_rate():
     results, text = (Run.from_recipe(name).recipe for name in ("horn2021", "horn2021-text"))
     assert (results.learning_rate, text.learning_rate) == (5e-5, 5e-4)
     assert dataclasses.replace(text, learning_rate=5e-5) == results
@@ -23,7 +23,7 @@ def test_the_papers_two_recipes_differ_in_the_learning_rate_alone():
     assert (results.random_shift, results.random_flip, results.label_smoothing) == (0, False, 0.0)
 
 
-def test_the_recipe_of_cordonnier_et_al_has_the_numbers_of_their_appendix():
+def test_recipe_cordonnier2020_has_the_values_of_the_paper():
     recipe = Run.from_recipe("cordonnier2020").recipe
     assert (recipe.optimizer, recipe.learning_rate, recipe.momentum, recipe.weight_decay) == (
         "sgd",
@@ -40,7 +40,7 @@ def test_the_recipe_of_cordonnier_et_al_has_the_numbers_of_their_appendix():
     assert (recipe.gradient_clip, recipe.label_smoothing, recipe.patience) == (0.0, 0.0, None)
 
 
-def test_recipe_of_a_data_set_names_its_data_and_a_model_invariant_to_circular_shifts():
+def test_mnist_recipe_has_its_data_and_a_shift_invariant_model():
     run = Run.from_recipe("mnist", data_dir="data", epochs=2)
     assert (run.data, run.data_dir, run.epochs) == ("mnist", "data", 2)
     assert (run.stem, run.periodic, run.patch_size) == ("polyphase", True, 4)
@@ -49,20 +49,20 @@ def test_recipe_of_a_data_set_names_its_data_and_a_model_invariant_to_circular_s
     torch.testing.assert_close(model(image.roll((3, 5), (2, 3))), model(image))
 
 
-def test_every_recipe_of_the_package_is_one_of_a_run():
+def test_every_packaged_recipe_makes_a_run():
     assert {"cordonnier2020", "horn2021", "horn2021-text", "mnist", "teka"} <= set(recipe_names())
     for name in recipe_names():
         Run.from_recipe(name)
 
 
-def test_recipe_is_read_from_a_file(tmp_path):
+def test_recipe_is_loaded_from_a_file(tmp_path):
     fields = encode({**read_recipe("teka"), "epochs": 3, "dim": 16})
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(fields), encoding="utf-8")
     run = Run.from_recipe(tmp_path / "own.yaml")
     assert run == Run.from_recipe("teka", epochs=3, dim=16)
 
 
-def test_file_that_is_no_recipe_is_an_error(tmp_path):
+def test_invalid_recipe_file_is_an_error(tmp_path):
     for content, message in {
         "optimiser: adam\n": "Did you mean 'optimizer'",
         "- adam\n": "a YAML file of fields of a run",
@@ -73,7 +73,7 @@ def test_file_that_is_no_recipe_is_an_error(tmp_path):
             Run.from_recipe(tmp_path / "own.yaml")
 
 
-def test_an_unknown_recipe_is_an_error_that_offers_the_nearest(tmp_path):
+def test_unknown_recipe_is_an_error_with_the_closest_name(tmp_path):
     with pytest.raises(ValueError, match="Did you mean 'horn2021'"):
         read_recipe("horn2012")
     with pytest.raises(
@@ -82,6 +82,6 @@ def test_an_unknown_recipe_is_an_error_that_offers_the_nearest(tmp_path):
         read_recipe(tmp_path / "none.yaml")
 
 
-def test_a_value_that_no_recipe_takes_is_an_error():
+def test_invalid_recipe_value_is_an_error():
     with pytest.raises(ValueError, match=r"epochs must be .*got 0"):
         Recipe(epochs=0)

@@ -12,7 +12,7 @@ from teka.training import Recipe, Run
 from teka.training.run import DataOptions, ModelOptions
 
 
-def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
+def test_run_is_saved_and_loaded(tmp_path):
     for run in (
         Run(),
         Run.from_fields(position="clipped", betas=(0.8, 0.9), patience=3, data_dir="somewhere"),
@@ -25,7 +25,7 @@ def test_a_run_survives_a_round_trip_through_its_file(tmp_path):
         assert list(saved) == list(parts)
 
 
-def test_the_fields_of_the_parts_are_read_as_the_runs():
+def test_run_has_the_fields_of_its_data_model_and_recipe():
     run = Run.from_fields(data="mnist", position="clipped", epochs=3)
     assert run == Run(
         DataOptions("mnist"), ModelOptions("performer", {"position": "clipped"}), Recipe(epochs=3)
@@ -45,7 +45,7 @@ def test_the_fields_of_the_parts_are_read_as_the_runs():
         _ = run.epoch
 
 
-def test_what_an_older_teka_wrote_is_read():
+def test_runs_of_older_versions_are_loaded():
     old = {"model": "self_attention", "position": "rotary", "encoding": "table"}
     assert Run.from_dict(old) == Run.from_fields(model="self_attention", position="table")
     assert Run.from_dict({"encoding": "quadratic", "dropout": None, "tokens": "pixel"}) == Run()
@@ -59,7 +59,7 @@ def test_what_an_older_teka_wrote_is_read():
         Run.from_dict({"encoding": "table"})
 
 
-def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(unchecked_annotations):
+def test_unsupported_numbers_of_heads_are_an_error(unchecked_annotations):
     for heads, model, message in (
         ([3, 1], "linformer", r"heads must be a whole number"),
         ([3, "1"], "self_attention", r"heads must be a whole number or"),
@@ -69,12 +69,12 @@ def test_numbers_of_heads_that_a_model_does_not_take_are_an_error(unchecked_anno
             Run.from_dict({"heads": heads, "model": model})
 
 
-def test_an_unknown_key_is_an_error_that_names_the_nearest():
+def test_unknown_key_is_an_error_with_the_closest_name():
     with pytest.raises(ValueError, match=r"'learning_rat'.*Did you mean 'learning_rate'"):
         Run.from_dict({"learning_rat": 0.1})
 
 
-WRONG = (
+INVALID_VALUES = (
     ("epochs", 0),
     ("epochs", 1.5),
     ("epochs", "3"),
@@ -112,15 +112,13 @@ WRONG = (
 )
 
 
-def test_a_value_out_of_range_or_of_another_type_is_an_error_that_names_the_field(
-    unchecked_annotations,
-):
-    for field, value in WRONG:
+def test_invalid_value_is_an_error_with_the_name_of_the_field(unchecked_annotations):
+    for field, value in INVALID_VALUES:
         with pytest.raises(ValueError, match=rf"{field}(\[\d\])? must be"):
             Run.from_dict({field: value})
 
 
-WITHOUT_EFFECT = (
+FIELDS_WITHOUT_EFFECT = (
     ({"model": "resnet"}, "model must be .*got 'resnet'.*Did you mean 'resnet18'"),
     ({"model": "resnet18", "dim": 8}, "run key with model='resnet18' must be .*got 'dim'"),
     ({"model": "vgg16", "position": "none"}, "run key with model='vgg16' .*got 'position'"),
@@ -137,13 +135,13 @@ WITHOUT_EFFECT = (
 )
 
 
-def test_a_field_that_would_have_no_effect_is_an_error(unchecked_annotations):
-    for fields, message in WITHOUT_EFFECT:
+def test_field_without_effect_is_an_error(unchecked_annotations):
+    for fields, message in FIELDS_WITHOUT_EFFECT:
         with pytest.raises(ValueError, match=message):
             Run.from_dict(fields)
 
 
-def test_a_folder_without_a_run_or_with_a_file_that_is_not_json_is_an_error(tmp_path):
+def test_missing_or_malformed_run_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
         Run.load(tmp_path)
     (tmp_path / "run.json").write_text("{not json")
@@ -151,7 +149,7 @@ def test_a_folder_without_a_run_or_with_a_file_that_is_not_json_is_an_error(tmp_
         Run.load(tmp_path)
 
 
-def test_the_options_of_a_layer_reach_the_model():
+def test_layer_options_are_passed_to_the_model():
     run = Run.from_fields(
         position="fourier", position_heads=1, num_waves=3, longest_wave=9.0, wave_weight=2.0, epsilon=0.25,
         query_key="normalized", gate=True, value_convolution=3,
@@ -174,7 +172,7 @@ def test_the_options_of_a_layer_reach_the_model():
     assert rotary.get_parameter("blocks.0.mlp.0.weight").shape == (128, 64)
 
 
-def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_model():
+def test_network_and_stem_options_are_passed_to_the_model():
     run = Run.from_fields(
         model="self_attention",
         position="table",
@@ -198,7 +196,7 @@ def test_the_options_of_the_self_attention_network_and_of_the_stem_reach_the_mod
     assert small.get_parameter("stem.0.weight").shape == (64, 3, 3, 3)
 
 
-def test_every_model_is_made_with_its_own_options():
+def test_every_model_is_made_with_its_options():
     for name in MODELS:
         size = 32 if name in ("alexnet", "vgg16") else 8
         sizes = (

@@ -22,7 +22,7 @@ def test_an_unfinished_run_is_an_error(trained, tmp_path):
         restore(tmp_path / "copy")
 
 
-def test_a_checkpoint_of_another_architecture_is_an_error(trained, trained_on_canvas, tmp_path):
+def test_a_checkpoint_of_another_architecture_is_an_error(trained, run_with_margins, tmp_path):
     shutil.copytree(trained.folder, tmp_path / "copy")
     text = (tmp_path / "copy" / "run.json").read_text()
     (tmp_path / "copy" / "run.json").write_text(text.replace('"dim": 8', '"dim": 16'))
@@ -30,7 +30,7 @@ def test_a_checkpoint_of_another_architecture_is_an_error(trained, trained_on_ca
         restore(tmp_path / "copy")
 
 
-def test_the_evaluation_counts_every_test_image_and_is_written(trained):
+def test_evaluate_counts_every_test_image_and_saves_the_result(trained):
     counts: list[tuple[int, int]] = []
     shown = {"progress": lambda done, total: counts.append((done, total))}
     evaluation = evaluate(trained, batch_size=100, command="teka evaluate", **shown)
@@ -47,12 +47,12 @@ def test_the_evaluation_counts_every_test_image_and_is_written(trained):
     assert saved["command"] == "teka evaluate"
 
 
-def test_a_batch_without_images_is_an_error(trained):
+def test_batch_size_of_0_is_an_error(trained):
     with pytest.raises(ValueError, match="batch_size"):
         evaluate(trained, batch_size=0)
 
 
-def test_data_that_have_moved_give_the_classes_their_names(tiny, tmp_path):
+def test_class_names_are_read_from_moved_data(tiny, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "old" / "pets" / name).mkdir(parents=True)
         for number in range(10):
@@ -71,7 +71,7 @@ def test_data_that_have_moved_give_the_classes_their_names(tiny, tmp_path):
     assert read_config(export(trained, tmp_path / "model")).class_names == ("cat", "dog")
 
 
-def test_an_exported_model_is_the_runs_with_what_is_known_of_it(trained, tmp_path):
+def test_export_saves_the_model_with_the_facts_of_its_run(trained, tmp_path):
     evaluation = evaluate(trained)
     folder = export(trained, tmp_path / "model")
     images = trained.dataset.test.images[:5]

@@ -11,11 +11,11 @@ from teka.training.checkpoint import read_weights
 from tests.training.interrupt import InterruptAt
 
 
-def weights(folder):
+def read_best_weights(folder):
     return read_weights(folder / "checkpoints" / "best.ckpt")
 
 
-def test_a_run_leaves_its_settings_its_result_its_logs_and_two_checkpoints(trained, tiny):
+def test_train_saves_run_result_logs_and_two_checkpoints(trained, tiny):
     folder = trained.folder
     assert Run.load(folder) == tiny
     result = json.loads((folder / "result.json").read_text())
@@ -37,29 +37,29 @@ def test_a_run_leaves_its_settings_its_result_its_logs_and_two_checkpoints(train
 
 def test_the_same_seed_gives_the_same_weights(tiny, trained, tmp_path):
     train(tiny, tmp_path / "again")
-    first, second = weights(trained.folder), weights(tmp_path / "again")
+    first, second = read_best_weights(trained.folder), read_best_weights(tmp_path / "again")
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_another_seed_gives_other_weights(tiny, trained, tmp_path):
+def test_different_seeds_give_different_weights(tiny, trained, tmp_path):
     train(tiny.replace(seed=1), tmp_path / "other")
-    first, second = weights(trained.folder), weights(tmp_path / "other")
+    first, second = read_best_weights(trained.folder), read_best_weights(tmp_path / "other")
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
 
-@pytest.mark.parametrize("step", [1, 4])  # and in the last one where throughput is measured
-def test_a_run_interrupted_in_any_epoch_resumes_to_the_numbers_of_an_uninterrupted_one(
-    dropping, tmp_path, step
+@pytest.mark.parametrize("step", [1, 4])  # the tests of throughput interrupt the last epoch
+def test_interrupted_run_resumes_to_the_weights_of_an_uninterrupted_run(
+    run_with_dropout, tmp_path, step
 ):
-    run = Run.load(dropping)
+    run = Run.load(run_with_dropout)
     with pytest.raises(KeyboardInterrupt):
         train(run, tmp_path / "broken", callbacks=[InterruptAt(step)])
     assert not (tmp_path / "broken" / "result.json").exists()
     train(run, tmp_path / "broken", resume=True)
     whole, resumed = (
         read_weights(folder / "checkpoints" / "last.ckpt")
-        for folder in (dropping, tmp_path / "broken")
+        for folder in (run_with_dropout, tmp_path / "broken")
     )
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert json.loads((tmp_path / "broken" / "result.json").read_text())["epochs"] == 3
@@ -72,9 +72,7 @@ def test_resuming_a_finished_run_changes_nothing(trained, tiny):
     assert (trained.folder / "result.json").read_bytes() == before
 
 
-def test_a_folder_of_a_run_or_of_another_run_and_a_file_are_not_written_over(
-    trained, tiny, tmp_path
-):
+def test_train_does_not_overwrite_runs_or_files(trained, tiny, tmp_path):
     with pytest.raises(ValueError, match="a folder without a run"):
         train(tiny, trained.folder)
     with pytest.raises(ValueError, match="It differs in learning_rate"):
@@ -99,7 +97,7 @@ class TrainAgain(Callback):
             self.messages.append(str(error.value))
 
 
-def test_a_second_training_in_the_same_folder_is_refused_while_the_first_one_runs(tiny, tmp_path):
+def test_second_training_in_the_same_folder_is_an_error(tiny, tmp_path):
     second = TrainAgain(tiny.replace(seed=1, epochs=1), tmp_path / "run")
     first = tiny.replace(epochs=1)
     result = train(first, tmp_path / "run", callbacks=[second])
@@ -109,9 +107,7 @@ def test_a_second_training_in_the_same_folder_is_refused_while_the_first_one_run
 
 
 def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
-    train(
-        tiny.replace(redraw_every=4), tmp_path / "run"
-    )  # 2 epochs of 3 steps: before step 4 alone
+    train(tiny.replace(redraw_every=4), tmp_path / "run")  # of the 6 steps, only the 4th redraws
     model = restore(tmp_path / "run").model
     last = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)[
         "state_dict"
@@ -122,12 +118,12 @@ def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
     )
 
 
-def test_training_stops_early_when_nothing_gets_better(tiny, tmp_path):
+def test_training_stops_early_without_improvement(tiny, tmp_path):
     run = tiny.replace(epochs=9, patience=1, learning_rate=1e-12, kernel="squared_relu")
     assert train(run, tmp_path / "run")["epochs"] == 2
 
 
-def test_the_best_checkpoint_is_the_last_when_nothing_is_held_out(tiny, tmp_path):
+def test_best_checkpoint_is_the_last_without_validation_images(tiny, tmp_path):
     train(tiny.replace(validation_size=0), tmp_path / "run")
     best, last = (
         read_weights(tmp_path / "run" / "checkpoints" / name) for name in ("best.ckpt", "last.ckpt")
@@ -135,7 +131,7 @@ def test_the_best_checkpoint_is_the_last_when_nothing_is_held_out(tiny, tmp_path
     assert all(torch.equal(best[name], last[name]) for name in best)
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(tiny, tmp_path):
+def test_nan_loss_is_an_error(tiny, tmp_path):
     run = tiny.replace(
         learning_rate=1e30, gradient_clip=0.0, kernel="squared_relu", schedule="constant"
     )
@@ -148,9 +144,9 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_a_message(tiny, tmp_path)
     assert not (tmp_path / "short" / "checkpoints").exists()
 
 
-def test_options_that_do_not_fit_the_images_or_the_machine_leave_no_run(tiny, tmp_path):
+def test_options_unsuitable_for_images_or_machine_leave_no_run(tiny, tmp_path):
     parts, gpu = Execution(accumulate=33), Execution(accelerator="gpu")
-    asked = [
+    cases = [
         (
             tiny.replace(random_shift=9),
             None,
@@ -163,37 +159,37 @@ def test_options_that_do_not_fit_the_images_or_the_machine_leave_no_run(tiny, tm
             else [(tiny, gpu, "accelerator must be an accelerator of this machine.*got 'gpu'")]
         ),
     ]
-    for run, execution, message in asked:
+    for run, execution, message in cases:
         with pytest.raises(ValueError, match=message):
             train(run, tmp_path / "run", execution=execution)
         assert not (tmp_path / "run" / "run.json").exists()
 
 
-class StopWithin(Callback):
+class StopWithinEpoch(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         trainer.should_stop = trainer.global_step == 5
 
 
-def test_a_callback_may_end_a_training_within_an_epoch(tiny, tmp_path):
+def test_callback_can_stop_a_training_within_an_epoch(tiny, tmp_path):
     run = tiny.replace(batch_size=16, patience=None)
-    assert train(run, tmp_path / "run", callbacks=[StopWithin()])["epochs"] == 1
+    assert train(run, tmp_path / "run", callbacks=[StopWithinEpoch()])["epochs"] == 1
 
 
-def test_a_run_on_data_of_ones_own_is_restored_with_them_alone(tiny, tmp_path):
+def test_run_on_custom_data_needs_the_data_to_be_restored(tiny, tmp_path):
     images, labels = torch.rand(60, 8, 8), torch.arange(60) % 3
-    mine = from_arrays(images, labels, name="noise")
-    train(tiny.replace(epochs=1), tmp_path / "run", dataset=mine)
+    custom_dataset = from_arrays(images, labels, name="noise")
+    train(tiny.replace(epochs=1), tmp_path / "run", dataset=custom_dataset)
     with pytest.raises(
         ValueError, match=r"dataset must be 'noise', on which the run was trained.*got 'digits'"
     ):
         restore(tmp_path / "run")
-    trained = restore(tmp_path / "run", dataset=mine)
+    trained = restore(tmp_path / "run", dataset=custom_dataset)
     assert (evaluate(trained).dataset, evaluate(trained).test_images) == ("noise", 12)
     config = json.loads((export(trained, tmp_path / "model") / "config.json").read_text())
     assert (config["class_names"], config["facts"]["evaluation"]["dataset"]) == (None, "noise")
 
 
-def test_every_position_trains(tiny, tmp_path):
+def test_every_position_encoding_can_be_trained(tiny, tmp_path):
     for position in (
         "none",
         "absolute",
