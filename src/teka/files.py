@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
@@ -265,7 +265,7 @@ def write_json(path: Path, content: Mapping[str, object]) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object, and return its fields.
 
     Raises:

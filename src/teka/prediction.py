@@ -170,8 +170,14 @@ class PictureSettings:
                 raise wrong_value("box", self.box, f"a box that fits the canvas, {self.canvas}")
         elif self.canvas is not None or self.box is not None:
             raise wrong_value("canvas and box", (self.canvas, self.box), "None with fit='whole'")
-        expected = "a width in pixels of at least 0 and below 100"
-        check_number("stroke", self.stroke, expected, low=0, high=100, exclude=(100,))
+        check_number(
+            "stroke",
+            self.stroke,
+            "a width in pixels of at least 0 and below 100",
+            low=0,
+            high=100,
+            exclude=(100,),
+        )
 
 
 def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:

@@ -184,8 +184,11 @@ class AuditOptions:
     def load_model(self, model: str) -> LoadedModel:
         """Load a model, and limit each later call of its code to `--budget` seconds."""
         set_model_code_context(model_call_context(self.settings.budget_seconds))
-        load_options = dataclasses.replace(self.load_options, data_dir=self.images.data_dir)
-        return load(model, load_options, loaders=LOCAL_LOADERS)
+        return load(
+            model,
+            dataclasses.replace(self.load_options, data_dir=self.images.data_dir),
+            loaders=LOCAL_LOADERS,
+        )
 
     def make_audit_inputs(
         self,

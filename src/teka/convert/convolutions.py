@@ -48,8 +48,10 @@ def check_convolution(convolution: nn.Module) -> Convolution:
 
 def window_radius(convolution: Convolution) -> tuple[int, ...]:
     """Return the distance in pixels from the center of the kernel to its edge, for each axis."""
-    sides = zip(convolution.kernel_size, convolution.dilation, strict=True)
-    return tuple(side // 2 * step for side, step in sides)
+    return tuple(
+        side // 2 * step
+        for side, step in zip(convolution.kernel_size, convolution.dilation, strict=True)
+    )
 
 
 def matrices_by_offset(
@@ -149,8 +151,9 @@ def off_center_weight(precision: float, num_axes: int) -> float:
 
     Source: docs/attention_as_convolution.md; limit: Cordonnier et al. 2020, Lemma 2.
     """
-    expected = "a positive number, or math.inf"
-    check_number("precision", precision, expected, low=0.0, high=math.inf, exclude=(0.0,))
+    check_number(
+        "precision", precision, "a positive number, or math.inf", low=0, high=math.inf, exclude=(0,)
+    )
     check_sizes({"num_axes": num_axes})
     ratio = math.exp(-precision)
     if ratio == 1:

@@ -191,8 +191,10 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     size = check_image_size("image_size", size)
 
     def to_split(labeled: list[tuple[Path, int]]) -> Split:
-        images = PictureFiles([file for file, _ in labeled], in_channels, size, resize)
-        return Split(images, torch.tensor([label for _, label in labeled], dtype=torch.int64))
+        return Split(
+            PictureFiles([file for file, _ in labeled], in_channels, size, resize),
+            torch.tensor([label for _, label in labeled], dtype=torch.int64),
+        )
 
     validation = pictures.get("validation", [])
     train = to_split(pictures["train"] + validation)
@@ -221,8 +223,10 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None
     num_validation = 0
     if validation is not None:
         num_validation = len(validation)
-        images = torch.cat([train.images, validation.images])
-        train = Split(images, torch.cat([train.labels, validation.labels]))
+        train = Split(
+            torch.cat([train.images, validation.images]),
+            torch.cat([train.labels, validation.labels]),
+        )
     labels = train.labels if test is None else torch.cat([train.labels, test.labels])
     num_classes = 1 + int(labels.max()) if len(labels) else 1
     return RawDataset(train, test, num_classes, num_validation)

@@ -259,8 +259,7 @@ def divide_into_splits(
     rest = num_images - validation_size
     check_sizes({"train_size": train_size}, most=rest, or_none=True)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(num_images))
-    declared = torch.arange(num_images, len(train))
-    validation = train.take(torch.cat([order[rest:], declared]))
+    validation = train.take(torch.cat([order[rest:], torch.arange(num_images, len(train))]))
     train = train.take(order[: rest if train_size is None else train_size])
     splits = (train, validation, test)
     channels, *size = train.images.shape[1:]

@@ -74,8 +74,9 @@ def load(
         check_flags({"stream": stream})
     name = str(name)
     if image_size is not None:
-        smallest = DIGIT_SIZE if name == "digits" else 1
-        image_size = check_image_size("image_size", image_size, smallest=smallest)
+        image_size = check_image_size(
+            "image_size", image_size, smallest=DIGIT_SIZE if name == "digits" else 1
+        )
     if name == "digits":
         raw = read_digits(image_size or (16, 16))
         image_size = None

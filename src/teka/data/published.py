@@ -209,8 +209,7 @@ class PublishedDataset:
 
 def find_published_file(folder: Path, file: PublishedFile) -> Path | None:
     """Return the path of a file in a folder, unpacked or compressed by gzip, or None."""
-    paths = (folder / file.name, folder / f"{file.name}.gz")
-    return next(filter(Path.is_file, paths), None)
+    return next(filter(Path.is_file, (folder / file.name, folder / f"{file.name}.gz")), None)
 
 
 def read_unpacked(path: Path, num_bytes: int) -> bytearray:

@@ -56,13 +56,8 @@ class Classifier(LightningModule):
             **self._evaluation_loader_options,
         )
 
-    def val_dataloader(self) -> DataLoader | list:
-        validation = self.dataset.validation
-        return (
-            make_evaluation_loader(validation, **self._evaluation_loader_options)
-            if len(validation)
-            else []
-        )
+    def val_dataloader(self) -> DataLoader:
+        return make_evaluation_loader(self.dataset.validation, **self._evaluation_loader_options)
 
     @property
     def _evaluation_loader_options(self) -> dict[str, int]:

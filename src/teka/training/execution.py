@@ -124,8 +124,7 @@ def _has_compiler(uses_cuda: bool) -> bool:
     """Return True if the machine has the compiler that torch.compile needs."""
     if uses_cuda:
         return find_spec("triton") is not None
-    compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
-    return any(shutil.which(compiler) for compiler in compilers)
+    return any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
 
 
 def _has_fast_bfloat16() -> bool:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.loggers import (
     CSVLogger,
@@ -88,7 +87,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 def _open_service_logger(name: str, folder: Path) -> Logger:
     """Open the logger of Weights & Biases or MLflow. A resumed run continues its earlier record."""
     file = folder / LOGS / SERVICES_FILE
-    identities: dict[str, Any] = read_json(file) if file.is_file() else {}
+    identities = read_json(file) if file.is_file() else {}
     identity = identities.get(name)
     title = folder.resolve().name
     if name == "wandb":

@@ -82,7 +82,7 @@ class SpeedPrinter(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (speed := self.images_per_second) is not None:
             pl_module.log("images_per_second", speed, batch_size=1, sync_dist=True)
-        metrics: dict[str, Any] = trainer.callback_metrics
+        metrics = trainer.callback_metrics
         parts = [f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}:"]
         for title, prefix in (("training", "train"), ("validation", "validation")):
             if f"{prefix}_loss" in metrics:

@@ -134,7 +134,7 @@ def train(
         )
         progress = SpeedPrinter(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
         timer = Timer()
-        make_callbacks: Any = getattr(model, "training_callbacks", lambda run, folder: [])
+        make_callbacks = getattr(model, "training_callbacks", lambda run, folder: [])
         all_callbacks = [*make_callbacks(run, folder), *callbacks, timer, progress]
         all_callbacks += [LearningRateMonitor("epoch"), checkpoints]
         if recipe.patience is not None:

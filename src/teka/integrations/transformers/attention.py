@@ -226,13 +226,12 @@ def make_padding_mask(
     return None if num_keys == kv_length and is_readable(keep) and keep.all() else keep
 
 
-def find_patch_grid(config: object) -> Grid | None:
+def find_patch_grid(config: Any) -> Grid | None:
     """Return the grid of image, video or audio patches that a config describes, or None."""
-    settings: Any = config
     patch = _height_and_width(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
-        rows = (settings.num_mel_bins - settings.patch_size) // settings.frequency_stride
-        columns = (settings.max_length - settings.patch_size) // settings.time_stride
+        rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride
+        columns = (config.max_length - config.patch_size) // config.time_stride
         return Grid((rows + 1, columns + 1))
     image = _height_and_width(
         getattr(config, "image_size", None) or getattr(config, "crop_size", None)
@@ -256,8 +255,8 @@ def _height_and_width(size: Any) -> tuple[int, ...] | None:
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
-def num_prefix_tokens(config: object) -> int:
-    """Return the number of class and register tokens that a config places before the patches."""
+def count_prefix_tokens(config: object) -> int:
+    """Count the class and register tokens before the patches of a model with this config."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
     num_registers = getattr(config, "num_register_tokens", 0)
     return num_class_tokens + num_registers if num_class_tokens else 0
@@ -282,7 +281,7 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
     grid = find_patch_grid(config)
     if ambient[0] is not None or grid is None:
         return ambient
-    prefix = num_prefix_tokens(config)
+    prefix = count_prefix_tokens(config)
     if num_keys != prefix + grid.num_tokens:
         sides = " × ".join(map(str, grid.shape))
         expected = (
