@@ -156,7 +156,7 @@ def test_options_unsuitable_for_images_or_machine_leave_no_run(tiny, tmp_path):
         *(
             []
             if torch.cuda.is_available()
-            else [(tiny, gpu, "accelerator must be an accelerator of this machine.*got 'gpu'")]
+            else [(tiny, gpu, "accelerator must be available with enough devices.*got 'gpu'")]
         ),
     ]
     for run, execution, message in cases:

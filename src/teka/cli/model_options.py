@@ -8,7 +8,6 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import docstring_parser
 from cyclopts import Parameter
 
-from teka.models import PerformerConfig
 from teka.models.model_config import MODELS, options_class
 
 
@@ -22,11 +21,11 @@ def model_options_class() -> type[Any]:
     model_option = Annotated[str, Parameter(help=f"Name of the model: {names}.")]
     options: dict[str, tuple[str, Any, Any]] = {}
     options["model"] = ("model", model_option, field(default="performer"))
-    for model_name, model in MODELS.items():
-        described = PerformerConfig if model_name == "performer" else model
-        docstring = docstring_parser.parse(described.__doc__ or "")
+    for model in MODELS:
+        declared = options_class(model)
+        docstring = docstring_parser.parse(declared.__doc__ or "")
         descriptions = {entry.arg_name: entry.description for entry in docstring.params}
-        for option in fields(options_class(model_name)):
+        for option in fields(declared):
             help_text = Parameter(help=descriptions.get(option.name))
             kind = Annotated[_command_line_type(option.type), help_text]
             options.setdefault(option.name, (option.name, kind, field(default=None)))

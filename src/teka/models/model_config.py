@@ -5,7 +5,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Any
 
@@ -62,21 +62,14 @@ def options_class(model: str) -> type[Any]:
 
     The options in the config of a saved model are checked against these fields.
     """
-    kind = model_class(model)
-    if model == "performer":
-        options = [(field.name, field.type, field.default) for field in fields(PerformerConfig)]
-    else:
-        parameters = inspect.signature(kind).parameters.values()
-        options = [
-            (parameter.name, parameter.annotation, parameter.default) for parameter in parameters
-        ]
-    declared = []
-    for name, annotation, default in options:
+    kind = PerformerConfig if model == "performer" else model_class(model)
+    options = []
+    for name, parameter in inspect.signature(kind).parameters.items():
         if name not in SIZES:
-            is_required = default in (MISSING, inspect.Parameter.empty)
-            declared.append((name, annotation, field() if is_required else field(default=default)))
-    name = f"{kind.__name__}Options"
-    options_type = make_dataclass(name, declared, frozen=True, kw_only=True)
+            is_required = parameter.default is parameter.empty
+            default = field() if is_required else field(default=parameter.default)
+            options.append((name, parameter.annotation, default))
+    options_type = make_dataclass(f"{kind.__name__}Options", options, frozen=True, kw_only=True)
     options_type.__doc__ = kind.__doc__
     return options_type
 
