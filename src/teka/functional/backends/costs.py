@@ -156,32 +156,32 @@ def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
     return Cost(multiply_adds + 2 * num_elements, 6 * grid.num_axes * num_elements * BYTES)
 
 
-def separable_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
+def separable_cost(query_grid: Grid, key_grid: Grid, num_features: int, dim_value: int) -> Cost:
     """Estimate the work of linear attention that processes the axes of a grid one at a time.
 
     The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     channels = num_features * (dim_value + 1)
-    multiply_adds, moved, size = 0, 0, key.num_tokens
-    for query_side, key_side in zip(query.shape, key.shape, strict=True):
+    multiply_adds, moved, size = 0, 0, key_grid.num_tokens
+    for query_side, key_side in zip(query_grid.shape, key_grid.shape, strict=True):
         moved += size
         multiply_adds += size * query_side
         size = size // key_side * query_side
         moved += size
     moved += 2 * size
     # One matrix of weights for each axis.
-    sides = zip(query.shape, key.shape, strict=True)
+    sides = zip(query_grid.shape, key_grid.shape, strict=True)
     num_weights = sum(query_side * key_side for query_side, key_side in sides)
     num_bytes = moved * channels * BYTES + num_weights * 6 * 2 * BYTES
-    return Cost((multiply_adds + key.num_tokens + size) * channels, num_bytes)
+    return Cost((multiply_adds + key_grid.num_tokens + size) * channels, num_bytes)
 
 
-def fft_cost(query: Grid, key: Grid, num_features: int, dim_value: int) -> Cost:
+def fft_cost(query_grid: Grid, key_grid: Grid, num_features: int, dim_value: int) -> Cost:
     """Estimate the work of linear attention by fast Fourier transforms (FFT).
 
     The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
-    sides = zip(query.shape, key.shape, query.periodic, strict=True)
+    sides = zip(query_grid.shape, key_grid.shape, query_grid.periodic, strict=True)
     sizes = [
         query_side if periodic else query_side + key_side - 1
         for query_side, key_side, periodic in sides

@@ -34,12 +34,12 @@ from teka.precision import to_float64
 TOLERANCE = {torch.float32: 1e-7, torch.float64: 1e-11}
 
 
-def have_same_spacing(query: Grid, key: Grid) -> bool:
+def have_same_spacing(query_grid: Grid, key_grid: Grid) -> bool:
     """Return True if two grids of tokens have the same distance between neighboring tokens.
 
     Attention between two grids is a convolution only if this holds for every axis.
     """
-    spacings = zip(query.spacing, key.spacing, strict=True)
+    spacings = zip(query_grid.spacing, key_grid.spacing, strict=True)
     return all(abs(query_step - key_step) <= 1e-9 * key_step for query_step, key_step in spacings)
 
 
@@ -87,7 +87,7 @@ def fft_attention_sums(
 
 
 def _tabulate_log_weights(
-    log_weight_at: Callable[[Tensor], Tensor], query: Grid, key: Grid, like: Tensor
+    log_weight_at: Callable[[Tensor], Tensor], query_grid: Grid, key_grid: Grid, like: Tensor
 ) -> tuple[Float[Tensor, "heads *sizes"], list[int]]:
     """Tabulate the log of the position-dependent attention weight for every offset of two grids.
 
@@ -95,15 +95,15 @@ def _tabulate_log_weights(
     negative offsets are at the end of each axis. The size of the table is returned as well.
     """
     sizes, offsets, occurs = [], [], []
-    for axis in range(query.num_axes):
-        sides = query.shape[axis], key.shape[axis]
-        size = sides[1] if query.periodic[axis] else next_fast_length(sides[0] + sides[1] - 1)
+    for axis in range(query_grid.num_axes):
+        sides = query_grid.shape[axis], key_grid.shape[axis]
+        size = sides[1] if query_grid.periodic[axis] else next_fast_length(sides[0] + sides[1] - 1)
         steps = torch.arange(size, device=like.device)
         steps = torch.where(steps < sides[0], steps, steps - size).to(like)
-        shift = query.origin[axis] - key.origin[axis]
+        shift = query_grid.origin[axis] - key_grid.origin[axis]
         sizes.append(size)
         occurs.append((steps < sides[0]) & (steps > -sides[1]))
-        offsets.append(query.wrap_axis(axis, steps * query.spacing[axis] + shift))
+        offsets.append(query_grid.wrap_axis(axis, steps * query_grid.spacing[axis] + shift))
     log_table = log_weight_at(torch.stack(torch.meshgrid(*offsets, indexing="ij"), dim=-1))
     # Offsets that exist only in the padding must not determine the largest c.
     occurs = torch.stack(torch.meshgrid(*occurs, indexing="ij")).all(dim=0)

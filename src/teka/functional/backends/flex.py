@@ -52,7 +52,7 @@ def can_use_flex(query: Queries, value: Values, kernel: ContentKernel) -> bool:
     return kernel.log_similarity(query) is not None
 
 
-def attend_with_flex(inputs: DenseAttentionInputs, log_relative: PairFunction) -> Outputs:
+def attend_with_flex(inputs: DenseAttentionInputs, position_bias: PairFunction) -> Outputs:
     """Compute attention with PyTorch's FlexAttention, including position-dependent weights.
 
     The similarity of queries and keys may be any function with a logarithm. Queries without keys
@@ -62,13 +62,14 @@ def attend_with_flex(inputs: DenseAttentionInputs, log_relative: PairFunction) -
 
     Args:
         inputs: Queries, keys and values.
-        log_relative: log c of a pair of indices, from tables of O(L) entries.
+        position_bias: Function from the indices of a pair to its position bias, the log of its
+            position-dependent weight. It may read tables of O(L) entries.
     """
     query, value = inputs.query, inputs.value
     left, right, log_scale = inputs.vectors()
     log_similarity = inputs.kernel.log_similarity(query)
     assert log_similarity is not None
-    score = _make_score_function(log_similarity, log_relative, log_scale, inputs.key_mask)
+    score = _make_score_function(log_similarity, position_bias, log_scale, inputs.key_mask)
     block_mask = None
     if inputs.is_causal:
         causal_blocks = (
@@ -107,11 +108,11 @@ def _padded(
 
 def _make_score_function(
     log_similarity: Callable[[Tensor], Tensor],
-    log_relative: PairFunction,
+    position_bias: PairFunction,
     log_scale: LogScale,
     key_mask: KeyMask,
 ) -> PairScore:
-    """Return the `score_mod` function of FlexAttention, which computes the score of a pair.
+    """Return the `score_mod` of FlexAttention, which computes the score of a query and a key.
 
     The score is the log of the similarity plus the log of the position-dependent weight, or −∞ for
     a masked key. The function is a lambda, because the tests add runtime checks to annotated
@@ -119,11 +120,11 @@ def _make_score_function(
     """
     if log_scale is None:
         plain: PairScore = lambda product, b, h, i, j: (  # noqa: E731
-            log_similarity(product) + log_relative(b, h, i, j)
+            log_similarity(product) + position_bias(b, h, i, j)
         )
     else:
         plain = lambda product, b, h, i, j: (  # noqa: E731
-            log_similarity(product) + log_relative(b, h, i, j) + log_scale[b, h, j]
+            log_similarity(product) + position_bias(b, h, i, j) + log_scale[b, h, j]
         )
     if key_mask is None:
         return plain

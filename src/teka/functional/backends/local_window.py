@@ -110,7 +110,7 @@ def window_attention(
     inputs: DenseAttentionInputs,
     tiling: Tiling,
     num_prefix_tokens: int,
-    log_relative: Float[Tensor, "heads cells seen"],
+    position_bias: Float[Tensor, "heads cells seen"],
     is_in_window: Bool[Tensor, "cells seen"],
 ) -> Outputs:
     """Compute attention in which each token of a grid attends to the keys in a window around it.
@@ -122,7 +122,8 @@ def window_attention(
         inputs: All queries, keys and values.
         tiling: The tiles of the grid.
         num_prefix_tokens: Number of tokens before the grid.
-        log_relative: log c of the cells of a tile with the cells of the tile and its margin.
+        position_bias: Log of the position-dependent weight of each cell of a tile and each cell of
+            the tile and its margin.
         is_in_window: True for the pairs of these cells that are within the window.
     """
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
@@ -144,7 +145,7 @@ def window_attention(
         if key_mask is not None:
             is_prefix_kept = key_mask[:, :first]
         is_kept = torch.cat([is_prefix_kept.repeat_interleave(num_tiles, dim=0), is_kept], dim=1)
-        log_relative = pad(log_relative, (first, 0))
+        position_bias = pad(position_bias, (first, 0))
         is_in_window = pad(is_in_window, (first, 0), value=True)
     tiles = replace(
         inputs,
@@ -155,7 +156,7 @@ def window_attention(
         key_mask=is_kept,
         window_mask=is_in_window[None, None],
     )
-    outputs = dense_attention(tiles, lambda _, rows: log_relative[None, :, rows])
+    outputs = dense_attention(tiles, lambda _, rows: position_bias[None, :, rows])
     outputs = outputs.unflatten(0, (-1, num_tiles)).transpose(1, 2).flatten(2, 3)
     outputs = outputs.index_select(2, tiling.inverse_tile_order(query.device))
     if not first:

@@ -226,13 +226,13 @@ class BiasTable(SeparableRelativeKernel):
         return read_table(self.tables[:, axis].to(offsets), steps.long() + self.max_offset)
 
 
-def _common_offset_unit(query: Grid, key: Grid, axis: int) -> float:
+def _common_offset_unit(query_grid: Grid, key_grid: Grid, axis: int) -> float:
     """Return a unit of length that divides all offsets between two grids along one axis."""
     # The spacing of a single cell does not matter.
-    spacings = [grid.spacing[axis] for grid in (query, key) if grid.shape[axis] > 1]
-    width = min(spacings) if spacings else query.spacing[axis]
-    for distance in (*spacings, query.origin[axis] - key.origin[axis]):
+    spacings = [grid.spacing[axis] for grid in (query_grid, key_grid) if grid.shape[axis] > 1]
+    width = min(spacings) if spacings else query_grid.spacing[axis]
+    for distance in (*spacings, query_grid.origin[axis] - key_grid.origin[axis]):
         if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
             hint = "With relative='table', offsets between grids must be whole numbers of cells."
-            raise wrong_value("key_grid", key, f"aligned with {query}", hint)
+            raise wrong_value("key_grid", key_grid, f"aligned with {query_grid}", hint)
     return width
