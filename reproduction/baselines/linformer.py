@@ -24,7 +24,7 @@ from teka.nn.inputs import Tokens
 
 
 class LinformerAttention(nn.Module):
-    """Softmax attention of L queries to k learned combinations of the keys and values of L tokens.
+    """Softmax attention to k learned combinations of keys and values, instead of to all L tokens.
 
     The output of a head is softmax(Q (E K)ᵀ / √d) (F V). The learned matrices E and F of shape
     (k, L) combine the keys K and the values V of all tokens. The cost is therefore O(L k) instead

@@ -37,9 +37,10 @@ def clustered_attention(
 ) -> Outputs:
     """Compute softmax attention within clusters of similar queries and keys.
 
-    Each cluster has a centroid. Its members are the w = `cluster_size` queries and the w keys with
-    the largest inner products with the centroid. A query attends to the keys of its cluster. If a
-    query is in several clusters, the outputs are averaged, and if it is in none, the output is 0.
+    A cluster consists of the w = `cluster_size` queries and the w keys with the largest inner
+    products with its centroid. A query attends to the keys of its cluster. If the query is in
+    several clusters, their outputs are averaged. If it is in no cluster, the output is 0.
+
     The cost of n clusters is O(n L d + n w² d), which is O(L^1.5 d) for n = w = √L.
 
     Source: Roy et al. 2021, Algorithm 1 without the causal mask; the mean as in the authors' code.
@@ -74,15 +75,15 @@ def clustered_attention(
 
 
 class RoutingAttention(nn.Module):
-    """Multi-head attention within clusters, whose centroids follow the queries and keys.
+    """Multi-head attention within clusters of similar queries and keys.
 
-    A layer norm without scale and bias gives all queries and keys the length √d. After each forward
-    pass in training, a centroid μ moves towards the mean of the vectors A that are nearest to it,
+    Each cluster has a centroid. After each forward pass in training, the centroid μ moves towards
+    the mean of the set A of queries and keys of the batch that are nearest to it:
 
         μ ← λ μ + (1 − λ) mean(A),   λ = 0.999.
 
-    A contains queries and keys of the whole batch. If it is empty, the centroid does not move. The
-    centroids are a buffer, without gradients.
+    If the set is empty, the centroid does not move. The centroids are a buffer, without gradients.
+    A layer norm without scale and bias gives all queries and keys the length √d.
 
     Differences from the paper: It has the sum over A instead of the mean, which grows with the
     batch. The commitment loss, with weight 10⁻⁴ in the authors' code, is left out. Inner products

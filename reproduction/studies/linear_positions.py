@@ -65,11 +65,11 @@ class PositionDependentFeatures(FeatureKernel):
 
 
 class PermutedFeatures(nn.Module):
-    """Random features in a 7 × 7 matrix, whose rows and columns are permuted at each position.
+    """Random features of PermuteFormer, which are permuted according to the position of a token.
 
-    The rows of a token at row y are permuted y times by one random cycle of length 7, and the
-    columns of a token at column x are permuted x times by another one. The inner product of two
-    tokens therefore depends on their offset only.
+    The 49 features of a token form a 7 × 7 matrix. If the token is at row y and column x of the
+    grid, the rows of the matrix are permuted y times by a random cycle of length 7, and its columns
+    x times by another one. The inner product of two tokens therefore depends on their offset only.
 
     Source: Chen 2021 (PermuteFormer), eq. 6 with r = 1.
 
@@ -105,12 +105,17 @@ class PermutedFeatures(nn.Module):
 
 
 class StochasticPositions(nn.Module):
-    """Random features of queries and keys that are multiplied by random sinusoids of positions.
+    """Random features of queries and keys with stochastic positions.
 
-    Entry d of a query at position x is multiplied by the vector Ω(ω_d x + θ_d) λ_d z, and entry d
-    of a key by Ω(ω_d x) λ_d z. Ω are cosines and sines, z ~ N(0, 1/R) has R draws, and frequencies
-    ω, phases θ and gains λ are learned. The mean over z of the product of a query at x and a key
-    at y is Σ_dw λ²_dw cos(ω_dw · (x − y) + θ_dw), which depends on their offset only.
+    On average, the inner product of a query and a key depends on their offset only. For this
+    purpose, they are multiplied by random sinusoids: entry d of a query at position x by the vector
+    Ω(ω_d x + θ_d) λ_d z, and entry d of a key at position y by Ω(ω_d y) λ_d z.
+
+    - Ω consists of cosines and sines.
+    - Frequencies ω, phases θ and gains λ are learned.
+    - z ~ N(0, 1/R) consists of R draws, which queries and keys share.
+
+    The mean of the product over z is Σ_dw λ²_dw cos(ω_dw · (x − y) + θ_dw).
 
     Source: Liutkus et al. 2021 (SPE), §2.2 (sineSPE), with frequencies of two axes.
     """
