@@ -258,9 +258,9 @@ def _largest_stride(context: AuditContext) -> tuple[int, ...]:
     strides = [
         layer.stride for layer in context.layers.findings if layer.grid and min(layer.grid) > 1
     ]
-    reach = context.settings.reach(context.sizes)
+    largest = context.settings.largest_steps(context.sizes)
     return tuple(
-        max([1, *(int(stride[axis]) for stride in strides if stride[axis] <= reach[axis])])
+        max([1, *(int(stride[axis]) for stride in strides if stride[axis] <= largest[axis])])
         for axis in range(2)
     )
 

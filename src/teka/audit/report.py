@@ -254,8 +254,7 @@ class AuditReport:
         Raises:
             ValueError: The path cannot be written.
         """
-        path = check_path("path", path)
-        check_output_file("path", path)
+        path = check_output_file("path", check_path("path", path))
         return write_json(path, self.to_dict())
 
     @classmethod

@@ -128,7 +128,7 @@ class AuditSettings:
         content = encode(replace(self, shifts=self.shifts_for(sizes)))
         return {**content, "device": None if self.device is None else str(self.device)}
 
-    def reach(self, sizes: Sequence[int]) -> tuple[int, ...]:
+    def largest_steps(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the largest shift along each axis, rounded up to whole pixels."""
         steps_by_axis = zip(*self.shifts_for(sizes), strict=True)
         return tuple([math.ceil(max(map(abs, steps))) for steps in steps_by_axis])
@@ -144,6 +144,6 @@ class AuditSettings:
         size = getattr(self, argument)
         if size is None:
             sign = 1 if mode == "canvas" else -1
-            sides = zip(sizes, self.reach(sizes), strict=True)
+            sides = zip(sizes, self.largest_steps(sizes), strict=True)
             size = tuple(side + sign * 2 * step for side, step in sides)
         return Movement(mode, self.background, **{argument: size})

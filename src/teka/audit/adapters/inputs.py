@@ -428,14 +428,14 @@ def make_room_for_shifts(
     if seen is None:
         return replace(transform, resize=size, crop=None), settings
     is_crop = wide == ["crop"]
-    reach = settings.reach(seen)
+    largest = settings.largest_steps(seen)
     if size is None:
         # An even number on each side keeps the rounding of the center crop.
-        room = [2 * (step + step % 2) if is_crop else -2 * step for step in reach]
+        room = [2 * (step + step % 2) if is_crop else -2 * step for step in largest]
         size = (seen[0] + room[0], seen[1] + room[1])
     if min(size) < 1:
         expected = f"less than half of {seen}, the canvas that the model sees"
-        raise wrong_value("max_shift", max(reach), expected)
+        raise wrong_value("max_shift", max(largest), expected)
     resize = size
     crop = None
     # A resize by the shorter side keeps the aspect ratio.

@@ -108,8 +108,8 @@ class LayoutRecognizer:
         module: nn.Module,
         shape: Shape,
         is_output: bool,
-        source: Layout | None,
-        source_shape: Shape,
+        input_layout: Layout | None,
+        input_shape: Shape,
     ) -> Layout | str:
         """Return the layout of a tensor, or the reason why it is not recognized.
 
@@ -117,20 +117,22 @@ class LayoutRecognizer:
             module: Module that receives or returns the tensor.
             shape: Shape (B, …) of the tensor.
             is_output: Whether the module returns the tensor.
-            source: Layout of the module's input, for an output.
-            source_shape: Shape of the module's input, for an output.
+            input_layout: Layout of the module's input, for an output.
+            input_shape: Shape of the module's input, for an output.
         """
-        is_kept = source is not None and source.name != "vector" and source_shape == shape
+        is_kept = (
+            input_layout is not None and input_layout.name != "vector" and input_shape == shape
+        )
         if len(shape) == 2:
             is_projected = isinstance(module, nn.Linear) and is_output
             is_flat = self._map_size == shape[1] and not is_projected
             layout = self._make("flattened", self._latest.grid) if is_flat else self._vector()
         elif is_kept and declared_stride(module) is None:
-            layout = source
+            layout = input_layout
         elif len(shape) == 3:
-            layout = self._find_tokens(module, shape, source)
+            layout = self._find_tokens(module, shape, input_layout)
         elif len(shape) == 4:
-            layout = self._find_map(module, shape, source)
+            layout = self._find_map(module, shape, input_layout)
         else:
             return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
         if layout is None:
@@ -155,14 +157,16 @@ class LayoutRecognizer:
         """Return the height and width of a cell in pixels if the grid covers the whole image."""
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
-    def _find_map(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
+    def _find_map(
+        self, module: nn.Module, shape: Shape, input_layout: Layout | None
+    ) -> Layout | None:
         _, first, second, third = shape
         is_after_tokens = self._latest.name == "tokens"
         if second == third == 1 and (takes_feature_maps(module) or not is_after_tokens):
             return self._vector()
         if takes_feature_maps(module):
             grid = (second, third)
-            return Layout("map", grid, self._stride_of_map(module, grid, source))
+            return Layout("map", grid, self._stride_of_map(module, grid, input_layout))
         if is_after_tokens and first == self._latest.num_tokens:  # tokens of several heads
             return self._latest
         grids = [("map", (second, third)), ("channels-last map", (first, second))]
@@ -186,7 +190,9 @@ class LayoutRecognizer:
         sides = range(1, shared + 1)
         return [(height // side, width // side) for side in sides if shared % side == 0]
 
-    def _find_tokens(self, module: nn.Module, shape: Shape, source: Layout | None) -> Layout | None:
+    def _find_tokens(
+        self, module: nn.Module, shape: Shape, input_layout: Layout | None
+    ) -> Layout | None:
         _, total, width = shape
         is_flat = isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d")
         if total == 1 or (is_flat and width == 1):
@@ -194,7 +200,7 @@ class LayoutRecognizer:
         is_known = total in self._tokens or 0 <= total - math.prod(self._latest.grid) <= MAX_PREFIX
         # Mixers transpose tokens, but not before LayerNorm, which acts on channels.
         is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
-        if is_flat or is_turned or (source is not None and source.name == "flat map"):
+        if is_flat or is_turned or (input_layout is not None and input_layout.name == "flat map"):
             grids = [grid for grid in self._strides if math.prod(grid) == width]
             return self._make("flat map", grids[-1]) if grids else None
         return self._grid_of_tokens(total)
@@ -213,12 +219,12 @@ class LayoutRecognizer:
                     return self._make("tokens", grid, prefix)
         return None
 
-    def _stride_of_map(self, module: nn.Module, grid: Shape, source: Layout | None) -> Stride:
-        if source is not None and source.grid:
+    def _stride_of_map(self, module: nn.Module, grid: Shape, input_layout: Layout | None) -> Stride:
+        if input_layout is not None and input_layout.grid:
             if isinstance(module, PADDING):
-                return source.stride
-            ratio = tuple(Fraction(*sides) for sides in zip(source.grid, grid, strict=True))
-            steps = zip(source.stride, declared_stride(module) or ratio, strict=True)
+                return input_layout.stride
+            ratio = tuple(Fraction(*sides) for sides in zip(input_layout.grid, grid, strict=True))
+            steps = zip(input_layout.stride, declared_stride(module) or ratio, strict=True)
             return tuple(coarse * step for coarse, step in steps)
         if grid in self._strides:
             return self._strides[grid]

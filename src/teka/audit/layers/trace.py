@@ -251,12 +251,12 @@ class ModelTrace:
             return f"its values are {value.dtype}, not real floating-point numbers"
         if len(shape) < 2 or len(value) != COPIES * self._num_images:
             return f"its first axis is not the batch; the others are {shape[1:]}"
-        source = None if event.input_tensor is None else event.input_tensor.layout
-        source_shape = () if event.input is None else event.input.shape
-        if source is None and source_shape == shape:
+        input_layout = None if event.input_tensor is None else event.input_tensor.layout
+        input_shape = () if event.input is None else event.input.shape
+        if input_layout is None and input_shape == shape:
             return "its input has the same shape, and the layout of that input is unknown"
         layout = self._recognizer.recognize(
-            event.module, shape, event.is_output, source, source_shape
+            event.module, shape, event.is_output, input_layout, input_shape
         )
         if isinstance(layout, str):
             return layout

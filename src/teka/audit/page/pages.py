@@ -243,8 +243,7 @@ def write_page(
     pairs = check_sequence("pairs", pairs, "a list of comparisons")
     for pair in pairs:
         check_instance("pairs", pair, Pair)
-    path = check_path("path", path)
-    check_output_file("path", path)
+    path = check_output_file("path", check_path("path", path))
     write_bytes(path, render_audit_page(reports, pairs).encode("utf-8"))
     return path
 

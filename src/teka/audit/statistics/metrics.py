@@ -40,14 +40,12 @@ class CurveMetric:
             outputs do not define the metric, it returns None.
         is_share: Whether the values are shares. Shares lie within [0, 1], are shown in percent, and
             are better if they are higher.
-        is_ratio: Whether the value is a ratio.
         is_one_at_zero: Whether the value at the zero shift is 1 by definition.
     """
 
     label: str
     read: Callable[[Responses], Any]
     is_share: bool = False
-    is_ratio: bool = False
     is_one_at_zero: bool = False
 
     def values_and_norms(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
@@ -59,7 +57,9 @@ class CurveMetric:
         values = self.read(responses)
         if values is None:
             return None
-        return (values[0].numpy(), values[1].numpy()) if self.is_ratio else (values.numpy(), None)
+        if isinstance(values, tuple):
+            return values[0].numpy(), values[1].numpy()
+        return values.numpy(), None
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ CURVES = {
         is_one_at_zero=True,
     ),
     "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
-    "error": CurveMetric("relative error", lambda r: r.errors, is_ratio=True),
+    "error": CurveMetric("relative error", lambda r: r.errors),
 }
 """Metrics that have a value at every shift, by their names in saved reports."""
 
