@@ -243,7 +243,7 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         place = f", between {layer.between[0]} and {layer.between[1]}" if layer.between else ""
         cause = f", {layer.cause}" if layer.cause else ""
         words = f"{layer.module}{place}{cause}, error {format_number(layer.error)}"
-        fixes = [fix for fix in layers.advised if FIXES[fix].kind == kind]
+        fixes = [fix for fix in layers.recommended_fixes if FIXES[fix].kind == kind]
         role = f"is the first layer to break equivariance {BREAK_PLACES[kind]}"
         rows.append((role, layer.name, f"{words}{_fix_command(fixes)}"))
     for layer in layers.undecided[:1]:
@@ -252,9 +252,9 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         rows.append(("may be the first layer to break equivariance", layer.name, words))
     if not layers.breaks:
         return rows
-    for index, layer in enumerate(layers.biggest_jumps(MOST_JUMPS)):
+    for index, layer in enumerate(layers.largest_increases(MOST_JUMPS)):
         role = "also adds error" if index else "adds the most error"
-        fixes = [fix for fix in layers.advised if layer.name in layers.fixable(fix)]
+        fixes = [fix for fix in layers.recommended_fixes if layer.name in layers.fixable(fix)]
         words = f"{layer.kind}, adds {format_number(layer.added or 0.0)}{_fix_command(fixes)}"
         rows.append((role, layer.name, words))
     for name in layers.absolute_embeddings:

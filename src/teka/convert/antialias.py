@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from teka._checkpoint import restore_in_checkpoints
 from teka.audit.layers.fixes import FIXES
-from teka.audit.layers.layouts import find_position_axes, pair
+from teka.audit.layers.layouts import as_pair, find_position_axes
 from teka.audit.layers.localize import LayerFindings
 from teka.checks import check_module, check_names
 from teka.errors import wrong_type, wrong_value
@@ -100,7 +100,7 @@ def fix(
         model: The model.
         layers: Result of `teka.audit.locate_layers` for the model, or `layers` of an audit report.
         fixes: Names of fixes. Each fix changes all layers that it supports. The default is
-            `layers.advised`, the fixes of the layers that break equivariance first.
+            `layers.recommended_fixes`, the fixes of the layers that break equivariance first.
 
     Raises:
         ValueError: `layers` belongs to another model, or a fix is unknown.
@@ -110,7 +110,7 @@ def fix(
     check_module("model", model)
     if not isinstance(layers, LayerFindings):
         raise wrong_type("layers", layers, "the result of teka.audit.locate_layers")
-    selected = layers.advised if fixes is None else check_names("fixes", fixes, FIXES)
+    selected = layers.recommended_fixes if fixes is None else check_names("fixes", fixes, FIXES)
     names = [name for name in FIXES if name in selected]
     report = FixReport({}, {})
     fixes_by_layer: dict[str, set[str]] = {}
@@ -235,9 +235,9 @@ class _SampledLayer(nn.Module):
             offsets: Sampling offsets of the model.
         """
         layer: Any = self
-        stride = pair(layer.stride)
-        top, left = (0, 0) if layer.padding == "valid" else pair(layer.padding)
-        sizes = zip(pair(layer.kernel_size), pair(getattr(self, "dilation", 1)), strict=True)
+        stride = as_pair(layer.stride)
+        top, left = (0, 0) if layer.padding == "valid" else as_pair(layer.padding)
+        sizes = zip(as_pair(layer.kernel_size), as_pair(getattr(self, "dilation", 1)), strict=True)
         # A window starts at every cell, so that the last windows extend beyond the padding.
         height, width = (dilation * (size - 1) for size, dilation in sizes)
         self.margins = (left, width - left, top, height - top)

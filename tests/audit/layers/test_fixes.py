@@ -30,11 +30,11 @@ def test_every_fix_has_a_kind_of_break_a_description_and_a_source():
 
 
 def test_recommended_fixes_follow_from_the_first_breaks_and_the_mode():
-    assert found_in(*STRIDED).advised == ("circular", "polyphase")
-    assert found_in(*STRIDED, movement="zero").advised == ("blur",)
-    assert found_in(nn.Conv2d(2, 4, 3, padding=1)).advised == ("circular",)
-    assert found_in(nn.Conv2d(2, 4, 2, 2)).advised == ("polyphase",)
-    assert found_in(nn.Conv2d(2, 4, 1), nn.ReLU()).advised == ()
+    assert found_in(*STRIDED).recommended_fixes == ("circular", "polyphase")
+    assert found_in(*STRIDED, movement="zero").recommended_fixes == ("blur",)
+    assert found_in(nn.Conv2d(2, 4, 3, padding=1)).recommended_fixes == ("circular",)
+    assert found_in(nn.Conv2d(2, 4, 2, 2)).recommended_fixes == ("polyphase",)
+    assert found_in(nn.Conv2d(2, 4, 1), nn.ReLU()).recommended_fixes == ()
 
 
 def test_impossible_fixes_are_not_recommended():
@@ -42,7 +42,7 @@ def test_impossible_fixes_are_not_recommended():
     assert found.breaks["aliasing"].name == "0"
     assert found.fixable("polyphase") == ()
     assert "its output size (7, 11) times its stride" in found.fixes["polyphase"]["0"]
-    assert "polyphase" not in found.advised
+    assert "polyphase" not in found.recommended_fixes
 
 
 def test_a_fix_applies_to_all_suitable_layers_that_were_examined():

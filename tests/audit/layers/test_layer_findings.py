@@ -50,8 +50,8 @@ def test_biggest_jumps_are_sorted_and_small_or_unknown_ones_left_out():
         finding("d"),
         finding("e", 0.2, noise=0.1),
     )
-    assert [one.name for one in findings(*layers).biggest_jumps()] == ["b", "a"]
-    assert [one.name for one in findings(*layers).biggest_jumps(1)] == ["b"]
+    assert [one.name for one in findings(*layers).largest_increases()] == ["b", "a"]
+    assert [one.name for one in findings(*layers).largest_increases(1)] == ["b"]
 
 
 def test_a_module_is_no_jump_if_a_part_explains_half_of_its_increase():
@@ -61,6 +61,6 @@ def test_a_module_is_no_jump_if_a_part_explains_half_of_its_increase():
         finding("stems", 0.1),
         finding("(model)", 0.3),
     )
-    assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem.0", "stems"]
+    assert [one.name for one in findings(*layers).largest_increases()] == ["stem.0", "stems"]
     layers = (finding("stem.0", 0.1), finding("stem", 0.3))
-    assert [one.name for one in findings(*layers).biggest_jumps()] == ["stem", "stem.0"]
+    assert [one.name for one in findings(*layers).largest_increases()] == ["stem", "stem.0"]

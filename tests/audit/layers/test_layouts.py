@@ -6,8 +6,8 @@ from torch import nn
 from teka.audit.layers.layouts import (
     Layout,
     LayoutRecognizer,
-    absolute_embeddings,
     declared_stride,
+    find_absolute_embeddings,
     pads_edge,
 )
 from teka.models import Performer
@@ -233,7 +233,9 @@ ABSOLUTE = (
 
 def test_absolute_embeddings_are_recognized_by_name():
     for name in [*ABSOLUTE, "absolute_pos_embed", "pos_embed_y", "positional_encoding"]:
-        assert absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",), name
+        assert find_absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",), (
+            name
+        )
 
 
 def test_relative_embeddings_and_class_tokens_are_not_absolute():
@@ -245,37 +247,37 @@ def test_relative_embeddings_and_class_tokens_are_not_absolute():
         "pose",
         "cls_token",
     ]:
-        assert absolute_embeddings(owner(**{name: torch.zeros(4)}), GRIDS) == (), name
+        assert find_absolute_embeddings(owner(**{name: torch.zeros(4)}), GRIDS) == (), name
 
 
 def test_an_embedding_layer_is_recognized_by_the_name_of_the_layer():
-    assert absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == (
+    assert find_absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == (
         "stem.position_embedding.weight",
     )
 
 
 def test_absolute_embeddings_are_recognized_by_shape():
     for shape in [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)]:
-        assert absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == ("stem.places",), (
-            shape
-        )
+        assert find_absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (
+            "stem.places",
+        ), shape
 
 
 def test_tensors_of_other_shapes_are_not_absolute_embeddings():
     for shape in [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)]:
-        assert absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (), shape
+        assert find_absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (), shape
 
 
 def test_buffers_can_be_absolute_embeddings():
     module = nn.Module()
     module.register_buffer("places", torch.zeros(1, 16, 4))
-    assert absolute_embeddings(module, GRIDS) == ("places",)
+    assert find_absolute_embeddings(module, GRIDS) == ("places",)
 
 
 def test_a_module_that_computes_positions_is_recognized_by_its_class():
     model = Performer(4, 1, 3, dim=8, depth=1, heads=2, position="absolute")
-    assert absolute_embeddings(model, ()) == ("absolute_position",)
+    assert find_absolute_embeddings(model, ()) == ("absolute_position",)
     assert (
-        absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ())
+        find_absolute_embeddings(Performer(4, 1, 3, dim=8, depth=2, heads=2, position="rotary"), ())
         == ()
     )

@@ -55,7 +55,7 @@ def test_circular_convolutions_and_a_global_mean_have_no_break():
     found = locate_layers(model.float(), images(dtype=torch.float32), square_shifts(2), CIRCULAR)
     assert found.first_break is None
     assert not found.breaks
-    assert not found.biggest_jumps()
+    assert not found.largest_increases()
     assert [one.name for one in found.findings] == ["0", "1", "2", "3", "4", "5"]
     assert all(one.error is not None and one.error <= 1e-5 for one in found.findings)
     assert all(one.aliasing_error is None for one in found.findings)

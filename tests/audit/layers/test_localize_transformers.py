@@ -41,7 +41,7 @@ def test_a_vit_breaks_at_its_position_and_patch_embeddings():
     )
     assert found.first_break == "vit.embeddings"
     assert found.absolute_embeddings == ("vit.embeddings.position_embeddings",)
-    assert found.biggest_jumps(1)[0].name == "vit.embeddings"
+    assert found.largest_increases(1)[0].name == "vit.embeddings"
     aliasing = found.breaks["aliasing"]
     assert aliasing.name == "vit.embeddings.patch_embeddings.projection"
     patches, tokens = find(found, aliasing.name), find(found, "vit.embeddings")

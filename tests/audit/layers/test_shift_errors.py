@@ -48,7 +48,7 @@ def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image()
         (False, (10, 21), False),
         (True, (11, 21), False),
     ]:
-        is_torus = wraps and MAP.layout.fills(seen_size)
+        is_torus = wraps and MAP.layout.covers(seen_size)
         rows, columns, *interior = cells_to_compare(MAP, (2, -1), is_torus)
         assert bool(rows.all() and columns.all()) == is_whole, (wraps, seen_size)
         assert [int(cells.sum()) for cells in interior] == [2, 3], (wraps, seen_size)

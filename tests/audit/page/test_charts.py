@@ -3,7 +3,13 @@ import math
 
 import numpy as np
 
-from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, heat_map_chart, layer_chart
+from teka.audit.page.charts import (
+    MOST_BANDS,
+    HeatMap,
+    draw_curves,
+    draw_heat_map,
+    draw_layer_errors,
+)
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metrics, make_report
 
 
@@ -83,7 +89,7 @@ def test_differences_have_a_line_at_zero(figures):
 
 def test_rows_of_a_heat_map_go_down_and_columns_to_the_right(figures):
     values = dict.fromkeys(SQUARE, 0.9) | {(-4, 3): 0.1}
-    heat_map_chart(HeatMap("accuracy", values), (1.0, 0.0), "A heat map.")
+    draw_heat_map(HeatMap("accuracy", values), (1.0, 0.0), "A heat map.")
     axes = figures[0].axes[0]
     cells = axes.collections[0].get_array().reshape(9, 9)
     # dy = −4 is the first row, dx = +3 the last column but one.
@@ -92,7 +98,7 @@ def test_rows_of_a_heat_map_go_down_and_columns_to_the_right(figures):
 
 
 def test_shifts_that_were_not_measured_are_empty_cells(figures):
-    heat_map_chart(HeatMap("accuracy", dict.fromkeys(CROSS, 1.0)), (1.0, 0.9), "A heat map.")
+    draw_heat_map(HeatMap("accuracy", dict.fromkeys(CROSS, 1.0)), (1.0, 0.9), "A heat map.")
     cells = figures[0].axes[0].collections[0].get_array()
     assert np.ma.count_masked(cells) == len(SQUARE) - len(CROSS)
 
@@ -104,9 +110,9 @@ def test_worst_is_the_lowest_share_or_the_highest_error():
     assert HeatMap("error", dict.fromkeys(values, 0.5)).worst_shift is None
 
 
-def test_layer_chart_contains_every_error_and_names_the_breaks(figures):
+def test_chart_of_layers_contains_every_error_and_names_the_breaks(figures):
     layers = make_layers()
-    chart = layer_chart(layers)
+    chart = draw_layer_errors(layers)
     axes = figures[0].axes[0]
     by_label = {line.get_label(): line for line in axes.lines}
     inside = by_label["inside the image"].get_ydata()
@@ -120,12 +126,12 @@ def test_layer_chart_contains_every_error_and_names_the_breaks(figures):
     assert all(tick == round(tick) for tick in axes.get_xticks())
 
 
-def test_layer_chart_of_an_exact_model(figures):
+def test_chart_of_layers_of_an_exact_model(figures):
     layers = make_layers()
     exact = dataclasses.replace(
         layers.findings[0], interior_error=0.0, border_error=0.0, aliasing_error=None, noise=0.0
     )
-    chart = layer_chart(dataclasses.replace(layers, findings=(exact,), breaks={}))
+    chart = draw_layer_errors(dataclasses.replace(layers, findings=(exact,), breaks={}))
     assert "Equivariance breaks first in no layer." in chart
     assert not any(
         math.isnan(value) for line in figures[0].axes[0].lines for value in line.get_ydata()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from teka.audit.layers.layouts import PADDING, find_position_axes, pads_edge, pair
+from teka.audit.layers.layouts import PADDING, as_pair, find_position_axes, pads_edge
 from teka.audit.layers.trace import ModelTrace
 
 # Height and width of the input and output map of a layer, for each of its calls.
@@ -97,7 +97,7 @@ def find_fixes(
         if is_padding or (is_sampling and pads_edge(module)):
             padded[name] = reason or _obstacle_to_circular_padding(module, sizes)
         # A layer that was fixed before has another class with the attribute "sampling".
-        if is_sampling and max(pair(module.stride)) > 1 and not hasattr(module, "sampling"):
+        if is_sampling and max(as_pair(module.stride)) > 1 and not hasattr(module, "sampling"):
             strided[name] = reason or _obstacle_to_sampling(module, sizes)
     positions = _obstacles_to_mean_embeddings(model, trace, absolute)
     return {"circular": padded, "blur": strided, "polyphase": strided, "positions": positions}
@@ -111,7 +111,7 @@ def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
         return _obstacle_to_sampling(module, sizes)
     if isinstance(module, nn.Conv2d):
-        rows, columns = pair(module.padding)
+        rows, columns = as_pair(module.padding)
         if module.padding == "same":
             rows, columns = (size // 2 for size in _window_sizes(module))
     else:
@@ -130,9 +130,9 @@ def _obstacle_to_sampling(module: Any, sizes: MapSizes) -> str:
     """
     if getattr(module, "return_indices", False):
         return "it also returns indices"
-    if any(pair(module.padding)) and not getattr(module, "count_include_pad", True):
+    if any(as_pair(module.padding)) and not getattr(module, "count_include_pad", True):
         return "its mean leaves out the padding"
-    steps = pair(module.stride)
+    steps = as_pair(module.stride)
     for before, after in sizes:
         if before != tuple(map(operator.mul, after, steps)):
             return (
@@ -145,7 +145,7 @@ def _obstacle_to_sampling(module: Any, sizes: MapSizes) -> str:
 
 def _window_sizes(module: Any) -> list[int]:
     """Return the height and width of the window of a layer, including its dilation."""
-    sizes, steps = pair(module.kernel_size), pair(getattr(module, "dilation", 1))
+    sizes, steps = as_pair(module.kernel_size), as_pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 

@@ -64,7 +64,7 @@ class Layout:
         """Number of tokens in the grid, plus the prefix tokens."""
         return self.prefix_tokens + math.prod(self.grid)
 
-    def fills(self, seen_size: tuple[int, int]) -> bool:
+    def covers(self, seen_size: tuple[int, int]) -> bool:
         """Return True if the grid covers an image of this height and width exactly."""
         sides = zip(self.grid, self.stride, strict=False)  # a vector has no sides
         return tuple(side * step for side, step in sides) == seen_size
@@ -229,7 +229,7 @@ class LayoutRecognizer:
         if grid in self._strides:
             return self._strides[grid]
         # Padding before this module adds a few cells without changing the stride.
-        sizes = pair(getattr(module, "kernel_size", 0))
+        sizes = as_pair(getattr(module, "kernel_size", 0))
         sides = zip(grid, self._latest.grid, sizes, strict=True)
         is_padded = all(
             isinstance(size, int) and 0 <= new - old <= size for new, old, size in sides
@@ -253,7 +253,7 @@ def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
     stride = getattr(module, "stride", None)
     if not takes_feature_maps(module) or stride is None or not hasattr(module, "kernel_size"):
         return None
-    steps, inverse = pair(stride), isinstance(module, nn.ConvTranspose2d)
+    steps, inverse = as_pair(stride), isinstance(module, nn.ConvTranspose2d)
     if not all(isinstance(step, int) and step > 0 for step in steps):
         return None
     return tuple(Fraction(1, step) if inverse else Fraction(step) for step in steps)
@@ -264,10 +264,10 @@ def pads_edge(module: nn.Module) -> bool:
     padding = getattr(module, "padding", 0)
     if not takes_feature_maps(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
-    return padding == "same" or (padding != "valid" and any(pair(padding)))
+    return padding == "same" or (padding != "valid" and any(as_pair(padding)))
 
 
-def pair(value: object) -> tuple:
+def as_pair(value: object) -> tuple:
     """Return a setting, such as a kernel size, as one value for each of the two axes.
 
     A single value is used for both axes.
@@ -279,7 +279,7 @@ def _is_named(module: nn.Module, ending: str) -> bool:
     return any(kind.__name__.endswith(ending) for kind in type(module).__mro__)
 
 
-def absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[str, ...]:
+def find_absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[str, ...]:
     """Return the names of a model's absolute position embeddings.
 
     Parameters, buffers and modules are recognized by their names, shapes or classes.

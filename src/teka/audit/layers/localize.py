@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
-from teka.audit.layers.layouts import absolute_embeddings, declared_stride, pads_edge
+from teka.audit.layers.layouts import declared_stride, find_absolute_embeddings, pads_edge
 from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, ErrorsByTensor, compare_shifts
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
 from teka.audit.movement import Movement
@@ -167,13 +167,13 @@ class LayerFindings:
         return max([abs(step) for shift in self.shifts for step in shift], default=0)
 
     @property
-    def advised(self) -> tuple[str, ...]:
+    def recommended_fixes(self) -> tuple[str, ...]:
         """Names of the recommended fixes, which `teka.convert.fix` applies by default.
 
         Each of them changes one of the first layers that break equivariance.
         """
         wraps = self.movement is None or self.movement.wraps
-        advised = []
+        recommended = []
         for fix_name, fix in FIXES.items():
             layer, names = self.breaks.get(fix.kind), self.fixable(fix_name)
             if layer is None or fix.wraps not in (None, wraps):
@@ -182,8 +182,8 @@ class LayerFindings:
             # Positions may be held by a part of the module that adds them.
             has_part = fix.kind == "interior" and any(is_submodule(name, module) for name in names)
             if module in names or has_part:
-                advised.append(fix_name)
-        return tuple(advised)
+                recommended.append(fix_name)
+        return tuple(recommended)
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
@@ -194,7 +194,7 @@ class LayerFindings:
         """Return the names of the layers to which a fix, such as "blur", can be applied."""
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
-    def biggest_jumps(self, count: int = 5) -> tuple[LayerFinding, ...]:
+    def largest_increases(self, count: int = 5) -> tuple[LayerFinding, ...]:
         """Return the layers that add the most error, in descending order.
 
         A module is left out if one of its submodules adds at least half as much.
@@ -285,7 +285,7 @@ def locate_layers(
         errors = compare_shifts(module, trace, prepared, steps, movement, batch_size)
     epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
-    absolute = absolute_embeddings(module, trace.grids)
+    absolute = find_absolute_embeddings(module, trace.grids)
     if layers is None:
         # Leave out embeddings whose module, or its parent, was not called.
         called = {event.module_name for event in trace.events}

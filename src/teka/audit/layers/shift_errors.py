@@ -205,7 +205,7 @@ def compare_shifts(
         maps = maps if tensor.layout.grid else maps[:, :, None, None]
         values = maps.unflatten(0, (num_copies, -1))
         # Cells wrap around the torus only if they fill the image exactly.
-        wraps = movement.wraps and tensor.layout.fills(trace.seen_size)
+        wraps = movement.wraps and tensor.layout.covers(trace.seen_size)
         sums[tensor][chosen] += _sum_squared_errors(values, tensor, shifts[chosen], wraps)
         if not sums[tensor].isfinite().all():
             tensor.failure = "it holds NaN or infinity for shifted images"

@@ -178,7 +178,7 @@ class HeatMap:
         return worst(self.values, key=self.values.__getitem__)
 
 
-def heat_map_chart(
+def draw_heat_map(
     heat_map: HeatMap, limits: tuple[float | int, float | int], description: str
 ) -> str:
     """Draw a metric over all shifts as a heat map, in which dark colors stand for bad values.
@@ -221,7 +221,7 @@ def heat_map_chart(
     return plots.to_svg(figure, description)
 
 
-def layer_chart(layers: LayerFindings) -> str:
+def draw_layer_errors(layers: LayerFindings) -> str:
     """Plot the errors of the layers in order of execution.
 
     Vertical lines mark the first layers that break equivariance.

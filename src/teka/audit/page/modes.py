@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from teka.audit.movement import MODES, Movement, parse_background
-from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, heat_map_chart
+from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, draw_heat_map
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
     format_metric_with_unit,
@@ -105,7 +105,7 @@ def _heat_maps(
         figure = {
             "model": model,
             "name": title,
-            "chart": heat_map_chart(heat_map, limits, description),
+            "chart": draw_heat_map(heat_map, limits, description),
             "words": words,
         }
         figures.append(figure)

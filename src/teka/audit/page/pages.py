@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement, parse_background
-from teka.audit.page.charts import draw_curves, layer_chart, model_color
+from teka.audit.page.charts import draw_curves, draw_layer_errors, model_color
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
@@ -273,7 +273,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
     functions = (
         describe_differing_shifts,
         explain_layers,
-        layer_chart,
+        draw_layer_errors,
         join_words,
         metric_title,
         format_differences,
