@@ -289,7 +289,9 @@ class AttentionPlan:
         if needs_float64:
             output = self._attend_in_float64(query, key, value, key_mask, query_mask)
         else:
-            output = self._run_backend(query, key, value, key_mask, query_mask, triton_angles)
+            output = self._attend_with_backend(
+                query, key, value, key_mask, query_mask, triton_angles
+            )
         if is_nan is not None:
             output = output.masked_fill(is_nan[..., None], torch.nan)
         return mask_features(output, query_mask).to(dtype)
@@ -302,7 +304,7 @@ class AttentionPlan:
         In causal attention, the outputs before the first token with large elements are computed in
         float32, so that later tokens do not change the rounding of earlier outputs.
         """
-        output = self._run_backend(
+        output = self._attend_with_backend(
             query.double(), key.double(), value.double(), key_mask, query_mask
         )
         if not self.is_causal:
@@ -310,10 +312,10 @@ class AttentionPlan:
         peaks = [tensor.detach().abs().amax(dim=-1) for tensor in (query, key, value)]
         is_large = (torch.stack(peaks) > LARGEST_IN_FLOAT32).any(dim=0)[..., None]
         query, key, value = (tensor.masked_fill(is_large, 0.0) for tensor in (query, key, value))
-        earlier = self._run_backend(query, key, value, key_mask, query_mask)
+        earlier = self._attend_with_backend(query, key, value, key_mask, query_mask)
         return torch.where(is_large.cumsum(dim=2) > 0, output.to(query), earlier)
 
-    def _run_backend(
+    def _attend_with_backend(
         self,
         query: Queries,
         key: Keys,

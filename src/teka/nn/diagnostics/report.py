@@ -376,7 +376,7 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
         return
     spreads = [errors.spread for errors in features.by_head]
     if group.is_collapsed:
-        heads = _heads_below(group, spreads, COLLAPSED_SPREAD)
+        heads = _names_of_heads_below(group, spreads, COLLAPSED_SPREAD)
         message = f"The random features of {group.name} have collapsed in {heads}."
         yield Finding("collapsed features", min(spreads), COLLAPSED_SPREAD, message)
     error, num_features = features.total.error, features.num_features
@@ -416,7 +416,7 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
         )
         yield Finding("large outputs", gain, LARGE_GAIN, message)
     if min(group.unevenness) < EVEN_WEIGHTS and not group.is_collapsed:
-        heads = _heads_below(group, group.unevenness, EVEN_WEIGHTS)
+        heads = _names_of_heads_below(group, group.unevenness, EVEN_WEIGHTS)
         message = f"All attention weights of {group.name} are nearly equal in {heads}."
         yield Finding("even weights", min(group.unevenness), EVEN_WEIGHTS, message)
     for backend, difference in group.rounding.items():
@@ -430,7 +430,9 @@ def _head_problems(group: HeadMeasurements, rounding: float) -> Iterator[Finding
         yield Finding("constant waves", float(group.num_constant_waves), 0.0, message)
 
 
-def _heads_below(group: HeadMeasurements, values: Sequence[float], threshold: float) -> str:
+def _names_of_heads_below(
+    group: HeadMeasurements, values: Sequence[float], threshold: float
+) -> str:
     """Return the names of the heads whose value is below a threshold, such as "heads 0, 2"."""
     heads = [head for head, value in zip(group.heads, values, strict=True) if value < threshold]
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
