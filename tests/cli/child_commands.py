@@ -1,4 +1,4 @@
-"""Commands of a child process for `test_child.py`. They do what a model's code may do."""
+"""Commands of a child process for `test_child.py` that imitate the code of a model."""
 
 import atexit
 import os
@@ -11,11 +11,11 @@ from teka.cli.child import is_child_process, model_call_context, was_interrupted
 
 
 def run(words: list[str]) -> int:
-    """Do what the second word says, then return the exit code that the third word says."""
-    what, code = words[1], int(words[2])
+    """Run the action that the second word names, and return the third word as the exit code."""
+    name, code = words[1], int(words[2])
     assert is_child_process()
     with model_call_context(0.1)():
-        DEEDS[what]()
+        ACTIONS[name]()
     print("the report")
     sys.stdout.flush()
     return code
@@ -28,7 +28,7 @@ def _raise(error: BaseException) -> None:
 def _fork() -> None:
     if os.fork():
         os._exit(0)
-    time.sleep(8)  # the copy, which holds the pipes open after the process itself has ended
+    time.sleep(8)  # the copy holds the pipes open after the process itself has ended
     os._exit(0)
 
 
@@ -42,7 +42,7 @@ def _wait_for_interrupt() -> None:
         sys.exit(130)
 
 
-DEEDS = {
+ACTIONS = {
     "nothing": lambda: None,
     "exit": lambda: os._exit(0),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -11,7 +11,7 @@ TINY = Run.from_fields(
 
 @pytest.fixture(scope="session")
 def few_digits(tmp_path_factory):
-    """A file of 96 digits for training and 20 for testing, of 8 × 8 on a canvas of 16 × 16."""
+    """Return the path of a file with 96 training and 20 test digits on a canvas of 16 × 16."""
     path, arrays = tmp_path_factory.mktemp("data") / "few.npz", {}
     digits = load("digits", image_size=16)
     for part, split, number in (("", digits.train, 96), ("test_", digits.test, 20)):

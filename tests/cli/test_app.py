@@ -34,9 +34,9 @@ class Options:
 
 @pytest.fixture
 def parse():
-    """Return a function that returns the options of a command line, or its exit code."""
+    """Return a function that parses words into options, or returns the exit code of an error."""
 
-    def run(*words: str):
+    def parse_words(*words: str):
         read = []
 
         def command(*, options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
@@ -48,7 +48,7 @@ def parse():
         code = main(["command", *words], app)
         return read[0] if code == 0 else code
 
-    return run
+    return parse_words
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_words_are_converted_by_the_type_of_the_option(words, field, value, pars
         (["--whole", "[" * 100_000], "--whole must be a whole number, got "),
     ],
 )
-def test_a_wrong_value_is_an_error_that_names_the_option(words, message, parse, capsys):
+def test_invalid_value_is_an_error_with_the_name_of_the_option(words, message, parse, capsys):
     assert parse(*words) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"teka command: error: {message}")
@@ -119,7 +119,7 @@ def documented_commands() -> list[str]:
         for code in (*fenced, *indented):
             pattern = r"^ *(?:torchrun .*--no-python )?(teka [^\n]*)$"
             found = re.findall(pattern, code, re.MULTILINE)
-            # Options that a script sets are unknown here.
+            # Options that a shell script fills in are not known here.
             lines += [line for line in found if "$@" not in line and "${options[@]}" not in line]
     return sorted(set(lines))
 

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 class Place(nn.Module):
-    # Answers where the brightest column is, in quarters: a shift by a quarter always changes it.
+    # Predicts the quarter with the brightest column, which a shift by a quarter changes.
     def forward(self, images):
         columns = images.mean(dim=(1, 2))
         quarters = columns.unflatten(1, (4, -1)).sum(dim=2)
         return quarters * 50
 
 class Mean(nn.Module):
-    # Never changes, whatever is rolled.
+    # Predicts from the mean, which no circular shift changes.
     def forward(self, images):
         mean = images.mean(dim=(1, 2, 3))
         return torch.stack([mean, 0.5 - mean, mean * 0, mean * 0], dim=1)
@@ -38,11 +38,11 @@ def training():
     return Place()
 
 def edge():
-    # No number where the last column is lit.
+    # NaN if the last column is lit.
     return lambda images: Place()(images).where(images[:, 0, 0, -1:] == 0, torch.nan)
 
 def several():
-    # The quarter, and features that are the same for all images.
+    # The quarter, and features that are equal for all images.
     return lambda images: {"constant": images[:, 0, 0, :1] * 0, "place": Place()(images)}
 
 def layered():
@@ -60,8 +60,8 @@ FAST = ("--skip", "noise", "layers", "--images", "6")
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    """Make models and eight 8 × 12 images with a bright column. Its quarter is the class."""
+def model_folder(tmp_path, monkeypatch):
+    """Return a folder with models and images whose class is the quarter with a bright column."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(SOURCE)
     images = np.zeros((8, 8, 12), dtype=np.uint8)
@@ -74,7 +74,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_known_answers_come_out_and_are_written(here, capsys):
+def test_audit_saves_the_expected_agreement_of_a_shift_sensitive_model(model_folder, capsys):
     arguments = [
         "audit",
         "models.py:place",
@@ -86,7 +86,7 @@ def test_known_answers_come_out_and_are_written(here, capsys):
         "dx",
     ]
     assert main([*arguments, *FAST, "--json", "out/place.json", "--seed", "2"]) == 0
-    report = AuditReport.read(here / "out" / "place.json")
+    report = AuditReport.read(model_folder / "out" / "place.json")
     assert report.number("accuracy") == 1
     # The bright column stays within its quarter for shifts by −1 to 1.
     shifts = [step for _, step in report.metrics[0].shifts]
@@ -103,14 +103,14 @@ def test_known_answers_come_out_and_are_written(here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("place", "not passed: consistency is"),
-        # One that answers one class only is consistent and still no good.
+        # A model that always predicts the same class is consistent but useless.
         ("mean", "not passed: the results are invalid ("),
     ],
 )
-def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
+def test_exit_code_is_1_below_the_threshold(model_folder, capsys, model, message):
     arguments = [
         "audit",
         f"models.py:{model}",
@@ -122,11 +122,11 @@ def test_below_the_gate_the_answer_is_1(here, capsys, model, said):
         "axes",
     ]
     assert main([*arguments, *FAST, "--fail-under", "0.95"]) == 1
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
-def test_a_gate_is_not_passed_by_what_could_not_be_measured(here, fails):
-    asked = (
+def test_threshold_fails_if_a_mode_cannot_be_measured(model_folder, fails):
+    arguments = (
         "audit",
         "models.py:edge",
         "--data",
@@ -138,18 +138,18 @@ def test_a_gate_is_not_passed_by_what_could_not_be_measured(here, fails):
         *FAST,
     )
     assert "the threshold needs every mode, but these failed: mode circular (the output" in fails(
-        *asked, "--fail-under", "0"
+        *arguments, "--fail-under", "0"
     )
 
 
-def test_a_good_model_passes(capsys):
+def test_good_model_passes_the_threshold(capsys):
     arguments = ["audit", "digits", "--data", "digits", "--max-shift", "1", *FAST[:-1], "40"]
     assert main([*arguments, "--fail-under", "0.9", "--metric", "worst_shift_accuracy"]) == 0
     assert "passed: worst_shift_accuracy is" in capsys.readouterr().out
 
 
-def test_one_of_several_outputs_is_chosen_by_its_name(here, fails):
-    asked = (
+def test_output_name_selects_one_of_several_outputs(model_folder, fails):
+    arguments = (
         "audit",
         "models.py:several",
         "--data",
@@ -160,15 +160,15 @@ def test_one_of_several_outputs_is_chosen_by_its_name(here, fails):
         "dx",
         *FAST,
     )
-    assert main([*asked, "--output-name", "place", "--json", "a.json"]) == 0
+    assert main([*arguments, "--output-name", "place", "--json", "a.json"]) == 0
     assert AuditReport.read("a.json").metrics[0].numbers["consistency"].value == pytest.approx(
         2 / 6
     )
-    assert "is a dict of 'constant' (torch.float32 of shape" in fails(*asked)
-    assert "Did you mean 'place'" in fails(*asked, "--output-name", "plac")
+    assert "is a dict of 'constant' (torch.float32 of shape" in fails(*arguments)
+    assert "Did you mean 'place'" in fails(*arguments, "--output-name", "plac")
 
 
-def test_several_modes_may_be_said_either_way(here, capsys):
+def test_mode_accepts_several_values_or_can_be_repeated(model_folder, capsys):
     arguments = [
         "audit",
         "models.py:mean",
@@ -181,11 +181,11 @@ def test_several_modes_may_be_said_either_way(here, capsys):
         "out.json",
     ]
     assert main([*arguments, "--mode", "circular", "zero", "--mode", "reflect"]) == 0
-    report = AuditReport.read(here / "out.json")
+    report = AuditReport.read(model_folder / "out.json")
     assert [metrics.movement.mode for metrics in report.metrics] == ["circular", "zero", "reflect"]
 
 
-def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
+def test_transformers_folder_is_audited_on_a_folder_of_pictures(tmp_path, capsys):
     write_vit(tmp_path / "vit", ("left", "right", "none"))
     random = np.random.default_rng(0)
     for label in ("left", "right"):
@@ -215,18 +215,18 @@ def test_a_transformers_folder_is_audited_with_pictures(tmp_path, capsys):
     assert "shift-consistency" in (tmp_path / "out.svg").read_text()
 
 
-def test_tracebacks_are_shown_where_they_are_asked_for(here, capsys):
+def test_debug_shows_tracebacks(model_folder, capsys):
     common = ["--data", "data.npz", "--images", "6", "--max-shift", "1", "--skip", "layers"]
     too_small = ["models.py:place", "--protocol", "zhang2019"]
     for arguments, code in ((too_small, 0), (["models.py:raises"], 2)):
-        said = []
+        shows_traceback = []
         for debug in ([], ["--debug"]):
             assert main(["audit", *arguments, *common, *debug]) == code
-            said.append("Traceback (most recent call last)" in capsys.readouterr().err)
-        assert said == [False, True]
+            shows_traceback.append("Traceback (most recent call last)" in capsys.readouterr().err)
+        assert shows_traceback == [False, True]
 
 
-def test_the_main_result_is_printed_before_the_layers(here, capsys):
+def test_the_main_result_is_printed_before_the_layers(model_folder, capsys):
     options = ["--data", "data.npz", "--images", "20", "--max-shift", "1"]
     assert main(["audit", "models.py:layered", *options]) == 0
     main_result, _, details = capsys.readouterr().out.partition("Explaining the result")
@@ -236,7 +236,7 @@ def test_the_main_result_is_printed_before_the_layers(here, capsys):
     assert "invalid" not in details
 
 
-def test_what_was_stopped_resumes(here, capsys):
+def test_resumed_audit_gives_the_same_metrics(model_folder, capsys):
     arguments = [
         "audit",
         "models.py:place",
@@ -249,16 +249,16 @@ def test_what_was_stopped_resumes(here, capsys):
         "state",
     ]
     assert main([*arguments, "--json", "first.json"]) == 0
-    assert (here / "state" / "circular.safetensors").is_file()
+    assert (model_folder / "state" / "circular.safetensors").is_file()
     assert main([*arguments, "--json", "second.json"]) == 0
     first, second = (
-        json.loads((here / name).read_text()) for name in ("first.json", "second.json")
+        json.loads((model_folder / name).read_text()) for name in ("first.json", "second.json")
     )
     assert first["metrics"] == second["metrics"]
 
 
-def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
-    (here / "taken").mkdir()
+def test_bad_input_is_an_error_of_one_line_before_the_audit(model_folder, fails):
+    (model_folder / "taken").mkdir()
     good = ("audit", "models.py:place", "--data", "data.npz")
     assert "one of" in fails("audit", "nothing", "--data", "data.npz")
     assert "It has" in fails("audit", "models.py:plaice", "--data", "data.npz")
@@ -268,20 +268,22 @@ def test_bad_input_is_one_line_before_anything_is_measured(here, fails):
     assert "fail_under" in fails(*good, "--fail-under", "95")
     assert 'Did you mean "noise"' in fails(*good, "--skip", "noises")
     assert "protocol" in fails(*good, "--protocol", "horn2022")
-    assert "a directory" in fails(*good, "--html", here / "taken")
+    assert "a directory" in fails(*good, "--html", model_folder / "taken")
     assert "got -1" in fails(*good, "--images", "-1")
     assert "a multiple of the step" in fails(*good, "--max-shift", "1", "--step", "0.3")
     assert "device" in fails(*good, "--device", "warp")
     layered = ("audit", "models.py:layered", *good[2:])
-    said = "layers must be one of 'model', 'model.head', got 'model.hed'. Did you mean 'model.head'"
-    assert said in fails(*layered, "--layers", "model.hed")
+    message = (
+        "layers must be one of 'model', 'model.head', got 'model.hed'. Did you mean 'model.head'"
+    )
+    assert message in fails(*layered, "--layers", "model.hed")
     assert "KeyError" in fails(
         "audit", "models.py:raises", "--data", "data.npz", *FAST, "--max-shift", "1"
     )
 
 
 @pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="pipes have no names here")
-def test_a_pipe_is_written_to_where_no_file_can_be_made():
+def test_pipe_is_accepted_as_an_output_file():
     reader, writer = os.pipe()
     try:
         ResultOptions().check_output_files((), badge=f"/dev/fd/{writer}")
@@ -292,7 +294,7 @@ def test_a_pipe_is_written_to_where_no_file_can_be_made():
 
 @pytest.mark.parametrize("overwritten", ["code.py", "images.npz"])
 @pytest.mark.parametrize("argument", ["out", "html", "json", "markdown", "badge"])
-def test_a_result_does_not_overwrite_the_model_or_the_data(
+def test_output_file_that_is_the_model_or_the_data_is_an_error(
     argument: str, overwritten: str, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from teka.cli.audit_options import ShiftOptions
         ("square", 0, 1, ((0, 0),)),
     ],
 )
-def test_shifts_of_a_set(name, largest, step, expected):
+def test_make_shifts_returns_the_shifts_of_a_set(name, largest, step, expected):
     shifts = ShiftOptions(shifts=name, max_shift=largest, step=step).make_shifts()
     assert shifts is not None
     assert set(shifts) == set(expected)
@@ -19,9 +19,9 @@ def test_shifts_of_a_set(name, largest, step, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "largest", "step", "said"),
+    ("name", "largest", "step", "message"),
     [
-        # A square of ±157 has 99,225 shifts, and one of ±158 has 100,489.
+        # A square of ±157 has 99,225 shifts, a square of ±158 has 100,489.
         (
             "square",
             158,
@@ -42,12 +42,12 @@ def test_shifts_of_a_set(name, largest, step, expected):
         ),
     ],
 )
-def test_a_set_of_too_many_shifts_is_an_error_that_names_the_cause(name, largest, step, said):
-    with pytest.raises(ValueError, match=said):
+def test_too_many_shifts_are_an_error_with_the_largest_max_shift(name, largest, step, message):
+    with pytest.raises(ValueError, match=message):
         ShiftOptions(shifts=name, max_shift=largest, step=step).make_shifts()
 
 
-def test_number_of_shifts_of_a_set():
+def test_make_shifts_returns_the_number_of_shifts_of_a_set():
     assert len(ShiftOptions(shifts="square", max_shift=3, step=1).make_shifts() or ()) == 49
     assert len(ShiftOptions(shifts="axes", max_shift=3, step=1).make_shifts() or ()) == 13
     assert ShiftOptions(shifts="square", max_shift=None, step=1).make_shifts() is None

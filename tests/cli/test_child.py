@@ -1,4 +1,4 @@
-"""A child process that ends without a result is an error, however it ends."""
+"""Commands in a child process, where every end without a result is an error."""
 
 import os
 import signal
@@ -14,65 +14,67 @@ from teka.cli import child
 from tests.cli.child_commands import run
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the deeds use signals and fork")
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the actions use signals and fork")
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Run a command in a child process. Return the exit code, the output and the errors."""
+def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Return a function that runs an action and returns exit code, output and errors."""
     monkeypatch.setattr(child, "GRACE_SECONDS", 1.0)
 
-    def start(deed: str, code: int = 0) -> tuple[int, str, list[str]]:
-        said: list[str] = []
+    def run_action(action: str, code: int = 0) -> tuple[int, str, list[str]]:
+        errors: list[str] = []
 
-        def say(message: str) -> int:
-            said.append(message)
+        def record_error(message: str) -> int:
+            errors.append(message)
             return 2
 
-        code = child.run_in_child(run, ["audit", deed, str(code)], say)
+        code = child.run_in_child(run, ["audit", action, str(code)], record_error)
         captured = capfd.readouterr()
         assert captured.err == ""
-        return code, captured.out, said
+        return code, captured.out, errors
 
-    return start
+    return run_action
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 141])
-def test_a_result_is_handed_on(command, code: int):
-    assert command("nothing", code) == (code, "the report\n", [])
+def test_run_in_child_returns_code_and_output(run_command, code: int):
+    assert run_command("nothing", code) == (code, "the report\n", [])
 
 
-@pytest.mark.parametrize("deed", ["exit", "fork"])
-def test_code_that_exits_without_a_result_is_an_error(command, deed: str):
-    code, _, said = command(deed)
+@pytest.mark.parametrize("action", ["exit", "fork"])
+def test_exit_without_a_result_is_an_error(run_command, action: str):
+    code, _, errors = run_command(action)
     assert code == 2
-    assert said == [
+    assert errors == [
         "the model's code ended the process with exit code 0 before the result was complete"
     ]
 
 
-@pytest.mark.parametrize(("deed", "name"), [("killed", "SIGKILL"), ("crash", "SIGSEGV")])
-def test_a_signal_is_an_error(command, deed: str, name: str):
-    assert command(deed) == (
+@pytest.mark.parametrize(("action", "name"), [("killed", "SIGKILL"), ("crash", "SIGSEGV")])
+def test_end_by_a_signal_is_an_error(run_command, action: str, name: str):
+    assert run_command(action) == (
         2,
         "",
         [f"the process was ended by {name} before the result was complete"],
     )
 
 
-@pytest.mark.parametrize("deed", ["sleep", "loop"])
-def test_a_call_that_outlasts_its_budget_is_ended(command, deed: str):
+@pytest.mark.parametrize("action", ["sleep", "loop"])
+def test_call_that_exceeds_its_budget_is_stopped(run_command, action: str):
     began = time.monotonic()
-    code, printed, (said,) = command(deed)
+    code, printed, (error,) = run_command(action)
     assert (code, printed) == (2, "")
-    assert said.startswith("the model did not answer within --budget 0.1 and 1 more seconds")
+    assert error.startswith("the model did not answer within --budget 0.1 and 1 more seconds")
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("deed", ["exit handler", "exit in a handler", "thread", "no output"])
+@pytest.mark.parametrize("action", ["exit handler", "exit in a handler", "thread", "no output"])
 @pytest.mark.parametrize("code", [0, 1])
-def test_what_code_leaves_behind_does_not_change_a_complete_result(command, deed: str, code: int):
-    assert command(deed, code) == (code, "the report\n", [])
+def test_exit_handlers_and_threads_do_not_change_a_complete_result(
+    run_command, action: str, code: int
+):
+    assert run_command(action, code) == (code, "the report\n", [])
 
 
 SCRIPT = """
@@ -81,13 +83,13 @@ from tests.cli.child_commands import run
 from teka.cli.child import run_in_child
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has none
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     sys.exit(run_in_child(run, ["audit", "interrupt", "0"], lambda message: 2))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_parent_ends_the_child_too(tmp_path: Path, number: signal.Signals):
+def test_signal_to_the_parent_also_ends_the_child(tmp_path: Path, number: signal.Signals):
     (tmp_path / "script.py").write_text(SCRIPT)
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(

@@ -56,7 +56,7 @@ OPTIONS = ("--data", "data.npz", "--images", "0", "--max-shift", "1", "--shifts"
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def model_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(SOURCE)
     images = np.zeros((20, 6, 12), dtype=np.uint8)
@@ -69,18 +69,18 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys):
+def test_model_that_is_always_wrong_is_not_compared(model_folder, capsys):
     assert (
         main(["compare", "models.py:right", "models.py:wrong", *OPTIONS, "--json", "out.json"]) == 0
     )
-    written = json.loads((here / "out.json").read_text())
+    written = json.loads((model_folder / "out.json").read_text())
     (comparison,) = written["comparisons"]
     assert (comparison["first"], comparison["second"]) == ("models:right", "models:wrong")
     assert comparison["numbers"]["accuracy"]["value"] == 1
-    # Only the first model is right on twenty images, which is the case in one flip of 2¹⁹.
+    # Only the first model is right on all 20 images, and 20 signs agree with probability 2⁻¹⁹.
     assert comparison["numbers"]["accuracy"]["p_value"] == pytest.approx(1e-4)
     assert [report["name"] for report in written["reports"]] == ["models:right", "models:wrong"]
-    # A model that is always wrong is no better than chance, so that no difference is shown.
+    # A model that is always wrong is no better than chance, so its difference is not shown.
     assert comparison["invalid"] == ["models:wrong"]
     assert [report["invalid"] for report in written["reports"]] == [[], ["no better than chance"]]
     out = " ".join(capsys.readouterr().out.split())
@@ -88,7 +88,7 @@ def test_one_that_is_right_and_one_that_is_wrong_differ_everywhere(here, capsys)
     assert "points" not in out
 
 
-def test_one_that_is_right_and_one_that_is_half_right_differ_by_half(here, capsys):
+def test_model_that_is_half_right_differs_by_50_points(model_folder, capsys):
     assert main(["compare", "models.py:right", "models.py:half", *OPTIONS]) == 0
     out = capsys.readouterr().out
     assert "models:right minus models:half" in out
@@ -96,62 +96,62 @@ def test_one_that_is_right_and_one_that_is_half_right_differ_by_half(here, capsy
     assert re.search(r"accuracy at every shift \(points\) +\+50\.0 ", out)
 
 
-def test_the_images_are_read_once_for_all_models(here, monkeypatch):
-    read, asked = audit.load_audit_images, []
+def test_images_are_loaded_once_for_all_models(model_folder, monkeypatch):
+    load_images, calls = audit.load_audit_images, []
     monkeypatch.setattr(
-        audit, "load_audit_images", lambda *options: asked.append(options) or read(*options)
+        audit, "load_audit_images", lambda *options: calls.append(options) or load_images(*options)
     )
     assert main(["compare", "models.py:right", "models.py:wrong", "models.py:half", *OPTIONS]) == 0
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
-def test_the_page_names_the_best_model_and_shows_what_the_models_disagree_on(here):
+def test_page_names_the_best_model_and_the_invalid_one(model_folder):
     models = ["models.py:half", "models.py:right", "models.py:last_pixel"]
     assert main(["compare", *models, *OPTIONS, "--html", "out.html", "--json", "out.json"]) == 0
-    page = (here / "out.html").read_text()
+    page = (model_folder / "out.html").read_text()
     assert (
         "models:right is significantly better than models:half in accuracy at every shift" in page
     )
     assert "models:last_pixel is not compared, because its results are invalid" in page
     assert "p = 0.003" in page
-    written = json.loads((here / "out.json").read_text())
-    pairs = [(one["first"], one["second"]) for one in written["comparisons"]]
+    written = json.loads((model_folder / "out.json").read_text())
+    pairs = [(pair["first"], pair["second"]) for pair in written["comparisons"]]
     names = ["models:half", "models:right", "models:last_pixel"]
     assert pairs == [(names[0], names[1]), (names[0], names[2]), (names[1], names[2])]
 
 
-def test_every_model_answers_to_the_images_on_which_they_disagree(here):
+def test_examples_are_images_on_which_the_models_disagree(model_folder):
     assert (
         main(["compare", "models.py:right", "models.py:last_pixel", *OPTIONS, "--json", "out.json"])
         == 0
     )
-    first, second = json.loads((here / "out.json").read_text())["reports"]
+    first, second = json.loads((model_folder / "out.json").read_text())["reports"]
     indices = [example["index"] for example in first["examples"]]
     assert indices == [example["index"] for example in second["examples"]]
     assert len(set(indices)) == len(indices) == 8
     for one, other in zip(first["examples"], second["examples"], strict=True):
         right = [
-            [answer == example["label"] for answer in example["predictions"]]
+            [prediction == example["label"] for prediction in example["predictions"]]
             for example in (one, other)
         ]
         assert right[0] != right[1]
 
 
-def test_the_examples_of_a_model_that_came_in_training_mode_are_of_evaluation(here):
+def test_examples_of_a_model_in_training_mode_use_evaluation_mode(model_folder):
     assert (
         main(["compare", "models.py:training", "models.py:wrong", *OPTIONS, "--json", "out.json"])
         == 0
     )
-    first, _ = json.loads((here / "out.json").read_text())["reports"]
+    first, _ = json.loads((model_folder / "out.json").read_text())["reports"]
     assert all(example["predictions"] == 3 * [example["label"]] for example in first["examples"])
 
 
-def test_models_of_one_name_are_called_as_they_were_given(here):
-    (here / "other").mkdir()
-    (here / "other" / "models.py").write_text(SOURCE)
+def test_models_with_equal_names_are_named_as_given(model_folder):
+    (model_folder / "other").mkdir()
+    (model_folder / "other" / "models.py").write_text(SOURCE)
     models = ["models.py:right", "other/models.py:right", "models.py:wrong"]
     assert main(["compare", *models, *OPTIONS, "--json", "out.json"]) == 0
-    reports = json.loads((here / "out.json").read_text())["reports"]
+    reports = json.loads((model_folder / "out.json").read_text())["reports"]
     names = ["models.py:right", "other/models.py:right", "models:wrong"]
     assert (
         [report["name"] for report in reports]
@@ -160,15 +160,15 @@ def test_models_of_one_name_are_called_as_they_were_given(here):
     )
 
 
-def test_bad_input_is_one_line(here, fails):
+def test_bad_input_is_an_error_of_one_line(model_folder, fails):
     assert "two or more" in fails("compare", "models.py:right", *OPTIONS)
     assert "different models" in fails("compare", "models.py:right", "models.py:right", *OPTIONS)
     assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
-    for other, said in (
+    for other, message in (
         ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),
         ("down", "the order of the classes of models.py:down must be that of models.py:up"),
     ):
-        assert said in fails(
+        assert message in fails(
             "compare", "models.py:up", f"models.py:{other}", "--data", "digits", "--images", "5"
         )
     assert "one size" in fails("compare", "digits", "models.py:right", "--ignore-labels", *OPTIONS)

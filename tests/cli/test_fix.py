@@ -50,7 +50,7 @@ OPTIONS = ("--data", "data.npz", "--images", "0", "--max-shift", "2", "--shifts"
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def model_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(SOURCE)
     images = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
@@ -61,56 +61,58 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_report_has_the_audit_before_and_after_the_fixes_and_their_cost(here, capsys):
+def test_report_has_the_audits_before_and_after_the_fixes(model_folder, capsys):
     assert (
         main(["fix", "models.py:strided", *OPTIONS, "--html", "out.html", "--json", "out.json"])
         == 0
     )
-    written = json.loads((here / "out.json").read_text())
+    written = json.loads((model_folder / "out.json").read_text())
     before, after = written["reports"]
     assert (before["name"], after["name"]) == ("models:strided", "models:strided (fixed)")
     assert written["fix"]["fixed"] == {"circular": ["model.0"], "polyphase": ["model.0"]}
     assert after["model"]["fixed"] == {"circular": 1, "polyphase": 1}
-    errors = [one["metrics"][0]["numbers"]["maximum_error"]["value"] for one in (before, after)]
+    errors = [
+        report["metrics"][0]["numbers"]["maximum_error"]["value"] for report in (before, after)
+    ]
     assert errors[0] > 1e-3
     assert errors[1] < 1e-5
     assert written["comparisons"][0]["numbers"]["accuracy"]
     out = " ".join(capsys.readouterr().out.split())
     assert "circular: model.0 polyphase: model.0" in out
-    # Without training the model predicts one class, so that what its accuracy becomes says nothing.
+    # The untrained model predicts a single class, so its accuracy after the fix means nothing.
     assert "models:strided (fixed) is not compared, because its results are invalid" in out
     assert "accuracy on unshifted" not in out
     assert "teka fix --fix circular" in out
-    page = (here / "out.html").read_text()
+    page = (model_folder / "out.html").read_text()
     assert "Fixed without training: circular in 1 layer and polyphase in 1 layer." in page
     assert "teka fix --fix polyphase" in page
 
 
-def test_chosen_fixes_are_applied_and_changed_weights_are_written(here, capsys):
+def test_chosen_fixes_are_applied_and_changed_weights_are_saved(model_folder, capsys):
     options = (*OPTIONS, "--max-shift", "1", "--out", "fixed.safetensors")
     assert main(["fix", "models.py:strided", *options, "--fix", "blur"]) == 0
     assert "(the fixes changed layers, but no weights)" in capsys.readouterr().out
-    assert not (here / "fixed.safetensors").exists()
+    assert not (model_folder / "fixed.safetensors").exists()
     for model in ("placed", "bare"):
         assert main(["fix", f"models.py:{model}", *options, "--fix", "positions"]) == 0
-        (name, table), *more = load_file(here / "fixed.safetensors").items()
+        (name, table), *more = load_file(model_folder / "fixed.safetensors").items()
         assert (name, more) == ("pos_embed", [])
         assert (table == table.flatten()[0]).all()
-        (here / "fixed.safetensors").unlink()
+        (model_folder / "fixed.safetensors").unlink()
 
 
-def test_a_model_that_needs_no_fix_is_audited(here, capsys):
+def test_a_model_that_needs_no_fix_is_audited(model_folder, capsys):
     assert main(["fix", "models.py:plain", *OPTIONS, "--json", "out.json"]) == 0
     assert "nothing to fix" in capsys.readouterr().out
-    written = json.loads((here / "out.json").read_text())
+    written = json.loads((model_folder / "out.json").read_text())
     assert (len(written["reports"]), written["comparisons"]) == (1, [])
 
 
-def test_bad_input_is_one_line(here, fails):
+def test_bad_input_is_an_error_of_one_line(model_folder, fails):
     assert "Did you mean 'polyphase'?" in fails(
         "fix", "models.py:strided", *OPTIONS, "--fix", "polyphse"
     )
     assert "a torch.nn.Module" in fails("fix", "models.py:no_module", *OPTIONS)
     assert "a module that can be copied (" in fails("fix", "models.py:locked", *OPTIONS)
-    said = fails("fix", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")
-    assert "out must be another file than that of --json, got 'here'" in said
+    error = fails("fix", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")
+    assert "out must be another file than that of --json, got 'here'" in error

@@ -8,7 +8,7 @@ from teka.models import ModelConfig, save
 from teka.training import Run, restore, train
 
 
-def test_the_packaged_models_take_pictures_and_have_names():
+def test_packaged_model_has_input_size_and_class_names():
     subject = load("digits", loaders=LOCAL_LOADERS)
     assert (subject.kind, subject.input_size, subject.in_channels) == (
         "teka model file",
@@ -21,7 +21,7 @@ def test_the_packaged_models_take_pictures_and_have_names():
         torch.testing.assert_close(subject.function(images), models.load("digits")(images))
 
 
-def test_a_run_gives_its_best_model(tmp_path):
+def test_run_folder_is_loaded_as_its_best_model(tmp_path):
     run = Run.from_fields(
         image_size=11,
         train_size=48,
@@ -42,7 +42,7 @@ def test_a_run_gives_its_best_model(tmp_path):
         )
 
 
-def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch):
+def test_packaged_model_takes_precedence_over_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ModelConfig("resnet18", (8, 8), 1, 3)
     save(config.make_model(), tmp_path / "digits", config)
@@ -51,7 +51,7 @@ def test_a_packaged_model_goes_before_a_folder_of_its_name(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("size", [16, (16, 16)])
-def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(size):
+def test_input_size_must_be_the_size_of_the_model(size):
     assert load("digits", LoadOptions(input_size=size), loaders=LOCAL_LOADERS).input_size == (
         16,
         16,
@@ -60,7 +60,7 @@ def test_the_size_that_a_model_was_made_for_may_be_said_and_another_is_refused(s
         load("digits", LoadOptions(input_size=20), loaders=LOCAL_LOADERS)
 
 
-def test_what_is_no_model_is_an_error_that_names_every_form(tmp_path):
+def test_unknown_model_is_an_error_with_every_accepted_form(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
         load_finished_run(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match=r"config\.json"):

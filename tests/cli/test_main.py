@@ -9,19 +9,19 @@ from teka.cli import main, runs
 from teka.cli.app import COMMANDS, CommandLine, make_app
 
 
-def test_without_a_command_the_commands_are_listed(capsys):
+def test_main_without_arguments_lists_the_commands(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {command} " in shown for command in COMMANDS)
     assert "mend" not in shown
 
 
-def test_the_version_is_printed(capsys):
+def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"teka {__version__}\n"
 
 
-def test_the_help_imports_neither_torch_nor_lightning():
+def test_help_imports_neither_torch_nor_lightning():
     script = (
         "import sys; from teka.cli import main; main(['--help']);"
         "sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
@@ -29,7 +29,7 @@ def test_the_help_imports_neither_torch_nor_lightning():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_no_help_imports_a_slow_package():
+def test_help_of_a_command_imports_no_slow_package():
     script = """import sys
 from teka.cli import main
 from teka.cli.app import COMMANDS
@@ -42,19 +42,19 @@ print("imported:", *(name for name in slow if name in sys.modules))
     assert run.stdout.endswith("imported:\n")
 
 
-def test_an_unknown_command_is_an_error_with_the_closest_name(fails):
+def test_unknown_command_is_an_error_with_the_closest_name(fails):
     line = fails("trian")
     assert line.startswith("teka: error: ")
     assert 'Did you mean "train"?' in line
 
 
-def test_an_unknown_option_is_an_error_with_the_closest_name_and_options_have_no_short_forms(fails):
+def test_abbreviated_option_is_an_error_with_the_closest_name(fails):
     assert fails("train", "--learning-rat", "0.1") == (
         "teka train: error: Unknown option: --learning-rat. Did you mean --learning-rate?\n"
     )
 
 
-def test_a_missing_argument_is_named_as_it_is_typed(fails):
+def test_missing_argument_is_an_error_with_its_name(fails):
     assert fails("audit") == "teka audit: error: MODEL is required; see teka audit --help\n"
     assert fails("audit", "digits") == (
         "teka audit: error: --data is required; see teka audit --help\n"
@@ -69,7 +69,7 @@ def test_help_shows_the_purpose_and_the_default_of_an_option(capsys):
     assert "None" not in shown
 
 
-def test_python_runs_the_package_as_the_command():
+def test_python_m_teka_runs_the_command():
     run = subprocess.run(
         [sys.executable, "-m", "teka", "--version"], capture_output=True, text=True, check=True
     )
@@ -78,7 +78,7 @@ def test_python_runs_the_package_as_the_command():
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGPIPE")
 @pytest.mark.parametrize("words", [["--help"], ["--version"]])
-def test_a_reader_that_is_gone_ends_the_command_quietly(words):
+def test_closed_output_pipe_ends_the_command_quietly(words):
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run(
@@ -88,7 +88,7 @@ def test_a_reader_that_is_gone_ends_the_command_quietly(words):
     assert (run.returncode, run.stderr) == (141, b"")
 
 
-def test_a_model_that_ends_the_process_does_not_pass(tmp_path, monkeypatch, capfd):
+def test_model_that_ends_the_process_is_an_error(tmp_path, monkeypatch, capfd):
     (tmp_path / "model.py").write_text(
         "import os\n\n\ndef make():\n    return lambda images: os._exit(0)\n"
     )
@@ -101,14 +101,14 @@ def test_a_model_that_ends_the_process_does_not_pass(tmp_path, monkeypatch, capf
     )
 
 
-class Strange(BaseException):
+class UnusualError(BaseException):
     pass
 
 
 @pytest.mark.parametrize(
-    "error", [Strange("of\ntwo \x1b[31mlines"), SystemExit(0), GeneratorExit()]
+    "error", [UnusualError("of\ntwo \x1b[31mlines"), SystemExit(0), GeneratorExit()]
 )
-def test_any_exception_of_a_model_is_one_line(error, monkeypatch, fails):
+def test_any_exception_of_a_model_is_an_error_of_one_line(error, monkeypatch, fails):
     def raise_error():
         raise error
 
@@ -131,11 +131,11 @@ def test_help_shows_examples_and_describes_every_option(command, capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_unknown_option_is_one_line_and_exit_code_2(command, fails):
+def test_unknown_option_is_an_error_of_one_line(command, fails):
     assert "--no-such-option" in fails(command, "--no-such-option", "3")
 
 
-def test_an_interrupt_ends_with_the_exit_code_of_shells(monkeypatch, capsys):
+def test_interrupt_ends_with_exit_code_130(monkeypatch, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
@@ -143,7 +143,7 @@ def test_an_interrupt_ends_with_the_exit_code_of_shells(monkeypatch, capsys):
     assert main(["evaluate"]) == 130
 
 
-def test_another_package_can_add_commands(capsys, fails):
+def test_other_packages_can_add_commands(capsys, fails):
     def measure(run: str, /, *, radius: float = 1.0, command: CommandLine) -> int:
         """Measure a run."""
         print(run, radius, command)
@@ -161,7 +161,7 @@ def test_another_package_can_add_commands(capsys, fails):
 
 
 @pytest.mark.parametrize("package", ["cyclopts", "lightning"])
-def test_a_package_that_is_not_installed_is_named(package):
+def test_missing_package_is_an_error_with_the_install_command(package):
     script = (
         f"import sys; sys.modules[{package!r}] = None; sys.argv = ['teka', 'train'];"
         "from teka.__main__ import main; sys.exit(main())"

@@ -8,28 +8,28 @@ from teka import data
 from teka.cli import main
 
 
-def test_it_says_where_the_files_are(tmp_path, monkeypatch, capsys):
-    asked = []
+def test_download_prints_the_folders_of_the_files(tmp_path, monkeypatch, capsys):
+    requested = []
 
     def download(name, data_dir):
-        asked.append((name, data_dir))
+        requested.append((name, data_dir))
         return tmp_path / name
 
     monkeypatch.setattr(data, "download", download)
     assert main(["download", "mnist", "cifar10", "--data-dir", str(tmp_path)]) == 0
-    assert asked == [("mnist", str(tmp_path)), ("cifar10", str(tmp_path))]
+    assert requested == [("mnist", str(tmp_path)), ("cifar10", str(tmp_path))]
     lines = capsys.readouterr().out.splitlines()
     assert lines[1::2] == [f"mnist: {tmp_path / 'mnist'}", f"cifar10: {tmp_path / 'cifar10'}"]
 
 
-def test_a_wrong_name_is_an_error_before_anything_is_fetched(tmp_path, monkeypatch, fails):
-    asked = []
-    monkeypatch.setattr(data, "download", lambda *given, **_: asked.append(given))
+def test_unknown_data_set_is_an_error_before_any_download(tmp_path, monkeypatch, fails):
+    requested = []
+    monkeypatch.setattr(data, "download", lambda *arguments, **_: requested.append(arguments))
     assert "Did you mean 'cifar10'" in fails("download", "mnist", "cifar1", "--data-dir", tmp_path)
-    assert asked == []
+    assert requested == []
 
 
-def test_a_download_that_fails_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
+def test_failed_download_is_an_error_of_one_line(tmp_path, monkeypatch, capsys):
     def download(*_, **__):
         raise ConnectionError("train-images could not be downloaded")
 
@@ -38,7 +38,7 @@ def test_a_download_that_fails_is_one_line_and_exit_code_2(tmp_path, monkeypatch
     assert capsys.readouterr().err == "teka download: error: train-images could not be downloaded\n"
 
 
-def test_missing_files_are_an_error_that_names_the_command(tmp_path, fails):
+def test_missing_files_are_an_error_with_the_download_command(tmp_path, fails):
     assert f"teka download mnist --data-dir {tmp_path}" in fails(
         "train", "--data", "mnist", "--data-dir", tmp_path, "--out", tmp_path / "r"
     )
@@ -53,7 +53,7 @@ def pictures(tmp_path):
     return paths, split.labels[:2].tolist()
 
 
-def test_it_prints_an_aligned_table(pictures, capsys):
+def test_predict_prints_an_aligned_table(pictures, capsys):
     paths, labels = pictures
     assert main(["predict", *paths, "--model", "digits", "--top", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -65,7 +65,7 @@ def test_it_prints_an_aligned_table(pictures, capsys):
         assert line.count("%") == 2
 
 
-def test_it_prints_json(pictures, capsys):
+def test_predict_prints_json(pictures, capsys):
     paths, labels = pictures
     assert main(["predict", *paths, "--model", "digits", "--json", "--top", "4"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -76,7 +76,7 @@ def test_it_prints_json(pictures, capsys):
         assert entry["classes"][0]["class"] == str(label)
 
 
-def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fails):
+def test_model_can_be_given_before_the_pictures(pictures, tmp_path, capsys, fails):
     paths, _ = pictures
     assert main(["predict", "digits", *paths, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -90,7 +90,7 @@ def test_a_model_may_be_named_before_the_pictures(pictures, tmp_path, capsys, fa
     assert "picture must be an existing file, got 'none.png'" in fails("predict", "none.png")
 
 
-def test_bad_pictures_are_one_line_that_names_them(pictures, tmp_path, fails, capsys):
+def test_bad_pictures_and_options_are_errors_of_one_line(pictures, tmp_path, fails, capsys):
     paths, _ = pictures
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
     assert r"broken.png must be a readable picture" in fails(

@@ -12,7 +12,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_a_line_is_written_every_few_seconds(capsys, monkeypatch):
+def test_progress_without_a_terminal_is_a_line_every_few_seconds(capsys, monkeypatch):
     seconds = iter([0.0, 1.0, 6.0, 8.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
     with ProgressDisplay() as display:
@@ -24,14 +24,14 @@ def test_without_a_terminal_a_line_is_written_every_few_seconds(capsys, monkeypa
     assert re.fullmatch(r"cells \[0\]: 2 of 4(, \d:\d\d:\d\d left)?\n", shown.err)
 
 
-def test_a_short_command_writes_no_progress_without_a_terminal(capsys):
+def test_short_command_prints_no_progress_without_a_terminal(capsys):
     with ProgressDisplay() as display:
         display.show("cells", 1, 2)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_a_terminal_shows_a_bar_in_color_unless_no_color_is_set(no_color, monkeypatch):
+def test_terminal_shows_a_colored_bar_unless_no_color_is_set(no_color, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")

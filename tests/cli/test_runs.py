@@ -26,7 +26,7 @@ OPTIONS = (
 )
 
 
-def test_options_become_the_run(tmp_path, capsys):
+def test_train_options_are_saved_in_the_run(tmp_path, capsys):
     assert (
         main(
             [
@@ -51,7 +51,7 @@ def test_options_become_the_run(tmp_path, capsys):
     )
 
 
-def test_a_file_gives_options_and_the_command_line_overrides_it(tmp_path):
+def test_command_line_overrides_the_config_file(tmp_path):
     fields = {
         "image_size": 8,
         "train_size": 32,
@@ -76,24 +76,24 @@ def test_a_file_gives_options_and_the_command_line_overrides_it(tmp_path):
     assert (Run.load(tmp_path / "r").epochs, Run.load(tmp_path / "r").dim) == (1, 8)
 
 
-def test_an_unknown_key_in_a_file_is_an_error(tmp_path, fails):
+def test_unknown_key_in_a_config_file_is_an_error(tmp_path, fails):
     (tmp_path / "run.yaml").write_text("epochz: 3\n")
     assert "epochz" in fails("train", "--config", tmp_path / "run.yaml")
 
 
-def test_a_run_without_a_folder_is_named_after_itself(tmp_path, monkeypatch):
+def test_default_folder_is_named_after_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["train", *OPTIONS, "--seed", "3"])
     assert Run.load(tmp_path / "runs" / "digits-rotary-squared_relu-3").seed == 3
 
 
-def test_resume_takes_no_other_options(trained_folder, fails):
+def test_resume_accepts_no_other_options(trained_folder, fails):
     assert "resume" in fails("train", "--resume", trained_folder, "--epochs", "3")
     assert main(["train", "--resume", str(trained_folder)]) == 0
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         (["--epochs", "x"], "epochs"),
         (["--epochs", "0"], "epochs"),
@@ -107,10 +107,10 @@ def test_resume_takes_no_other_options(trained_folder, fails):
         (["--devices", "0"], "devices"),
     ],
 )
-def test_bad_options_are_one_line_that_names_them(
-    options, named, fails, tmp_path, unchecked_annotations
+def test_bad_train_options_are_errors_of_one_line(
+    options, message, fails, tmp_path, unchecked_annotations
 ):
-    assert named in fails("train", *options, "--out", tmp_path / "r")
+    assert message in fails("train", *options, "--out", tmp_path / "r")
     assert not (tmp_path / "r" / "run.json").exists()
 
 
@@ -119,7 +119,7 @@ def test_an_output_folder_that_is_a_file_is_an_error(tmp_path, fails):
     assert "out" in fails("train", *OPTIONS, "--out", tmp_path / "file")
 
 
-def test_a_run_on_a_file_of_ones_own_is_named_after_it_and_evaluated(tmp_path, monkeypatch, capsys):
+def test_run_on_a_custom_file_is_named_after_it_and_evaluated(tmp_path, monkeypatch, capsys):
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (50, 8, 8), dtype=np.uint8)
     (tmp_path / "data").mkdir()
@@ -133,7 +133,7 @@ def test_a_run_on_a_file_of_ones_own_is_named_after_it_and_evaluated(tmp_path, m
     assert "on the test images of data/noise.npz" in capsys.readouterr().out
 
 
-def test_a_recipe_decides_how_it_is_trained_and_other_options_go_before_it(tmp_path):
+def test_options_override_the_recipe(tmp_path):
     out = tmp_path / "run"
     assert (
         main(["train", *OPTIONS, "--recipe", "horn2021", "--epochs", "1", "--out", str(out)]) == 0
@@ -158,13 +158,13 @@ def test_a_recipe_decides_how_it_is_trained_and_other_options_go_before_it(tmp_p
     assert (run.optimizer, run.learning_rate, run.patience, run.epochs) == ("adam", 5e-5, 20, 1)
 
 
-def test_an_unknown_recipe_is_an_error_of_one_line(fails, tmp_path):
+def test_unknown_recipe_is_an_error_of_one_line(fails, tmp_path):
     assert "Did you mean 'horn2021'" in fails("train", "--recipe", "horn2012")
     (tmp_path / "run.yaml").write_text("recipe: horn2012\n")
     assert "Did you mean 'horn2021'" in fails("train", "--config", tmp_path / "run.yaml")
 
 
-def test_a_baseline_is_trained_in_two_parts_a_step_and_named_after_itself(tmp_path, monkeypatch):
+def test_baseline_is_trained_with_gradient_accumulation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = [
         "--image-size",
@@ -187,17 +187,15 @@ def test_a_baseline_is_trained_in_two_parts_a_step_and_named_after_itself(tmp_pa
     assert main(["evaluate", str(folder)]) == 0
 
 
-def test_a_service_that_is_not_installed_is_one_line_with_the_command_that_installs_it(
-    fails, tmp_path, monkeypatch
-):
+def test_missing_logger_package_is_an_error_with_the_install_command(fails, tmp_path, monkeypatch):
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
     assert "pip install mlflow-skinny" in fails(
         "train", *OPTIONS, "--out", tmp_path / "r", "--loggers", "mlflow"
     )
 
 
-def started_by_torchrun(rank: int, port: int, options: list[str]) -> None:
-    """Train as one of two processes of a machine, with what torchrun tells each."""
+def train_in_a_torchrun_process(rank: int, port: int, options: list[str]) -> None:
+    """Train as one of two processes, with the environment variables that torchrun would set."""
     setattr(rank_zero_only, "rank", rank)  # noqa: B010, Lightning does not declare it
     names = (
         "RANK",
@@ -214,27 +212,30 @@ def started_by_torchrun(rank: int, port: int, options: list[str]) -> None:
     sys.exit(main(["train", *options]))
 
 
-def test_of_several_processes_that_torchrun_starts_the_first_prints(tmp_path, capfd):
+def test_only_the_first_torchrun_process_prints(tmp_path, capfd):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    given = port, [*OPTIONS, "--accelerator", "cpu", "--out", str(tmp_path / "r")]
+    arguments = port, [*OPTIONS, "--accelerator", "cpu", "--out", str(tmp_path / "r")]
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=started_by_torchrun, args=(rank, *given)) for rank in range(2)]
+    processes = [
+        fork.Process(target=train_in_a_torchrun_process, args=(rank, *arguments))
+        for rank in range(2)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(240)
-    shown = capfd.readouterr()
-    assert [process.exitcode for process in processes] == [0, 0], shown.err
-    *_, row, last = shown.out.splitlines()
-    # What is trained, its size, one epoch and the result, each of them once.
-    assert len(shown.out.splitlines()) == 4
+    captured = capfd.readouterr()
+    assert [process.exitcode for process in processes] == [0, 0], captured.err
+    *_, row, last = captured.out.splitlines()
+    # One line each for the data, the model size, the epoch and the result.
+    assert len(captured.out.splitlines()) == 4
     assert row.startswith("epoch 1 of 1: ")
     assert last.startswith(f"{tmp_path / 'r'}: ")
     assert json.loads((tmp_path / "r" / "result.json").read_text())["epochs"] == 1
 
 
-def test_evaluate_prints_and_writes_the_accuracy(trained_folder, capsys):
+def test_evaluate_prints_and_saves_the_accuracy(trained_folder, capsys):
     assert main(["evaluate", str(trained_folder)]) == 0
     saved = json.loads((trained_folder / "evaluation.json").read_text())
     printed = capsys.readouterr().out
@@ -246,7 +247,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path, fails):
     assert "run.json" in fails("evaluate", tmp_path)
 
 
-def test_export_writes_a_model_file_that_is_the_run(trained_folder, tmp_path, capsys):
+def test_export_saves_the_model_of_the_run(trained_folder, tmp_path, capsys):
     assert (
         main(
             ["export", str(trained_folder), "--out", str(tmp_path / "model"), "--dtype", "float16"]
@@ -260,7 +261,7 @@ def test_export_writes_a_model_file_that_is_the_run(trained_folder, tmp_path, ca
     )
 
 
-def test_bad_options_of_export_are_one_line(trained_folder, tmp_path, fails):
+def test_bad_export_options_are_errors_of_one_line(trained_folder, tmp_path, fails):
     assert "out" in fails("export", trained_folder)
     assert "dtype" in fails(
         "export", trained_folder, "--out", tmp_path / "model", "--dtype", "int8"

@@ -20,7 +20,7 @@ def accuracy_at(report, shift):
     return metrics["curves"]["accuracy"]["values"][index]
 
 
-def test_shift_writes_the_report_and_the_page(trained_folder, tmp_path, capsys):
+def test_shift_saves_the_report_and_the_page(trained_folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {"report.json", "report.html"}
@@ -55,7 +55,7 @@ def test_accuracy_is_that_of_the_shifted_images(trained_folder, tmp_path):
     assert accuracy_at(read_reports(tmp_path)[0], (0, 2)) == pytest.approx(accuracy)
 
 
-def test_background_enters_by_default(trained_folder, tmp_path):
+def test_shifts_fill_with_background_by_default(trained_folder, tmp_path):
     assert main(["shift", str(trained_folder), "--max-shift", "6", "--out", str(tmp_path)]) == 0
     trained = restore(trained_folder)
     test = trained.dataset.test.to_intensities()
@@ -74,7 +74,7 @@ def test_a_canvas_allows_larger_shifts(trained_folder, tmp_path):
     assert (movement["mode"], movement["canvas_size"]) == ("canvas", [26, 26])
 
 
-def test_a_window_of_the_image_is_moved_in_mode_crop(trained_folder, tmp_path):
+def test_mode_crop_moves_a_window_of_the_image(trained_folder, tmp_path):
     options = ["--max-shift", "2", "--mode", "crop", "--out", str(tmp_path)]
     assert main(["shift", str(trained_folder), *options]) == 0
     trained = restore(trained_folder)
@@ -100,21 +100,21 @@ def test_runs_on_different_data_are_an_error(trained_folder, trained, tmp_path, 
     assert "runs must be runs with the same data set and image size" in error
 
 
-def test_images_that_would_lose_something_are_an_error(trained_folder, tmp_path, fails):
+def test_lossless_shifts_without_a_margin_are_an_error(trained_folder, tmp_path, fails):
     assert "only background" in fails(
         "shift", trained_folder, "--mode", "lossless", "--max-shift", "5", "--out", tmp_path
     )
 
 
-def test_bad_options_of_shift_are_one_line(trained_folder, tmp_path, fails):
+def test_bad_shift_options_are_errors_of_one_line(trained_folder, tmp_path, fails):
     assert "mode" in fails("shift", trained_folder, "--mode", "losless")
     assert "different folders" in fails("shift", trained_folder, trained_folder)
     assert "run.json" in fails("shift", tmp_path)
 
 
 @pytest.fixture(scope="module")
-def demonstrated(few_digits, tmp_path_factory):
-    """Run a demo of small models, first with one seed and then with two."""
+def demo_folder(few_digits, tmp_path_factory):
+    """Return the folder of a demo of small models, run first with one seed and then with two."""
     small = {
         "data": few_digits,
         "dim": 8,
@@ -123,40 +123,40 @@ def demonstrated(few_digits, tmp_path_factory):
         "train_size": 32,
         "batch_size": 32,
     }
-    place = tmp_path_factory.mktemp("demo")
+    folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patched:
         runs = [run.replace(**small) for run in shift.DEMO_RUNS]
         patched.setattr(shift, "DEMO_RUNS", runs[:1] + runs[-2:])
-        arguments = ["demo", "--out", str(place), "--epochs", "1", "--seeds", "0"]
+        arguments = ["demo", "--out", str(folder), "--epochs", "1", "--seeds", "0"]
         assert main(arguments) == 0
-        trained = {path: path.stat().st_mtime_ns for path in place.glob("*/result.json")}
+        trained = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
         assert len(trained) == 3
         assert main([*arguments, "1"]) == 0
-        assert len(list(place.glob("*/result.json"))) == 6
+        assert len(list(folder.glob("*/result.json"))) == 6
         assert {path: path.stat().st_mtime_ns for path in trained} == trained
-    return place
+    return folder
 
 
-def test_report_holds_every_model_and_every_shift(demonstrated):
+def test_demo_report_has_every_model_and_every_shift(demo_folder):
     names = (
         "absolute, squared_relu",
         "rotary, squared_relu, polyphase",
         "rotary, squared_relu, strided",
     )
-    reports = read_reports(demonstrated)
+    reports = read_reports(demo_folder)
     assert [report["name"] for report in reports] == [
         f"{name}, seed {seed}" for name in names for seed in (0, 1)
     ]
     for report in reports:
         assert {"seed", "run", "epochs", "seconds", "parameters"} <= set(report["model"])
         assert len(report["metrics"][0]["shifts"]) == 17
-    assert {"report.json", "report.html"} <= {path.name for path in demonstrated.iterdir()}
+    assert {"report.json", "report.html"} <= {path.name for path in demo_folder.iterdir()}
 
 
-def test_exact_models_have_the_same_accuracy_at_every_shift(demonstrated):
+def test_exact_models_have_the_same_accuracy_at_every_shift(demo_folder):
     exact = [
         report["metrics"][0]
-        for report in read_reports(demonstrated)
+        for report in read_reports(demo_folder)
         if report["name"].startswith("rotary") and "strided" not in report["name"]
     ]
     assert len(exact) == 2
@@ -165,7 +165,7 @@ def test_exact_models_have_the_same_accuracy_at_every_shift(demonstrated):
         assert metrics["numbers"]["worst_shift_accuracy"]["value"] == accuracy
 
 
-def test_bad_options_of_demo_are_one_line(tmp_path, fails):
+def test_bad_demo_options_are_errors_of_one_line(tmp_path, fails):
     assert "seeds" in fails("demo", "--seeds", "1", "1", "--out", tmp_path)
     assert "seeds" in fails("demo", "--seeds", "x", "--out", tmp_path)
     (tmp_path / "file").write_text("")
