@@ -412,7 +412,6 @@ def assert_consistent(
     if metric != "consistency" and labels is None:
         raise wrong_value("labels", None, f"a class for each image, for metric {metric!r}")
     check_number("minimum", minimum, "a share from 0 to 1", low=0, high=1)
-    check_callable("model", model)
     check_evaluation_mode("model", model)
     step_set: Any = shifts
     if is_integer(shifts):

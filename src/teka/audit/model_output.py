@@ -287,12 +287,12 @@ def _vector_length(values: Tensor) -> int:
 
 
 def _is_vector(values: Tensor, image_size: Sizes) -> bool:
-    return values.is_floating_point() and _vector_length(values) > 0
+    return _vector_length(values) > 0
 
 
 def _is_map(values: Tensor, image_size: Sizes) -> bool:
     """Return True if an output has a channel axis and the same spatial axes as the images."""
-    return values.is_floating_point() and values.ndim == 2 + len(image_size)
+    return values.ndim == 2 + len(image_size)
 
 
 def _is_whole_map(values: Tensor, image_size: Sizes) -> bool:
@@ -373,7 +373,7 @@ class OutputKind:
         name: Name of the kind.
         expected: Description of a valid output, for error messages.
         accepts: Function that takes an output and the sizes of the images, and returns True if the
-            output may be of this kind.
+            output may be of this kind. Its dtype is checked separately.
         predict: Function that returns the predicted classes. Only for classifiers.
         log_probabilities: Function that returns the log probabilities of the classes. None if the
             output does not determine them.
@@ -393,7 +393,7 @@ KINDS = (
     OutputKind(
         "classes",
         "the class of each image as a whole number, shape (batch,)",
-        lambda values, image_size: not values.is_floating_point() and _vector_length(values) == 1,
+        lambda values, image_size: _vector_length(values) == 1,
         _class_indices,
     ),
     OutputKind(
@@ -422,11 +422,7 @@ KINDS = (
         partial(_predict_class, threshold=0.0),
         logits_to_log_probabilities,
     ),
-    OutputKind(
-        "features",
-        "(batch, …) of floating-point numbers",
-        lambda values, image_size: values.is_floating_point(),
-    ),
+    OutputKind("features", "(batch, …) of floating-point numbers", lambda values, image_size: True),
     OutputKind(
         "segmentation",
         "a floating-point map of logits, (batch, classes, *sizes) with two or more classes",
@@ -436,10 +432,7 @@ KINDS = (
         "boxes",
         "four coordinates and class scores of each box, shape (batch, boxes, 4 + classes)",
         lambda values, image_size: (
-            values.is_floating_point()
-            and values.ndim == 3
-            and values.shape[2] > 4
-            and len(image_size) == 2
+            values.ndim == 3 and values.shape[2] > 4 and len(image_size) == 2
         ),
     ),
 )
@@ -455,11 +448,11 @@ INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes
 
 def _choose_kind(values: Tensor, image_size: Sizes, has_stride: bool, label_axes: int) -> str:
     """Guess the kind of an output from its shape and values."""
+    if not values.is_floating_point():
+        return "classes"
     is_dense = _is_whole_map(values, image_size) and max(values.shape[2:]) > 1
     if is_dense or (has_stride and _is_map(values, image_size)):
         return "dense"
-    if not values.is_floating_point():
-        return "classes"
     length = _vector_length(values)
     if not length:
         return "features"
@@ -496,7 +489,9 @@ def infer_kind(
         kind = _choose_kind(values, image_size, stride is not None, label_axes)
     else:
         expected = f"{KIND_BY_NAME[kind].expected}, because the requested kind is {kind!r}"
-    if not KIND_BY_NAME[kind].accepts(values, image_size):
+    # Only classes are whole numbers.
+    is_right_dtype = values.is_floating_point() == (kind != "classes")
+    if not (is_right_dtype and KIND_BY_NAME[kind].accepts(values, image_size)):
         raise ValueError(f"the output of the model {describe_output(values)}, expected {expected}")
     shape = tuple(values.shape)
     if kind not in MAPS:

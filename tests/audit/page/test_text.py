@@ -1,7 +1,5 @@
 import dataclasses
 
-import pytest
-
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.text import audit_text, summary_markdown
@@ -72,11 +70,6 @@ def test_shifts_left_out_are_said():
     assert "Shifts: 81 of 83." in audit_text(
         [make_report(metrics=(make_metrics(skipped=((9, 9), (8, 8))),))]
     )
-
-
-def test_no_report_is_refused():
-    with pytest.raises(ValueError, match="reports"):
-        audit_text([])
 
 
 def test_the_summary_has_verdict_numbers_and_caveats():

@@ -202,17 +202,17 @@ class LayerFindings:
         Args:
             count: Maximum number of layers.
         """
-        rising = [
-            layer
+        added = {
+            layer: layer.added
             for layer in self.findings
-            if (layer.added or 0.0) > error_limit(self.threshold, layer.noise)
-        ]
-        jumps = []
-        for layer in rising:
-            parts = [part.added or 0.0 for part in rising if is_submodule(part.name, layer.name)]
-            if max(parts, default=0.0) < EXPLAINED_SHARE * (layer.added or 0.0):
-                jumps.append(layer)
-        return tuple(sorted(jumps, key=lambda layer: layer.added or 0.0, reverse=True)[:count])
+            if layer.added and layer.added > error_limit(self.threshold, layer.noise)
+        }
+        largest = []
+        for layer in sorted(added, key=added.__getitem__, reverse=True):
+            parts = [added[part] for part in added if is_submodule(part.name, layer.name)]
+            if max(parts, default=0.0) < EXPLAINED_SHARE * added[layer]:
+                largest.append(layer)
+        return tuple(largest[:count])
 
 
 def locate_layers(

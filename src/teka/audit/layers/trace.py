@@ -224,8 +224,8 @@ class ModelTrace:
     def grids(self) -> tuple[TokenGrid, ...]:
         """Grids of cells or patches in this model, each with its number of prefix tokens."""
         layouts = [tensor.layout for tensor in self.tensors]
-        grids = [(layout.grid, layout.prefix_tokens) for layout in layouts if layout.grid]
-        return tuple(dict.fromkeys(grid for grid in grids if max(grid[0]) > 1))
+        has_cells = [layout for layout in layouts if max(layout.grid, default=0) > 1]
+        return tuple(dict.fromkeys((layout.grid, layout.prefix_tokens) for layout in has_cells))
 
     def _on_event(self, event: TraceEvent, value: Tensor | None) -> None:
         self.events.append(event)

@@ -17,7 +17,7 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
-from teka.errors import one_line, wrong_value
+from teka.errors import one_line
 from teka.reporting.tables import LONGEST_TEXT, Table, markdown_text
 
 WIDTH = 100  # columns of a terminal that the text fits into
@@ -44,8 +44,6 @@ COLUMN_NOTES = {
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
     """Format reports as text: a table of metrics, then verdicts, layers, failures and caveats."""
-    if not reports:
-        raise wrong_value("reports", list(reports), "one or more reports")
     texts = [results_text(reports)]
     for report in reports:
         title = _wrap(report.name) if len(reports) > 1 else []
