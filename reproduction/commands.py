@@ -11,8 +11,8 @@ from reproduction.horn2021.report import read_paper_study, select_models, write_
 from reproduction.sample_efficiency.report import write_report
 from reproduction.sample_efficiency.train import train_study_model
 from reproduction.study import Study, read_study, run_study, write_study
-from reproduction.study.step_seconds import measure_step_seconds
 from reproduction.study.study import Levels
+from reproduction.study.train_and_measure import measure_step_seconds
 from teka.cli.app import CommandLine
 from teka.errors import wrong_value
 

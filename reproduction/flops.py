@@ -17,23 +17,21 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=_EXTRA_FLOPS)
 
 
-def _fused_flops(*sizes: Any, **_: Any) -> int:
-    return sdpa_flop_count(*sizes[:3])  # query, key, value
-
-
-def _fused_backward_flops(*sizes: Any, **_: Any) -> int:
-    return sdpa_backward_flop_count(*sizes[:4])  # gradient, query, key, value
-
-
 def _added_product_flops(
     total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any
 ) -> int:
     return 2 * math.prod(left) * right[-1]
 
 
+_ATEN = torch.ops.aten
 _EXTRA_FLOPS = {
-    torch.ops.aten.addmm_: _added_product_flops,
-    torch.ops.aten.baddbmm_: _added_product_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _fused_backward_flops,
+    _ATEN.addmm_: _added_product_flops,
+    _ATEN.baddbmm_: _added_product_flops,
+    # The arguments are query, key and value, in the backward pass after the gradient.
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: (
+        lambda *sizes, **_: sdpa_flop_count(*sizes[:3])
+    ),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda *sizes, **_: sdpa_backward_flop_count(*sizes[:4])
+    ),
 }

@@ -1,24 +1,28 @@
-"""Training and measurement of a study model."""
+"""Training and measurement of a study model, and the CPU time of its training steps."""
 
 import functools
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import joblib
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch.nn.functional import cross_entropy
 
+from reproduction.benchmarks.measurement import interleaved_medians
 from reproduction.heads.record import HEADS_FILE
 from reproduction.study.measure import compute_logits, measure_model
-from reproduction.study.results import TRAINING
-from reproduction.study.study import MeasureSettings, StudyModel
+from reproduction.study.results import STEP_SECONDS, TRAINING
+from reproduction.study.study import MeasureSettings, Study, StudyModel
+from reproduction.training import train_steps
 from teka.codec import encode
 from teka.data import Dataset, Split
 from teka.errors import wrong_value
-from teka.files import make_directory
+from teka.files import make_directory, write_json
 from teka.provenance import provenance
 from teka.training import Run, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, load_weights, read_checkpoint
@@ -26,6 +30,7 @@ from teka.training.run import DataOptions
 from teka.training.trained_run import TrainedRun, evaluate, export
 from teka.training.trainer import load_data
 
+SECONDS = 2.0  # mean time that each model is timed
 WEIGHT_FILES = {"last": LAST, "best": BEST}
 
 
@@ -149,3 +154,56 @@ def train_and_measure(
 def load_dataset(images: DataOptions) -> Dataset:
     """Load a data set. The last one stays in memory, because most models of a study share it."""
     return load_data(Run(images=images))
+
+
+def measure_step_seconds(
+    study: Study,
+    out: str | Path,
+    *,
+    data_dir: str | None = None,
+    processes: int = 1,
+    command: str = "",
+) -> Path:
+    """Time a training step of every model of a study, and write the times to a file.
+
+    The models take turns, so that other work on the machine slows all of them alike. If the file
+    exists, the CPU seconds in tables are the number of steps times the time of a step.
+
+    Args:
+        study: The study.
+        out: Folder of its results.
+        data_dir: Folder with the files of the data sets.
+        processes: Number of models that share the CPU cores in the training of the study.
+        command: Command line that is saved with the results.
+
+    Returns:
+        The path of the file `step_seconds.json`.
+    """
+    study_models = study.models({"seed": [str(study.seeds[0])]})
+    torch.set_num_threads(max(1, joblib.cpu_count() // processes))
+    steps = {
+        study_model.name: make_training_step(study_model.run.replace(data_dir=data_dir))
+        for study_model in study_models
+    }
+    medians = interleaved_medians(steps, SECONDS, time.process_time)
+    models = [
+        {"labels": study_model.labels, "seconds": medians[study_model.name]}
+        for study_model in study_models
+    ]
+    path = make_directory("out", out) / STEP_SECONDS
+    return write_json(path, {**provenance(command), "models": models})
+
+
+def make_training_step(run: Run) -> Callable[[], object]:
+    """Create a model, and return a function that trains it for one step on a fixed batch."""
+    dataset = load_dataset(run.images)
+    model = run.make_model(**dataset.sizes)
+    batch = dataset.train[: run.batch_size]
+    return functools.partial(
+        train_steps,
+        model,
+        [torch.optim.AdamW(model.parameters())],
+        lambda step: batch,
+        num_steps=1,
+        is_bfloat16=run.precision == "bfloat16",
+    )

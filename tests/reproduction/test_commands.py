@@ -48,7 +48,7 @@ def test_only_trains_a_part(study, tmp_path):
 
 
 def test_step_seconds_writes_a_file(study, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("reproduction.study.step_seconds.SECONDS", 0.0)
+    monkeypatch.setattr("reproduction.study.train_and_measure.SECONDS", 0.0)
     assert main(["study", str(study), "--step-seconds", "--out", str(tmp_path)]) == 0
     assert f"written: {tmp_path / 'step_seconds.json'}" in capsys.readouterr().out
 
