@@ -212,6 +212,6 @@ def _compute_precision_eigenvalues(relative: RelativeModule | None) -> Float[Ten
 def _measure_model(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops": count_flops_per_image(model, dataset)[0],
+        "flops": count_flops_per_image(model, dataset),
         "accuracy": measure_accuracy(model, dataset.test),
     }

@@ -34,14 +34,13 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
     Returns:
         The measurements by the names that the results file of a study uses.
     """
-    forward_flops, training_flops = count_flops_per_image(model, dataset)
+    forward_flops = count_flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     test = draw_images(dataset.test, measure.images)
     backends = getattr(model, "chosen_backends", lambda batch_size: ["torch"])(BATCH_SIZE)
     return {
         "backend": ", ".join(backends),
         "forward_flops": forward_flops,
-        "training_flops": training_flops,
         "test_images": len(test),
         "accuracy": measure_accuracy(model, test),
         **_measure_shifts(model, _select_images_to_shift(test, measure), measure),
@@ -70,15 +69,12 @@ def measure_accuracy(model: nn.Module, split: Split) -> float:
     return _mean(compute_logits(model, split.images).argmax(dim=1) == split.labels)
 
 
-def count_flops_per_image(model: nn.Module, dataset: Dataset) -> tuple[int, int]:
-    """Count the FLOPs for one image, in a forward pass and in a forward and backward pass."""
-    image, label = dataset.test.images[:1], dataset.test.labels[:1]
-    with flop_counter() as forward, torch.no_grad():
-        model(image)
-    with flop_counter() as training:
-        nn.functional.cross_entropy(model(image), label).backward()
-    model.zero_grad()
-    return forward.get_total_flops(), training.get_total_flops()
+@torch.no_grad()
+def count_flops_per_image(model: nn.Module, dataset: Dataset) -> int:
+    """Count the FLOPs of a forward pass for one image."""
+    with flop_counter() as counter:
+        model(dataset.test.images[:1])
+    return counter.get_total_flops()
 
 
 def draw_images(split: Split, count: int | None) -> Split:

@@ -26,7 +26,6 @@ def saved_result(accuracy=0.9, *, steps=100, process_seconds=10.0, **fields):
         "date": "2021-02-15",
         "parameters": 21001,
         "forward_flops": 5.1e6,
-        "training_flops": 1.5e7,
         "steps": steps,
         "seconds": process_seconds + 1,
         "process_seconds": process_seconds,

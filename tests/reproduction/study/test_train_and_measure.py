@@ -70,11 +70,10 @@ def test_flops_count_matrix_products(tiny_study):
     run = study.make_study_model({"kernel": "squared relu", "position": "none"}, 0).run
     dataset = load_data(run)
     model = run.make_model(image_size=dataset.image_size, in_channels=1, num_classes=10).eval()
-    forward, training = count_flops_per_image(model, dataset)
+    flops = count_flops_per_image(model, dataset)
     # The stem alone, by hand: two 3 × 3 convolutions of 64 pixels, 1 to 4 and 4 to 8 channels.
     stem = 2 * 64 * 9 * (1 * 4 + 4 * 8)
-    assert stem < forward < training < 4 * forward
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert stem < flops < 100 * stem
 
 
 def test_a_run_without_validation_images_is_an_error(tiny_fields, write, tmp_path):
