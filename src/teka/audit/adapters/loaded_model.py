@@ -1,4 +1,4 @@
-"""Options for loading a model, and the form that every loaded model has in an audit."""
+"""Options for loading models, and the class that wraps a loaded model for an audit."""
 
 import io
 import logging

@@ -162,7 +162,7 @@ def cells_to_compare(
     return (*inside, *map(find_cells_inside, sides, move, borders))
 
 
-def compare_shifts(
+def measure_layer_errors(
     model: Model,
     trace: ModelTrace,
     images: Tensor,
