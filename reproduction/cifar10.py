@@ -21,6 +21,7 @@ from teka.cli.app import CommandLine
 from teka.codec import encode
 from teka.data import Dataset, Split, load
 from teka.files import make_directory, write_json
+from teka.memory import count_parameters
 from teka.models import ConvPerformer, ModelConfig, save
 from teka.models.conv_performer import ConvStage
 from teka.prediction import make_picture_settings
@@ -152,7 +153,7 @@ def train(
         "seed": seed,
         "epochs": epochs,
         "seconds": None if is_resumed else round(seconds, 1),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         "held_out": measure_accuracies(model, dataset.validation),
     }
     if seed in EVALUATION_SEEDS:

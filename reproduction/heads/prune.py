@@ -18,6 +18,7 @@ from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
 from teka.files import atomic_directory, resolve_path, write_bytes
 from teka.functional import GeneralizedQuadraticBias, QuadraticBias
+from teka.memory import count_parameters
 from teka.nn.relative import RelativeModule
 from teka.provenance import provenance
 from teka.training import TrainedRun, evaluate, restore, train
@@ -211,7 +212,7 @@ def _compute_precision_eigenvalues(relative: RelativeModule | None) -> Float[Ten
 
 def _measure_model(model: nn.Module, dataset: Dataset) -> dict[str, Any]:
     return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         "flops": count_flops_per_image(model, dataset),
         "accuracy": measure_accuracy(model, dataset.test),
     }

@@ -19,6 +19,7 @@ from reproduction.training import train_steps
 from teka.data import Dataset, RandomShift, Split, load
 from teka.data.dataset import SPLITS
 from teka.files import make_directory
+from teka.memory import count_parameters
 from teka.provenance import provenance
 from teka.training.classifier import learning_rate_factor, make_optimizer
 
@@ -82,7 +83,7 @@ def train_study_model(
         "seed": run.seed,
         "num_images": num_images,
         "num_steps": NUM_STEPS,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         "seconds": None if is_resumed else round(seconds, 1),
         "process_seconds": None if is_resumed else round(process_seconds, 1),
         **measure_accuracies(model, dataset.test, margin),

@@ -40,6 +40,11 @@ def memory_bytes() -> int:
         return 2**63
 
 
+def count_parameters(model: nn.Module) -> int:
+    """Count the elements of all parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 class TooManyElementsError(ValueError):
     """Error for a model with too many parameters and buffers, or too many elements in them."""
 

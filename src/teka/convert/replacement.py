@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from teka.checks import check_instance, check_module, check_sizes
 from teka.errors import wrong_value
 from teka.grid import Grid
+from teka.memory import count_parameters
 from teka.nn import AttentionHeads, MultiheadAttention
 from teka.nn.head_groups import join_kernel_names
 from teka.nn.multihead_attention import is_causal_mask
@@ -230,7 +231,7 @@ def replace_attention(
         parameter = next(iter([*modules[name].parameters(), *model.parameters()]))
         dtype = parameter.dtype if parameter.is_floating_point() else None
         heads[name] = new_heads.to(parameter.device, dtype).train(modules[name].training)
-    num_kept = sum(parameter.numel() for parameter in model.parameters())
+    num_kept = count_parameters(model)
     replaced = {name: type(modules[name]).__name__ for name in layers}
     for name, layer in layers.items():
         layer.install(heads[name])
@@ -239,7 +240,7 @@ def replace_attention(
             module.use_nested_tensor = False  # only torch's own attention supports it
 
     kernels = join_kernel_names(*next(iter(heads.values())).current_kernels()) if heads else ""
-    num_new = sum(weights.numel() for layer in heads.values() for weights in layer.parameters())
+    num_new = sum(map(count_parameters, heads.values()))
     if not layers:
         reasons = "; ".join(dict.fromkeys(left.values()))
         warnings.warn(f"no layer was replaced: {reasons}", stacklevel=2)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from teka.codec import encode
 from teka.errors import require
+from teka.memory import count_parameters
 from teka.models import ModelConfig, load, read_config, save
 from teka.models.model_file import CONFIG_FILE, WEIGHTS_FILE
 
@@ -110,7 +111,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
             model=config.model,
             num_classes=config.num_classes,
             sides=", ".join(map(str, config.image_size)),
-            num_parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            num_parameters=count_parameters(self.model),
             repository=repo_id,
             channels=config.in_channels,
             class_names=", ".join(config.class_names or ["not named"]),

@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from teka.memory import count_parameters
+
 # Compilation and memory allocation slow the first steps down.
 WARMUP_STEPS = 2
 FIRST_REPORT = 10
@@ -50,10 +52,9 @@ class SpeedPrinter(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_steps = 0
-        parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         self._print(
             trainer,
-            f"{self.num_images:,} training images, {parameters:,} parameters, "
+            f"{self.num_images:,} training images, {count_parameters(pl_module):,} parameters, "
             f"{trainer.max_epochs} epochs, {trainer.estimated_stepping_batches:,} steps, "
             f"precision {trainer.precision}",
         )

@@ -17,7 +17,7 @@ from teka import data
 from teka.data import Dataset
 from teka.errors import first_line, is_out_of_memory, wrong_value
 from teka.files import make_directory, read_json, write_json
-from teka.memory import TooManyElementsError, count_elements, memory_bytes
+from teka.memory import TooManyElementsError, count_elements, count_parameters, memory_bytes
 from teka.provenance import provenance
 from teka.training.checkpoint import (
     CHECKPOINTS,
@@ -176,7 +176,7 @@ def train(
         result = {
             **provenance(command),
             "data": dataset.name,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": count_parameters(model),
             "epochs": trainer.current_epoch,
             "seconds": round(timer.time_elapsed("train"), 2),
             "train_images_per_second": progress.images_per_second,

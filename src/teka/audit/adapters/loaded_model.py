@@ -29,6 +29,7 @@ from teka.codec import encode
 from teka.data import Normalize
 from teka.errors import EXTERNAL_ERRORS, error_message, require, wrong_value
 from teka.files import expand_user
+from teka.memory import count_parameters
 
 Size = int | tuple[int, int] | None  # one side or (height, width); None leaves it to the model
 RANDOM = "random"
@@ -261,7 +262,7 @@ class LoadedModel:
         facts = {name: encode(getattr(self, name)) for name in names}
         parameters = None
         if self.module is not None:
-            parameters = sum(parameter.numel() for parameter in self.module.parameters())
+            parameters = count_parameters(self.module)
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
 
