@@ -35,7 +35,7 @@ def model_options_class() -> type[Any]:
 
 
 def _command_line_type(kind: Any) -> Any:
-    """Return the part of an option's type that can be written on a command line, or None.
+    """Return the members of an option's type that a command line can express, and None.
 
     None is the default of every option.
     """
