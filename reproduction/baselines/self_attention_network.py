@@ -122,7 +122,7 @@ class SelfAttentionNetwork(ImageClassifier):
         super().__init__(image_size, in_channels, num_classes, **sizes)
         self.heads = (heads,) * depth if isinstance(heads, int) else tuple(heads)
         if len(self.heads) != depth or any(not is_integer(n) or n < 1 for n in self.heads):
-            expected = f"at least 1, or one such number for each of depth = {depth} blocks"
+            expected = f"a positive integer, or one for each of depth = {depth} blocks"
             raise wrong_value("heads", heads, expected)
         if any(side % downsampling for side in self.image_size):
             expected = f"height and width, multiples of downsampling = {downsampling}"

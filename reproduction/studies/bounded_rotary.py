@@ -22,7 +22,7 @@ STUDY = read_study(Path(__file__).with_suffix(".yaml"))
 RESULTS = Path(__file__).with_suffix("")
 SELECTION_SEEDS = range(6)
 EVALUATION_SEEDS = range(10, 16)
-# λ of the denominator, which no option of a model sets.
+# λ of the denominator, which no option of `Run` sets.
 LENGTH_SHARES = {"mixed, λ = 0.1": 0.1, "mixed, λ = 0.3": 0.3}
 
 

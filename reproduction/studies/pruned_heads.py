@@ -4,8 +4,8 @@
 
 The networks have Gaussians of any shape and are those of cordonnier2020_small.yaml. The results are
 written to pruned_heads.json, and the runs to runs/pruned_heads, so that the same command resumes.
-For each network, the condition number above which heads are removed is the first of `THRESHOLDS`
-that removes a head: 1e5 is that of the paper, 1,000 that of its code.
+Each network is pruned with the first of `THRESHOLDS` that removes a head. These are condition
+numbers: 1e5 is the threshold of the paper, and 1,000 that of its code.
 """
 
 from pathlib import Path
