@@ -2,7 +2,7 @@ import torch
 from torch import Tensor, nn
 
 CLASSES = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-# Sides shorter than the largest kernels and unlike one another.
+# Different sides, some of them shorter than the largest kernels.
 SHAPES = {1: (11,), 2: (7, 5), 3: (4, 5, 3)}
 
 
@@ -22,5 +22,5 @@ def draw_images(num_axes: int, channels: int = 3, dtype: torch.dtype = torch.flo
     )
 
 
-def largest_difference(one: Tensor, two: Tensor) -> float:
-    return float((one - two).detach().abs().max())
+def largest_difference(first: Tensor, second: Tensor) -> float:
+    return float((first - second).detach().abs().max())

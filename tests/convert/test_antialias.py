@@ -19,7 +19,7 @@ SIDES = (16, 8)
 EVERY_SHIFT = tuple(itertools.product(range(0, SIDES[0], 3), range(SIDES[1])))
 
 
-def images(number=3, channels=2):
+def draw_images(number=3, channels=2):
     return torch.randn(
         number, channels, *SIDES, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
     )
@@ -41,7 +41,7 @@ class Bottleneck(nn.Module):
         return (self.residual(maps) + self.shortcut(maps)).relu()
 
 
-class Patches(nn.Module):
+class PatchModel(nn.Module):
     """Patch embedding with a class token and learned positions, followed by attention."""
 
     def __init__(self):
@@ -59,77 +59,81 @@ class Patches(nn.Module):
         return self.attend(tokens, tokens, tokens, need_weights=False)[0][:, 0]
 
 
-def network(*layers, seed=0):
+def make_network(*layers, seed=0):
     torch.manual_seed(seed)
     for layer in layers:
-        for part in layer.modules():
-            if hasattr(part, "reset_parameters"):
-                part.reset_parameters()
+        for module in layer.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).double().eval()
 
 
-def patches():
+def make_patch_model():
     torch.manual_seed(0)
-    return Patches().double().eval()
+    return PatchModel().double().eval()
 
 
 NETWORKS = {
-    "convolution and pools": lambda: network(
+    "convolution and pooling": lambda: make_network(
         nn.Conv2d(2, 6, 3, 2, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(3, 2, padding=1),
         nn.ReLU(),
         nn.AvgPool2d(2),
     ),
-    "windows without padding": lambda: network(nn.MaxPool2d(2), nn.Conv2d(2, 6, 2, 2), nn.ReLU()),
-    "dilated": lambda: network(
+    "windows without padding": lambda: make_network(
+        nn.MaxPool2d(2), nn.Conv2d(2, 6, 2, 2), nn.ReLU()
+    ),
+    "dilated": lambda: make_network(
         nn.Conv2d(2, 6, 3, 2, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1)
     ),
-    "steps of other lengths": lambda: network(
+    "different strides per axis": lambda: make_network(
         nn.Conv2d(2, 6, (5, 3), (4, 2), padding=(2, 1)), nn.ReLU()
     ),
-    "padded by a module": lambda: network(
+    "padded by a module": lambda: make_network(
         nn.ZeroPad2d(1), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2)
     ),
-    "added branches": lambda: network(
+    "added branches": lambda: make_network(
         nn.Conv2d(2, 4, 3, padding=1), Bottleneck(4, 2), Bottleneck(4, 1)
     ),
-    "tokens with positions": patches,
+    "tokens with positions": make_patch_model,
 }
 
 
-def locate(model, movement=None, largest=4):
-    return locate_layers(model, images(), axis_shifts(largest), movement or Movement("circular"))
+def locate_layer_errors(model, movement=None, largest=4):
+    return locate_layers(
+        model, draw_images(), axis_shifts(largest), movement or Movement("circular")
+    )
 
 
 @torch.no_grad()
-def change(model, shifts=EVERY_SHIFT):
-    still = model(images())
-    moved = [model(images().roll(shift, (2, 3))) for shift in shifts]
-    return max(float((one - still).norm() / still.norm()) for one in moved)
+def largest_change(model, shifts=EVERY_SHIFT):
+    unshifted = model(draw_images())
+    outputs = [model(draw_images().roll(shift, (2, 3))) for shift in shifts]
+    return max(float((output - unshifted).norm() / unshifted.norm()) for output in outputs)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_fixed_network_is_invariant_to_circular_shifts_and_keeps_its_state(name):
+def test_fixed_network_is_shift_invariant_and_keeps_its_state(name):
     model = NETWORKS[name]()
-    before, answers = copy.deepcopy(model.state_dict()), model(images())
-    fixed_model, done = fix(model, locate(model))
-    assert change(model) > 1e-3
-    assert change(fixed_model) < 1e-12
-    assert any(done.fixed.values())
-    # The model is as it was, and either takes the other's state.
-    assert torch.equal(model(images()), answers)
+    before, predictions = copy.deepcopy(model.state_dict()), model(draw_images())
+    fixed_model, report = fix(model, locate_layer_errors(model))
+    assert largest_change(model) > 1e-3
+    assert largest_change(fixed_model) < 1e-12
+    assert any(report.fixed.values())
+    # The original model is unchanged, and each model loads the state of the other.
+    assert torch.equal(model(draw_images()), predictions)
     for key, tensor in fixed_model.state_dict().items():
-        assert torch.equal(tensor, before[key]) == (key not in done.parameters), key
+        assert torch.equal(tensor, before[key]) == (key not in report.parameters), key
     model.load_state_dict(fixed_model.state_dict())
     fixed_model.load_state_dict(before)
 
 
-def test_fixed_network_is_invariant_to_rounding_in_float32():
+def test_fixed_network_is_shift_invariant_in_float32():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
+    fixed_model, _ = fix(model, locate_layer_errors(model))
     fixed_model.float()
-    pictures = images().float()
+    pictures = draw_images().float()
     with torch.no_grad():
         torch.testing.assert_close(
             fixed_model(pictures.roll((5, 3), (2, 3))), fixed_model(pictures), rtol=1e-5, atol=1e-5
@@ -138,11 +142,11 @@ def test_fixed_network_is_invariant_to_rounding_in_float32():
 
 def test_separate_offsets_of_branches_break_invariance():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
-    for part in fixed_model.modules():
-        if hasattr(part, "offsets"):
-            vars(part)["offsets"] = SharedOffsets()
-    assert change(fixed_model) > 1e-3
+    fixed_model, _ = fix(model, locate_layer_errors(model))
+    for module in fixed_model.modules():
+        if hasattr(module, "offsets"):
+            vars(module)["offsets"] = SharedOffsets()
+    assert largest_change(fixed_model) > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -153,10 +157,10 @@ def test_blur_reduces_the_change_of_random_networks(seed):
         nn.MaxPool2d(2),
         nn.ReLU(),
     )
-    model = network(*layers, seed=seed)
-    fixed_model, done = fix(model, locate(model), ["blur"])
-    assert done.fixed == {"blur": ("0", "2")}
-    assert change(fixed_model) < 0.7 * change(model)
+    model = make_network(*layers, seed=seed)
+    fixed_model, report = fix(model, locate_layer_errors(model), ["blur"])
+    assert report.fixed == {"blur": ("0", "2")}
+    assert largest_change(fixed_model) < 0.7 * largest_change(model)
 
 
 @pytest.mark.parametrize(
@@ -172,17 +176,17 @@ def test_blur_reduces_the_change_of_random_networks(seed):
     ids=str,
 )
 def test_sampled_layer_without_fixes_equals_the_original(layer):
-    maps = images(channels=4)
+    maps = draw_images(channels=4)
     expected = layer.double()(maps)
     layer.__class__ = SAMPLED_CLASSES[type(layer)]
     layer.separate_padding_and_stride(set(), SharedOffsets())
     torch.testing.assert_close(layer(maps), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_positions_become_their_mean_except_that_of_the_class_token():
-    model = patches()
-    fixed_model, done = fix(model, locate(model), ["positions"])
-    assert done.parameters == ("pos_embed",)
+def test_positions_fix_averages_positions_except_the_class_token():
+    model = make_patch_model()
+    fixed_model, report = fix(model, locate_layer_errors(model), ["positions"])
+    assert report.parameters == ("pos_embed",)
     found, before = fixed_model.get_parameter("pos_embed"), model.pos_embed
     assert torch.equal(found[:, :1], before[:, :1])
     torch.testing.assert_close(found[:, 1:], before[:, 1:].mean(1, keepdim=True).expand(-1, 8, -1))
@@ -190,41 +194,42 @@ def test_positions_become_their_mean_except_that_of_the_class_token():
 
 def test_shared_layer_stays_shared_and_keeps_its_hooks():
     shared, calls = nn.MaxPool2d(2), []
-    model = network(shared, nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), shared)
+    model = make_network(shared, nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), shared)
     shared.register_forward_hook(lambda *_: calls.append(1))
-    fixed_model, done = fix(model, locate(model))
-    assert done.fixed["polyphase"] == ("0",)
+    fixed_model, report = fix(model, locate_layer_errors(model))
+    assert report.fixed["polyphase"] == ("0",)
     assert fixed_model.get_submodule("0") is fixed_model.get_submodule("3")
-    assert change(fixed_model) < 1e-12
+    assert largest_change(fixed_model) < 1e-12
     calls.clear()
-    fixed_model(images())
+    fixed_model(draw_images())
     assert len(calls) == 2
 
 
-def test_two_calls_choose_separate_offsets():
-    tower = NETWORKS["convolution and pools"]()
-    fixed_model, _ = fix(tower, locate(tower))
-    first, second = images(), images().roll((3, 1), (2, 3))
+def test_two_forward_passes_choose_separate_offsets():
+    tower = NETWORKS["convolution and pooling"]()
+    fixed_model, _ = fix(tower, locate_layer_errors(tower))
+    first, second = draw_images(), draw_images().roll((3, 1), (2, 3))
     together = [fixed_model(first), fixed_model(second)]
     torch.testing.assert_close(together[0], together[1], rtol=1e-12, atol=1e-12)
 
 
 def test_copy_of_a_fixed_model_shares_no_offsets():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
-    answers = fixed_model(images())
-    fixed_model(images().flip(2))
+    fixed_model, _ = fix(model, locate_layer_errors(model))
+    predictions = fixed_model(draw_images())
+    fixed_model(draw_images().flip(2))
     torch.testing.assert_close(
-        copy.deepcopy(fixed_model)(images()), answers, rtol=1e-12, atol=1e-12
+        copy.deepcopy(fixed_model)(draw_images()), predictions, rtol=1e-12, atol=1e-12
     )
 
 
 def test_gradients_reach_every_parameter():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
-    fixed_model(images()).square().sum().backward()
+    fixed_model, _ = fix(model, locate_layer_errors(model))
+    fixed_model(draw_images()).square().sum().backward()
     assert all(
-        one.grad is not None and one.grad.abs().sum() > 0 for one in fixed_model.parameters()
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in fixed_model.parameters()
     )
 
 
@@ -243,10 +248,10 @@ class Checkpointed(Bottleneck):
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("order", ["together", "first call first", "last call first"])
 def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order):
-    model = network(nn.Conv2d(2, 4, 3, padding=1), Checkpointed(4, 2), Checkpointed(4, 1))
-    fixed_model, _ = fix(model, locate(model))
+    model = make_network(nn.Conv2d(2, 4, 3, padding=1), Checkpointed(4, 2), Checkpointed(4, 1))
+    fixed_model, _ = fix(model, locate_layer_errors(model))
     fixed_model.train()
-    batches = [images(), images().roll((1, 3), (2, 3)), images().flip(2)]
+    batches = [draw_images(), draw_images().roll((1, 3), (2, 3)), draw_images().flip(2)]
 
     def gradients(use_reentrant):
         Checkpointed.use_reentrant = use_reentrant
@@ -266,126 +271,128 @@ def test_recomputation_uses_the_offsets_of_its_forward_pass(use_reentrant, order
         expected, recomputed = gradients(None), gradients(use_reentrant)
     finally:
         Checkpointed.use_reentrant = None
-    for one, other in zip(expected, recomputed, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+    for gradient, other in zip(expected, recomputed, strict=True):
+        torch.testing.assert_close(other, gradient, rtol=1e-10, atol=1e-10)
 
 
 @annotations_unchecked()
 def test_layers_share_an_offset_across_a_graph_break():
-    model = network(Bottleneck(2, 2))
-    fixed_model, _ = fix(model, locate(model))
-    expected = fixed_model(images())
+    model = make_network(Bottleneck(2, 2))
+    fixed_model, _ = fix(model, locate_layer_errors(model))
+    expected = fixed_model(draw_images())
     block: Any = fixed_model.get_submodule("0")
     block.shortcut = torch.compiler.disable(block.shortcut)
     torch.testing.assert_close(
-        torch.compile(fixed_model, backend="eager")(images()), expected, rtol=1e-12, atol=1e-12
+        torch.compile(fixed_model, backend="eager")(draw_images()), expected, rtol=1e-12, atol=1e-12
     )
 
 
 def test_interrupted_pass_leaves_no_offset():
     block = Bottleneck(2, 2)
-    model = network(block)
-    fixed_model, _ = fix(model, locate(model))
+    model = make_network(block)
+    fixed_model, _ = fix(model, locate_layer_errors(model))
     shortcut = fixed_model.get_submodule("0.shortcut")
-    expected = fixed_model(images())
+    expected = fixed_model(draw_images())
 
     def stop(*_):
         raise RuntimeError
 
     handle = shortcut.register_forward_pre_hook(stop)
     with pytest.raises(RuntimeError):
-        fixed_model(images().flip(3))
+        fixed_model(draw_images().flip(3))
     handle.remove()
-    assert torch.equal(fixed_model(images()), expected)
+    assert torch.equal(fixed_model(draw_images()), expected)
 
 
 def test_threads_share_no_offsets():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
-    batches = [images().roll((shift, shift % 5), (2, 3)) * (1 + shift) for shift in range(8)]
+    fixed_model, _ = fix(model, locate_layer_errors(model))
+    batches = [draw_images().roll((shift, shift % 5), (2, 3)) * (1 + shift) for shift in range(8)]
     with torch.no_grad():
         expected = [fixed_model(batch) for batch in batches]
-        # Every thread stops between the layer that chooses the offset and the layer that uses it.
+        # Every thread waits between the layer that chooses the offset and the layer that uses it.
         barrier = threading.Barrier(4, timeout=30)
         fixed_model.get_submodule("1.shortcut").register_forward_pre_hook(
             lambda *_: (barrier.wait(), None)[1]
         )
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(torch.no_grad()(fixed_model), batches))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    for output, expected_output in zip(found, expected, strict=True):
+        torch.testing.assert_close(output, expected_output, rtol=1e-12, atol=1e-12)
 
 
 @annotations_unchecked()
 def test_fixed_model_is_exported_with_a_dynamic_batch_size():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model), ["circular", "blur", "polyphase"])
+    fixed_model, _ = fix(model, locate_layer_errors(model), ["circular", "blur", "polyphase"])
     dynamic = ({0: torch.export.Dim("batch")},)
-    program = torch.export.export(fixed_model, (images(),), dynamic_shapes=dynamic).module()
+    program = torch.export.export(fixed_model, (draw_images(),), dynamic_shapes=dynamic).module()
     for number in (1, 2, 5):
         torch.testing.assert_close(
-            program(images(number)), fixed_model(images(number)), rtol=1e-12, atol=1e-12
+            program(draw_images(number)), fixed_model(draw_images(number)), rtol=1e-12, atol=1e-12
         )
-    # Nothing of the recorded tensors is left behind.
-    torch.testing.assert_close(fixed_model(images(5)), program(images(5)), rtol=1e-12, atol=1e-12)
+    # The export leaves no traced tensors in the model.
+    torch.testing.assert_close(
+        fixed_model(draw_images(5)), program(draw_images(5)), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_per_sample_gradients_of_a_fixed_model():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
+    fixed_model, _ = fix(model, locate_layer_errors(model))
     parameters = dict(fixed_model.named_parameters())
 
     def loss(parameters, picture):
         return torch.func.functional_call(fixed_model, parameters, (picture[None],)).square().sum()
 
-    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, images())
-    for place, picture in enumerate(images()):
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, draw_images())
+    for index, picture in enumerate(draw_images()):
         expected = torch.autograd.grad(loss(parameters, picture), list(parameters.values()))
-        for one, other in zip(found.values(), expected, strict=True):
-            torch.testing.assert_close(one[place], other, rtol=1e-10, atol=1e-10)
+        for gradients, gradient in zip(found.values(), expected, strict=True):
+            torch.testing.assert_close(gradients[index], gradient, rtol=1e-10, atol=1e-10)
 
 
 def test_model_without_applicable_fix_is_unchanged():
-    model = network(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.ReLU())
-    fixed_model, done = fix(model, locate(model))
-    assert (done.fixed, done.left, str(done)) == (
+    model = make_network(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.ReLU())
+    fixed_model, report = fix(model, locate_layer_errors(model))
+    assert (report.fixed, report.left, str(report)) == (
         {},
         {},
         "nothing to fix: no fix applies to a layer that breaks equivariance",
     )
-    assert torch.equal(fixed_model(images()), model(images()))
-    _, done = fix(model, locate(model), ["blur", "positions"])
-    assert str(done) == "blur: no applicable layer\npositions: no applicable layer"
+    assert torch.equal(fixed_model(draw_images()), model(draw_images()))
+    _, report = fix(model, locate_layer_errors(model), ["blur", "positions"])
+    assert str(report) == "blur: no applicable layer\npositions: no applicable layer"
 
 
 def test_fixed_model_is_not_fixed_again():
     model = NETWORKS["added branches"]()
-    fixed_model, _ = fix(model, locate(model))
-    assert fix(fixed_model, locate(fixed_model))[1].fixed == {}
+    fixed_model, _ = fix(model, locate_layer_errors(model))
+    assert fix(fixed_model, locate_layer_errors(fixed_model))[1].fixed == {}
 
 
 def test_layers_that_cannot_be_fixed_are_listed_with_the_reason():
-    class Own(nn.Conv2d):
+    class CustomConvolution(nn.Conv2d):
         pass
 
-    model = network(nn.Conv2d(2, 4, 3, 2), Own(4, 4, 3, 2, padding=1), nn.ReLU())
-    fixed_model, done = fix(model, locate(model), ["circular", "polyphase"])
+    model = make_network(nn.Conv2d(2, 4, 3, 2), CustomConvolution(4, 4, 3, 2, padding=1), nn.ReLU())
+    fixed_model, report = fix(model, locate_layer_errors(model), ["circular", "polyphase"])
     reason = "its output size (7, 3) times its stride (2, 2) is not its input size (16, 8)"
-    assert done.left["polyphase"]["0"] == reason
-    assert "it is a Own" in done.left["circular"]["1"]
-    assert f"polyphase: not 0: {reason}" in str(done)
-    assert torch.equal(fixed_model(images()), model(images()))
+    assert report.left["polyphase"]["0"] == reason
+    assert "it is a CustomConvolution" in report.left["circular"]["1"]
+    assert f"polyphase: not 0: {reason}" in str(report)
+    assert torch.equal(fixed_model(draw_images()), model(draw_images()))
 
 
 def test_every_fix_is_applied():
-    model = NETWORKS["convolution and pools"](), patches()
-    done = [fix(one, locate(one), list(FIXES))[1] for one in model]
-    assert all(done[0].fixed[name] or done[1].fixed[name] for name in FIXES)
+    models = NETWORKS["convolution and pooling"](), make_patch_model()
+    reports = [fix(model, locate_layer_errors(model), list(FIXES))[1] for model in models]
+    assert all(reports[0].fixed[name] or reports[1].fixed[name] for name in FIXES)
 
 
 def test_bad_input_is_an_error():
-    model = network(nn.Conv2d(2, 4, 3, 2, padding=1))
-    found = locate(model)
+    model = make_network(nn.Conv2d(2, 4, 3, 2, padding=1))
+    found = locate_layer_errors(model)
     with pytest.raises(
         ValueError, match=r"fixes must be .*got 'polyphas'.*Did you mean 'polyphase'"
     ):

@@ -1,4 +1,4 @@
-"""Convolutions as attention and back."""
+"""Conversion of convolutions to attention and back."""
 
 import math
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from teka.nn import Attention, LearnedRelativeKernel
 from teka.nn.relative import RelativeModule, inverse_softplus
 from tests.convert.convolutions import SHAPES, draw_convolution, draw_images, largest_difference
 
-# Of the largest output. Measured: up to 3.6e-7 and 7e-16.
+# Relative to the largest output. The measured errors are up to 3.6e-7 and 7e-16.
 ROUNDING = {torch.float32: 2e-6, torch.float64: 5e-15}
 
 
 @torch.no_grad()
-def apply(layer: BorderedAttention, images: Tensor, **options: Any) -> Tensor:
+def apply_to_images(layer: BorderedAttention, images: Tensor, **options: Any) -> Tensor:
     grid = Grid(tuple(images.shape[2:]), periodic=layer.border is None, **options)
     return layer.output_grid(grid).unflatten(layer(grid.flatten(images), grid))
 
@@ -45,13 +45,13 @@ def test_outputs_differ_from_the_convolution_by_at_most_the_bound(
         draw_images(num_axes, dtype=dtype),
     )
     with torch.no_grad():
-        truth = convolution(images)
+        expected = convolution(images)
     hard = attention_from_convolution(convolution)
     assert isinstance(hard.attention, Attention)
     assert hard.attention.heads == kernel_size**num_axes
-    difference = largest_difference(apply(hard, images), truth)
+    difference = largest_difference(apply_to_images(hard, images), expected)
     largest = float(images.abs().max())
-    assert difference <= ROUNDING[dtype] * float(truth.abs().max())
+    assert difference <= ROUNDING[dtype] * float(expected.abs().max())
     assert difference <= conversion_error_bound(
         convolution, precision=math.inf, largest_input=largest
     )
@@ -59,7 +59,11 @@ def test_outputs_differ_from_the_convolution_by_at_most_the_bound(
         convolution, precision=precision_for_tolerance(0.01, num_axes)
     )
     gain = float(convolution.weight.detach().abs().flatten(1).sum(1).max())
-    assert 1e-5 < largest_difference(apply(soft, images), truth) / (gain * largest) <= 0.01
+    assert (
+        1e-5
+        < largest_difference(apply_to_images(soft, images), expected) / (gain * largest)
+        <= 0.01
+    )
 
 
 @pytest.mark.parametrize("backend", ["dense", "toeplitz", "fft"])
@@ -71,11 +75,11 @@ def test_hard_heads_are_exact_for_integers(dtype: torch.dtype, backend: str):
     images = (20 * draw_images(2, dtype=dtype)).round()
     layer = attention_from_convolution(convolution)
     layer.attention.backend = backend
-    found = apply(layer, images)
+    found = apply_to_images(layer, images)
     with torch.no_grad():
-        truth = convolution(images)
-    assert torch.equal(found.round() if backend == "fft" else found, truth)
-    assert largest_difference(found, truth) < 1e-3
+        expected = convolution(images)
+    assert torch.equal(found.round() if backend == "fft" else found, expected)
+    assert largest_difference(found, expected) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -91,15 +95,17 @@ def test_hard_heads_are_exact_for_integers(dtype: torch.dtype, backend: str):
     ],
     ids=str,
 )
-def test_any_odd_kernel_size_dilation_and_channels_are_converted(
+def test_odd_kernel_sizes_dilations_and_channels_are_converted(
     num_axes: int, options: dict[str, Any]
 ):
     convolution = draw_convolution(num_axes, **options)
     images = draw_images(num_axes, convolution.in_channels)
     with torch.no_grad():
-        truth = convolution(images)
-    found = apply(attention_from_convolution(convolution), images)
-    assert largest_difference(found, truth) <= ROUNDING[torch.float64] * float(truth.abs().max())
+        expected = convolution(images)
+    found = apply_to_images(attention_from_convolution(convolution), images)
+    assert largest_difference(found, expected) <= ROUNDING[torch.float64] * float(
+        expected.abs().max()
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,37 +122,41 @@ def test_any_odd_kernel_size_dilation_and_channels_are_converted(
     ],
     ids=str,
 )
-def test_strides_circular_padding_and_groups_survive_a_round_trip(
+def test_stride_circular_padding_and_groups_are_converted_back(
     num_axes: int, options: dict[str, Any]
 ):
-    numbers = each_axis(num_axes)
-    sides = zip(numbers(options, "kernel_size"), numbers(options, "dilation"), strict=True)
+    values_by_name = values_along_axes(num_axes)
+    sides = zip(
+        values_by_name(options, "kernel_size"), values_by_name(options, "dilation"), strict=True
+    )
     padding = [side // 2 * step for side, step in sides]
     convolution = draw_convolution(num_axes, **{**options, "padding": padding})
     images = draw_images(num_axes, convolution.in_channels)
     with torch.no_grad():
-        truth = convolution(images)
+        expected = convolution(images)
     layer = attention_from_convolution(convolution)
-    found = apply(layer, images)
-    assert found.shape == truth.shape
-    assert largest_difference(found, truth) <= ROUNDING[torch.float64] * float(truth.abs().max())
+    found = apply_to_images(layer, images)
+    assert found.shape == expected.shape
+    assert largest_difference(found, expected) <= ROUNDING[torch.float64] * float(
+        expected.abs().max()
+    )
     back = convolution_from_attention(layer, Grid(SHAPES[num_axes], periodic=layer.border is None))
     assert (back.stride, back.padding_mode) == (convolution.stride, convolution.padding_mode)
     with torch.no_grad():
-        assert largest_difference(back(images), truth) <= 1e-13
+        assert largest_difference(back(images), expected) <= 1e-13
 
 
-def each_axis(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]:
-    """Return the value of an option along each axis, 1 by default."""
+def values_along_axes(num_axes: int) -> Callable[[dict[str, Any], str], tuple[int, ...]]:
+    """Return a function that returns the values of an option along the axes, 1 by default."""
 
-    def numbers(options: dict[str, Any], name: str) -> tuple[int, ...]:
-        given = options.get(name, 1)
-        return given if isinstance(given, tuple) else (given,) * num_axes
+    def values_by_name(options: dict[str, Any], name: str) -> tuple[int, ...]:
+        value = options.get(name, 1)
+        return value if isinstance(value, tuple) else (value,) * num_axes
 
-    return numbers
+    return values_by_name
 
 
-def test_a_periodic_side_that_the_stride_does_not_divide_is_an_error():
+def test_periodic_side_not_divisible_by_the_stride_is_an_error():
     convolution = draw_convolution(1, 3, stride=2, padding=1, padding_mode="circular")
     layer, grid = attention_from_convolution(convolution), Grid(11, periodic=True)
     with pytest.raises(ValueError, match=r"grid.shape must be multiples of the stride \(2,\)"):
@@ -158,8 +168,8 @@ def test_a_periodic_side_that_the_stride_does_not_divide_is_an_error():
 def test_outputs_do_not_depend_on_spacing_and_origin():
     convolution, images = draw_convolution(2, 3), draw_images(2)
     layer = attention_from_convolution(convolution, precision=3.0)
-    moved = apply(layer, images, spacing=(0.7, 3.1), origin=(1e6, -4.0))
-    assert torch.equal(moved, apply(layer, images))
+    moved = apply_to_images(layer, images, spacing=(0.7, 3.1), origin=(1e6, -4.0))
+    assert torch.equal(moved, apply_to_images(layer, images))
     bound = conversion_error_bound(
         convolution, precision=3.0, largest_input=float(images.abs().max())
     )
@@ -167,14 +177,14 @@ def test_outputs_do_not_depend_on_spacing_and_origin():
         assert largest_difference(moved, convolution(images)) <= bound
 
 
-def test_heads_of_size_d_compute_convolutions_with_d_nonzero_outputs():
+def test_heads_of_size_d_convert_convolutions_with_d_nonzero_outputs():
     # The paper's min(D_h, D_out): heads of size 4 compute 4 of 8 output channels, but not 5.
     convolution, images = draw_convolution(2, 3, (6, 8)), draw_images(2, 6)
     with torch.no_grad():
         convolution.weight[4:] = 0
     layer = attention_from_convolution(convolution, dim_head=4)
     with torch.no_grad():
-        assert largest_difference(apply(layer, images), convolution(images)) <= 1e-14
+        assert largest_difference(apply_to_images(layer, images), convolution(images)) <= 1e-14
         convolution.weight[4:5] = 1
     with pytest.raises(
         ValueError, match=r"dim_head must be at least 5, the rank.*got 4.*low_rank_convolution"
@@ -182,7 +192,7 @@ def test_heads_of_size_d_compute_convolutions_with_d_nonzero_outputs():
         attention_from_convolution(convolution, dim_head=4)
 
 
-def test_converted_layer_has_trainable_parameters_of_its_own():
+def test_converted_layer_has_its_own_trainable_parameters():
     convolution, other, images = draw_convolution(2, 3), draw_convolution(2, 3), draw_images(2)
     nn.init.normal_(other.weight, std=0.2)
     grid = Grid(SHAPES[2])
@@ -210,9 +220,9 @@ def test_centers_of_hard_heads_have_no_gradient():
     layer, grid = attention_from_convolution(draw_convolution(2, 3)), Grid(SHAPES[2])
     layer(grid.flatten(draw_images(2)), grid).square().sum().backward()
     gradients = {
-        name: float(one.grad.abs().max())
-        for name, one in layer.named_parameters()
-        if one.grad is not None
+        name: float(parameter.grad.abs().max())
+        for name, parameter in layer.named_parameters()
+        if parameter.grad is not None
     }
     assert gradients.pop("attention.relative.center") == 0
     assert gradients.pop("attention.relative.raw_precision") == 0
@@ -222,15 +232,15 @@ def test_centers_of_hard_heads_have_no_gradient():
     assert all(gradients.values())
 
 
-def test_dtype_and_training_mode_are_those_of_the_convolution():
+def test_converted_layer_keeps_dtype_and_training_mode():
     convolution = draw_convolution(1, 3, dtype=torch.bfloat16)
     layer = attention_from_convolution(convolution)
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.bfloat16}
     assert not any(part.training for part in layer.modules())
     images = draw_images(1, dtype=torch.bfloat16)
-    assert apply(layer, images).dtype == torch.bfloat16
+    assert apply_to_images(layer, images).dtype == torch.bfloat16
     with torch.no_grad():
-        assert largest_difference(apply(layer, images), convolution(images)) <= 0.05
+        assert largest_difference(apply_to_images(layer, images), convolution(images)) <= 0.05
 
 
 @pytest.mark.parametrize(
@@ -340,7 +350,7 @@ def build_by_position(relative: str | RelativeModule, heads: int = 2, **options:
     return Attention(6, heads, **options)
 
 
-def quadratic(centers: list[list[float]], precision: float) -> LearnedRelativeKernel:
+def make_quadratic(centers: list[list[float]], precision: float) -> LearnedRelativeKernel:
     module = LearnedRelativeKernel("quadratic", num_axes=len(centers[0]), heads=len(centers))
     with torch.no_grad():
         module.center.copy_(torch.tensor(centers))
@@ -348,10 +358,10 @@ def quadratic(centers: list[list[float]], precision: float) -> LearnedRelativeKe
     return module
 
 
-def test_queries_give_the_offset_at_least_the_stated_share():
-    relative, grid = quadratic([[1.2, -2.1], [0.0, 0.4]], 3.0), Grid((7, 9))
+def test_share_of_head_offsets_is_the_smallest_share_of_a_query():
+    relative, grid = make_quadratic([[1.2, -2.1], [0.0, 0.4]], 3.0), Grid((7, 9))
     found = head_offsets(build_by_position(relative), grid)
-    assert [one.offset for one in found] == [(1, -2), (0, 0)]
+    assert [head.offset for head in found] == [(1, -2), (0, 0)]
     log_weights = relative().log_weight_at(-(grid.positions()[None] - grid.positions()[:, None]))
     weights = (
         torch.softmax(log_weights, dim=-1)
@@ -360,8 +370,8 @@ def test_queries_give_the_offset_at_least_the_stated_share():
         .unflatten(3, grid.shape)
     )
     inner = weights[0, 2, 5, 3, 3], weights[1, 3, 4, 3, 4]
-    for one, weight in zip(found, inner, strict=True):
-        assert one.share == pytest.approx(float(weight), abs=1e-6)
+    for head, weight in zip(found, inner, strict=True):
+        assert head.share == pytest.approx(float(weight), abs=1e-6)
     assert float(weights[0, 0, 2, 1, 0]) >= found[0].share
 
 
@@ -374,8 +384,8 @@ def test_hard_heads_have_the_offsets_of_the_window():
     assert all(head.share == 1.0 for head in heads)
 
 
-def test_offsets_are_counted_in_cells_of_the_grid():
-    layer = build_by_position(quadratic([[0.5, -4.0], [0.0, 2.0]], 90.0))
+def test_head_offsets_are_in_cells_of_the_grid():
+    layer = build_by_position(make_quadratic([[0.5, -4.0], [0.0, 2.0]], 90.0))
     heads = head_offsets(layer, Grid((5, 6), (0.5, 2.0)))
     assert [head.offset for head in heads] == [(1, -2), (0, 1)]
 
@@ -384,14 +394,16 @@ def test_head_offsets_of_other_relative_kernels():
     table = LearnedRelativeKernel("table", num_axes=2, heads=2, max_offset=3)
     with torch.no_grad():
         table.tables.zero_()
-        # Entry 3 + Δ with Δ = query less key: a key 2 cells below the query and 1 to its left.
+        # Entry 3 + Δ with Δ = query − key: a key 2 cells below the query and 1 to its left.
         table.tables[0, 0, 3 - 2] = table.tables[0, 1, 3 + 1] = 50
     first, second = head_offsets(build_by_position(table), Grid((5, 6)))
     assert first.offset == (2, -1)
     assert first.share == pytest.approx(1.0)
     assert second.share < 0.02
     for name in ("generalized_quadratic", "rotation", "fourier"):
-        assert all(0 < one.share < 1 for one in head_offsets(build_by_position(name), Grid((5, 6))))
+        assert all(
+            0 < head.share < 1 for head in head_offsets(build_by_position(name), Grid((5, 6)))
+        )
 
 
 @pytest.mark.parametrize(
@@ -441,7 +453,7 @@ def test_a_layer_without_an_offset_for_each_head_is_an_error(
     ],
     ids=str,
 )
-def test_a_convolution_survives_a_round_trip(
+def test_convolution_is_converted_to_attention_and_back(
     num_axes: int, options: dict[str, Any], dtype: torch.dtype
 ):
     convolution = draw_convolution(num_axes, dtype=dtype, **options)
@@ -460,7 +472,7 @@ def test_a_convolution_survives_a_round_trip(
     assert (back.training, back.weight.dtype) == (False, dtype)
 
 
-def test_a_low_rank_convolution_survives_a_round_trip():
+def test_low_rank_convolution_is_converted_to_attention_and_back():
     convolution = draw_convolution(2, 3, (6, 8))
     with torch.no_grad():
         convolution.weight[2:] = 0
@@ -473,12 +485,12 @@ def test_a_low_rank_convolution_survives_a_round_trip():
 @torch.no_grad()
 @pytest.mark.parametrize("values", ["projected", "tokens"])
 def test_heads_with_equal_offsets_are_added(values: str):
-    # Heads 0 and 2 look at the same place, no centre lies on a cell, and all values have a bias.
+    # Heads 0 and 2 have the same offset, no center is on a cell, and all values have a bias.
     torch.manual_seed(0)
     centers = [[0.2, 2.1], [-1.9, 0.0], [0.1, 1.9], [2.0, -2.2]]
     layer = (
         build_by_position(
-            quadratic(centers, 30.0), heads=4, dim_head=5, context_dim=3, values=values
+            make_quadratic(centers, 30.0), heads=4, dim_head=5, context_dim=3, values=values
         )
         .double()
         .eval()
@@ -487,14 +499,14 @@ def test_heads_with_equal_offsets_are_added(values: str):
     convolution = convolution_from_attention(layer, grid)
     assert (convolution.kernel_size, convolution.dilation) == ((5, 5), (1, 1))
     found = grid.unflatten(BorderedAttention(layer, (1, 1), (2, 2))(grid.flatten(images), grid))
-    share = min(one.share for one in head_offsets(layer, grid))
+    share = min(head.share for head in head_offsets(layer, grid))
     by_head = layer.get_parameter("output.weight").unflatten(1, (4, -1)).transpose(0, 1)
     if values == "projected":
         by_head = by_head @ layer.get_parameter("value.weight").unflatten(0, (4, 5))
     bound = 2 * (1 - share) * float(by_head.abs().sum((0, 2)).max() * images.abs().max()) + 1e-13
     assert 0 < 1 - share < 1e-5
     assert largest_difference(found, convolution(images)) <= bound
-    # Plain attention is the same where it sees every place: two cells from the edges.
+    # Attention without a border gives equal outputs at two or more cells from the edges.
     plain = grid.unflatten(
         layer(torch.zeros(2, 35, 6).double(), grid, context=grid.flatten(images), context_grid=grid)
     )
@@ -513,8 +525,8 @@ def test_soft_heads_are_converted_with_a_smaller_least_share():
     assert torch.equal(back.weight, convolution.weight)
 
 
-def test_a_head_on_its_own_cell_becomes_a_window_of_one_cell():
-    layer = build_by_position(quadratic([[0.0, 0.0]], 30.0), heads=1)
+def test_head_without_offset_becomes_a_window_of_one_cell():
+    layer = build_by_position(make_quadratic([[0.0, 0.0]], 30.0), heads=1)
     back = convolution_from_attention(layer, Grid((5, 6)))
     assert (back.kernel_size, back.dilation, back.padding) == ((1, 1), (1, 1), (0, 0))
 
@@ -530,12 +542,12 @@ def test_a_round_trip_on_a_grid_of_another_spacing():
     ("layer", "options", "message"),
     [
         (
-            build_by_position(quadratic([[0.0, 1.0], [0.5, 0.0]], 90.0)),
+            build_by_position(make_quadratic([[0.0, 1.0], [0.5, 0.0]], 90.0)),
             {},
             r"weight of head 1 must be at least 0.99, got 0.5.*It is at the offset \((0|1), 0\)",
         ),
         (
-            build_by_position(quadratic([[0.0, 1.0], [0.0, 40.0]], 90.0)),
+            build_by_position(make_quadratic([[0.0, 1.0], [0.0, 40.0]], 90.0)),
             {},
             r"the offset of head 1 must be an offset between two cells .* \(5, 6\), got \(0, 6\)",
         ),
@@ -572,7 +584,7 @@ def test_a_round_trip_on_a_grid_of_another_spacing():
         ),
     ],
 )
-def test_attention_that_is_no_convolution_is_an_error(
+def test_attention_that_is_not_a_convolution_is_an_error(
     layer: Attention, options: dict[str, Any], message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):

@@ -56,14 +56,14 @@ class Doubled(nn.Conv2d):
             r"padding must be 'same', or \(4, 4\).*got \(2, 2\)",
         ),
     ],
-    ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
 def test_unsupported_modules_are_an_error(module: nn.Module, message: str):
     with pytest.raises(ValueError, match=message):
         check_convolution(module)
 
 
-def test_the_rank_of_a_grouped_convolution_is_an_error():
+def test_rank_of_a_grouped_convolution_is_an_error():
     with pytest.raises(ValueError, match=r"groups must be 1.*got 2"):
         low_rank_convolution(nn.Conv2d(4, 4, 3, padding=1, groups=2), 1)
 
@@ -79,7 +79,7 @@ def test_offset_matrices_are_in_row_major_order():
     assert torch.equal(matrices[1 * 5 + 4], convolution.weight[:, :, 1, 4])
 
 
-def test_the_factors_multiply_to_the_matrices():
+def test_product_of_the_factors_is_the_matrices():
     matrices = matrices_by_offset(draw_convolution(2, 3, (6, 3)))
     for products in (matrices, matrices.mT):
         values, outputs = factor_matrices(products, 3)
@@ -117,7 +117,7 @@ def test_nearest_convolution_fits_heads_of_its_rank_and_has_the_predicted_error(
     assert float((found - truth).norm() / truth.norm()) == pytest.approx(error, rel=0.05, abs=1e-6)
 
 
-def test_gradient_descent_finds_no_nearer_rank_one_convolution():
+def test_gradient_descent_finds_no_closer_rank_one_convolution():
     convolution = draw_convolution(1, 3, (4, 5))
     _, error = low_rank_convolution(convolution, 1)
     matrices = matrices_by_offset(convolution)
@@ -174,14 +174,14 @@ def test_hard_heads_have_no_off_center_weight():
 
 
 @given(tolerance=st.floats(1e-100, 1.0), num_axes=st.integers(1, 3))
-def test_precision_for_tolerance_is_the_smallest_that_suffices(tolerance: float, num_axes: int):
+def test_precision_for_tolerance_is_the_smallest_sufficient_one(tolerance: float, num_axes: int):
     precision = precision_for_tolerance(tolerance, num_axes)
     assert 2 * off_center_weight(precision, num_axes) == pytest.approx(tolerance, rel=1e-12)
     assert 2 * off_center_weight(0.999 * precision, num_axes) > tolerance
 
 
 def test_inputs_of_opposite_signs_approach_the_error_bound():
-    # One head, whose own cell is 1 and all other cells −1, so that stray weight counts twice.
+    # The input is 1 at the offset of the head and −1 elsewhere, so stray weight counts twice.
     convolution = draw_convolution(1, 1, (1, 1), bias=False)
     grid, precision = Grid(41), 8.0
     tokens = -torch.ones(1, 41, 1, dtype=torch.float64)
@@ -202,7 +202,7 @@ def test_rounding_term_of_the_bound_depends_on_the_dtype():
 
 
 @pytest.mark.parametrize("largest_input", [-1.0, math.inf, math.nan])
-def test_a_wrong_largest_input_is_an_error(largest_input: float):
+def test_invalid_largest_input_is_an_error(largest_input: float):
     with pytest.raises(ValueError, match="largest_input must be"):
         conversion_error_bound(draw_convolution(1, 3), precision=1.0, largest_input=largest_input)
 
@@ -221,17 +221,17 @@ def test_a_precision_that_is_not_positive_is_an_error(unchecked_annotations: Non
 
 
 @pytest.mark.parametrize("num_axes", [0, 1.5, (1.0,)])
-def test_a_wrong_number_of_axes_is_an_error(num_axes, unchecked_annotations: None):
+def test_invalid_number_of_axes_is_an_error(num_axes, unchecked_annotations: None):
     for function, number in ((precision_for_tolerance, 0.1), (off_center_weight, 1.0)):
         with pytest.raises(ValueError, match="num_axes must be"):
             function(number, num_axes)
 
 
 @pytest.mark.parametrize("number", ["a", math.nan, -1.0])
-def test_a_wrong_number_is_an_error(number, unchecked_annotations: None):
+def test_invalid_precision_or_largest_input_is_an_error(number, unchecked_annotations: None):
     for argument in ("precision", "largest_input"):
-        given = {"precision": 1.0, "largest_input": 1.0, argument: number}
+        arguments = {"precision": 1.0, "largest_input": 1.0, argument: number}
         with pytest.raises(ValueError, match=f"{argument} must be"):
-            conversion_error_bound(draw_convolution(2, 3), **given)
+            conversion_error_bound(draw_convolution(2, 3), **arguments)
     with pytest.raises(ValueError, match=r"tolerance must be a number from"):
         precision_for_tolerance(number, 1)

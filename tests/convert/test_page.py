@@ -1,4 +1,4 @@
-"""The code and the numbers of docs/attention_as_convolution.md."""
+"""Tests of the code and the numbers in docs/attention_as_convolution.md."""
 
 import math
 import re
@@ -42,7 +42,7 @@ RANK_ROWS = [
 ]
 
 
-def draw(
+def draw_convolution_and_images(
     kernel_size: int,
     side: int,
     channels: tuple[int, int] = (8, 8),
@@ -55,12 +55,14 @@ def draw(
 
 
 @torch.no_grad()
-def difference(layer: BorderedAttention, convolution: nn.Module, images: Tensor) -> Tensor:
+def layer_minus_convolution(
+    layer: BorderedAttention, convolution: nn.Module, images: Tensor
+) -> Tensor:
     grid = Grid(tuple(images.shape[2:]))
     return grid.unflatten(layer(grid.flatten(images), grid)) - convolution(images)
 
 
-def test_the_code_of_the_page_runs_and_prints_the_stated_values(capsys: pytest.CaptureFixture[str]):
+def test_code_of_the_page_prints_the_stated_values(capsys: pytest.CaptureFixture[str]):
     torch.manual_seed(0)
     names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
@@ -77,7 +79,7 @@ def test_the_code_of_the_page_runs_and_prints_the_stated_values(capsys: pytest.C
 @pytest.mark.parametrize("row", ROUNDING_ROWS, ids=lambda row: f"size {row[0]}")
 def test_rounding_bounds_of_hard_heads(row: tuple[int, str, str]):
     for dtype, stated in zip((torch.float32, torch.float64), row[1:], strict=True):
-        convolution, images = draw(row[0], 16, dtype=dtype)
+        convolution, images = draw_convolution_and_images(row[0], 16, dtype=dtype)
         weight = convolution.get_parameter("weight").detach()
         # The rounding error depends on the processor, but its bound does not.
         assert float(stated) == pytest.approx(
@@ -85,7 +87,9 @@ def test_rounding_bounds_of_hard_heads(row: tuple[int, str, str]):
         )
         scale = weight.abs().flatten(1).sum(1).max() * images.abs().max()
         error = (
-            difference(attention_from_convolution(convolution), convolution, images).abs().max()
+            layer_minus_convolution(attention_from_convolution(convolution), convolution, images)
+            .abs()
+            .max()
             / scale
         )
         assert float(error) <= float(stated)
@@ -93,7 +97,7 @@ def test_rounding_bounds_of_hard_heads(row: tuple[int, str, str]):
 
 @pytest.mark.parametrize("row", PRECISION_ROWS, ids=lambda row: f"precision {row[0]}")
 def test_bounds_and_differences_of_soft_heads(row: tuple[int, str, str]):
-    convolution, images = draw(3, 16)
+    convolution, images = draw_convolution_and_images(3, 16)
     alpha = float(row[0])
     assert 2 * off_center_weight(alpha, 2) == pytest.approx(float(row[1]), rel=0.05)
     layer = attention_from_convolution(convolution, precision=alpha)
@@ -101,20 +105,20 @@ def test_bounds_and_differences_of_soft_heads(row: tuple[int, str, str]):
         convolution.get_parameter("weight").detach().abs().flatten(1).sum(1).max()
         * images.abs().max()
     )
-    found = float(difference(layer, convolution, images).abs().max() / scale)
+    found = float(layer_minus_convolution(layer, convolution, images).abs().max() / scale)
     assert found == pytest.approx(float(row[2]), rel=0.05)
 
 
 @pytest.mark.parametrize("row", RANK_ROWS, ids=str)
 def test_errors_of_head_sizes(row: tuple[int, int, int, int, str, str]):
     num_in, num_out, kept, dim_head = row[:4]
-    convolution, images = draw(3, 64, (num_in, num_out), bias=False)
+    convolution, images = draw_convolution_and_images(3, 64, (num_in, num_out), bias=False)
     with torch.no_grad():
         convolution.get_parameter("weight")[kept:] = 0
         norm = convolution(images).norm()
     nearest, error = low_rank_convolution(convolution, dim_head)
     layer = attention_from_convolution(nearest, dim_head=dim_head)
-    found = float(difference(layer, convolution, images).norm() / norm)
+    found = float(layer_minus_convolution(layer, convolution, images).norm() / norm)
     assert error == pytest.approx(float(row[4]), abs=5e-4)
     assert (
         found < 1e-14
@@ -123,7 +127,7 @@ def test_errors_of_head_sizes(row: tuple[int, int, int, int, str, str]):
     )
 
 
-def test_the_page_states_the_measured_numbers():
+def test_page_states_the_measured_numbers():
     stated = [*ROUNDING_ROWS[1][1:], *RANK_ROWS[1][4:], *RANK_ROWS[2][4:]]
     assert [number for number in stated if number not in PAGE] == []
     rows = {tuple(re.findall(r"[^| ]+", line)) for line in PAGE.splitlines() if line[:1] == "|"}
@@ -131,7 +135,7 @@ def test_the_page_states_the_measured_numbers():
     assert len(rows & tested) == 3
 
 
-def test_rule_for_the_precision():
+def test_precision_rule_of_the_page():
     for num_axes in (1, 2, 3):
         alpha = math.log(4 * num_axes / 1e-6)
         assert 2 * off_center_weight(alpha, num_axes) == pytest.approx(1e-6, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Replacement of the attention in models of transformers, built from tiny random configs."""
+"""Replacement of attention in transformers models, which are built from tiny random configs."""
 
 import copy
 import pickle
@@ -88,20 +88,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(kind: str, **changes: object) -> nn.Module:
+def make_model(kind: str, **changes: object) -> nn.Module:
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     config = getattr(transformers, f"{kind}Config")(**{**CONFIGS[kind], **changes})
     model = getattr(transformers, f"{kind}Model")(config).double().eval()
-    for (
-        parameter
-    ) in model.parameters():  # larger scores, of which attention depends on positions more
+    # Larger weights, so that attention depends more on the positions.
+    for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data.mul_(4)
     return model
 
 
-def inputs(model: Any) -> dict[str, Tensor]:
+def make_inputs(model: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(5, 90, (2, 7), generator=generator)
     if model.main_input_name == "pixel_values":
@@ -111,28 +110,28 @@ def inputs(model: Any) -> dict[str, Tensor]:
                 2, *frames, 3, 32, 32, generator=generator, dtype=torch.float64
             )
         }
-    given = {"input_ids": words}
+    inputs = {"input_ids": words}
     if model.main_input_name == "input_features":
-        given = {"input_features": torch.randn(2, 8, 20, generator=generator, dtype=torch.float64)}
+        inputs = {"input_features": torch.randn(2, 8, 20, generator=generator, dtype=torch.float64)}
     return (
-        {**given, "decoder_input_ids": words[:, :5]} if model.config.is_encoder_decoder else given
+        {**inputs, "decoder_input_ids": words[:, :5]} if model.config.is_encoder_decoder else inputs
     )
 
 
 @torch.no_grad()
-def call(model: nn.Module, given: dict[str, Tensor] | None = None) -> Tensor:
-    torch.manual_seed(2)  # which patches ViTMAE sees
-    return model(**(given or inputs(model))).last_hidden_state
+def last_hidden_state(model: nn.Module, inputs: dict[str, Tensor] | None = None) -> Tensor:
+    torch.manual_seed(2)  # the patches that ViTMAE masks are random
+    return model(**(inputs or make_inputs(model))).last_hidden_state
 
 
 @pytest.mark.parametrize("kind", sorted(CONFIGS.keys() - {"Mistral", "Swin", "T5"}))
 def test_softmax_keeps_the_outputs_to_rounding(kind: str):
-    model = make(kind)
-    expected = call(model)
+    model = make_model(kind)
+    expected = last_hidden_state(model)
     report = replace_attention(model, kernel="softmax", relative=None)
     assert report.replaced
     assert set(report.left.values()) <= {reasons.OTHER_TOKENS}
-    torch.testing.assert_close(call(model), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(last_hidden_state(model), expected, rtol=1e-10, atol=1e-10)
 
 
 LEFT: list[tuple[str, dict, dict, str]] = [
@@ -149,17 +148,17 @@ LEFT: list[tuple[str, dict, dict, str]] = [
 
 @pytest.mark.parametrize(("kind", "changes", "options", "reason"), LEFT)
 def test_unsupported_attention_is_left_with_the_reason(kind, changes, options, reason):
-    model = make(kind, **changes)
-    expected, state = call(model), set(model.state_dict())
+    model = make_model(kind, **changes)
+    expected, state = last_hidden_state(model), set(model.state_dict())
     with pytest.warns(UserWarning, match="no layer was replaced"):
         report = replace_attention(model, **options)
     assert not report.replaced
     assert reason in report.left.values()
     assert set(model.state_dict()) == state
-    assert torch.equal(call(model), expected)
+    assert torch.equal(last_hidden_state(model), expected)
 
 
-def reflected(images: Tensor, patch_size: int = 8) -> Tensor:
+def reflect_patches(images: Tensor, patch_size: int = 8) -> Tensor:
     """Reverse the order of the patches along each row, but not the pixels within a patch."""
     return images.unflatten(-1, (-1, patch_size)).flip(-2).flatten(-2)
 
@@ -177,10 +176,10 @@ PLACED |= {"ViT": 1, "VideoMAE": 0}
 
 
 @pytest.mark.parametrize("kind", PLACED)
-def test_patches_are_on_their_grid_after_the_class_tokens(kind: str):
-    # A kernel of the distances along the axes is equivariant to reflections of the grid only if the
-    # tokens have their true positions.
-    model = make(kind)
+def test_patches_have_their_positions_after_the_class_tokens(kind: str):
+    # A kernel of distances is equivariant to reflections of the grid only if the tokens have
+    # their true positions.
+    model = make_model(kind)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "position_embedding" in name and tensor.is_floating_point():
             tensor.data.zero_()
@@ -189,9 +188,11 @@ def test_patches_are_on_their_grid_after_the_class_tokens(kind: str):
         embeddings.position_embeddings = torch.zeros_like(embeddings.position_embeddings)
     report = replace_attention(model, kernel="softmax", relative="decay")
     assert len(report.replaced) == 2
-    given = inputs(model)
-    patches = call(model, given)[:, PLACED[kind] :]
-    found = call(model, {"pixel_values": reflected(given["pixel_values"])})[:, PLACED[kind] :]
+    inputs = make_inputs(model)
+    patches = last_hidden_state(model, inputs)[:, PLACED[kind] :]
+    found = last_hidden_state(model, {"pixel_values": reflect_patches(inputs["pixel_values"])})[
+        :, PLACED[kind] :
+    ]
     expected = patches.unflatten(1, (-1, 4)).flip(2).flatten(1, 2)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -219,7 +220,7 @@ def test_save_pretrained_of_a_replaced_model_is_an_error(tmp_path):
 
 
 def test_only_submodels_with_replaced_layers_change():
-    # The decoder's sliding windows are left, and its mask is made as before.
+    # The decoder's sliding windows are not replaced, and its mask is unchanged.
     text = transformers.MistralConfig(**CONFIGS["Mistral"])
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**PATCHES), text_config=text, image_token_id=3
@@ -227,19 +228,19 @@ def test_only_submodels_with_replaced_layers_change():
     torch.manual_seed(0)
     model = transformers.LlavaModel(config).double().eval()
     words = torch.tensor([[5, *[3] * 16, 7, 8]])
-    given = {"input_ids": words, "pixel_values": torch.rand(1, 3, 32, 32, dtype=torch.float64)}
-    expected = call(model, given)
+    inputs = {"input_ids": words, "pixel_values": torch.rand(1, 3, 32, 32, dtype=torch.float64)}
+    expected = last_hidden_state(model, inputs)
     report = replace_attention(model, kernel="softmax", relative=None)
     assert len(report.replaced) == 2
     assert set(report.left.values()) == {reasons.WINDOWED}
-    torch.testing.assert_close(call(model, given), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(last_hidden_state(model, inputs), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_transformers_model_within_another_module_is_replaced():
-    model = nn.Sequential(make("ViT"))
+    model = nn.Sequential(make_model("ViT"))
     vit = model[0]
-    expected = call(vit)
+    expected = last_hidden_state(vit)
     assert next(
         iter(replace_attention(model, kernel="softmax", relative=None).replaced)
     ).startswith("0.")
-    torch.testing.assert_close(call(vit), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(last_hidden_state(vit), expected, rtol=1e-10, atol=1e-10)

@@ -211,7 +211,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 
 @pytest.fixture
 def served_idx(server: FileServer) -> SyntheticDataset:
-    """A data set of IDX files at the server."""
+    """Return a data set whose IDX files are on the server."""
     dataset = make_idx_dataset(server.address)
     for name, content in dataset.contents.items():
         server.files[f"mnist/{name}.gz"] = gzip.compress(content, mtime=0)
@@ -220,7 +220,7 @@ def served_idx(server: FileServer) -> SyntheticDataset:
 
 @pytest.fixture
 def served_records(server: FileServer) -> SyntheticDataset:
-    """A data set in an archive at the server."""
+    """Return a data set whose archive is on the server."""
     dataset = make_record_dataset(server.address)
     server.files["synthetic.tar.gz"] = make_archive(dataset.contents)
     return dataset

@@ -19,19 +19,19 @@ COUNTS = [("mnist", 1135, 854), ("fashion-mnist", 1000, 791)]
 
 
 def make_images(num_images: int = 19, channels: int = 2) -> Tensor:
-    """Images in which every pixel of all is another number."""
+    """Return images whose pixels are all different."""
     count = num_images * channels * HEIGHT * WIDTH
     return (torch.arange(count, dtype=torch.float64) + 1).reshape(
         num_images, channels, HEIGHT, WIDTH
     )
 
 
-def seeded(seed: int = 0) -> Generator:
+def make_generator(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def shifted(image: Tensor, down: int, right: int, mode: str) -> Tensor:
-    """One image moved pixel by pixel: by the definition."""
+def shift_by_definition(image: Tensor, down: int, right: int, mode: str) -> Tensor:
+    """Return an image shifted pixel by pixel, as the definition says."""
     moved = torch.zeros_like(image)
     for row in range(HEIGHT):
         for column in range(WIDTH):
@@ -43,22 +43,24 @@ def shifted(image: Tensor, down: int, right: int, mode: str) -> Tensor:
     return moved
 
 
-def test_every_image_is_shifted_by_a_possible_shift():
+def test_every_image_is_shifted_by_one_of_the_allowed_shifts():
     for mode in ["zero", "circular"]:
         for most in (0, 1, 5):
             images = make_images()
-            moved = RandomShift(most, mode)(images, seeded())
+            moved = RandomShift(most, mode)(images, make_generator())
             shifts = [(y, x) for y in range(-most, most + 1) for x in range(-most, most + 1)]
             for image, found in zip(images, moved, strict=True):
-                assert any(torch.equal(found, shifted(image, *shift, mode)) for shift in shifts)
+                assert any(
+                    torch.equal(found, shift_by_definition(image, *shift, mode)) for shift in shifts
+                )
 
 
 def test_all_shifts_are_equally_frequent():
     images = make_images(num_images=1, channels=1).expand(6000, -1, -1, -1)
-    moved = RandomShift(2, "circular")(images, seeded())
+    moved = RandomShift(2, "circular")(images, make_generator())
     counts = Counter(
         moved[:, 0, 0, 0].int().tolist()
-    )  # the pixel that came to the corner tells the shift
+    )  # the value in the corner identifies the shift
     assert len(counts) == 5 * 5
     # Each count is binomial with mean 240 and standard deviation 15.2.
     assert all(abs(count - 240) < 75 for count in counts.values())
@@ -66,55 +68,55 @@ def test_all_shifts_are_equally_frequent():
 
 def test_a_fraction_of_the_images_is_flipped():
     images = make_images(num_images=1).expand(4000, -1, -1, -1)
-    flipped = HorizontalFlip(0.25)(images, seeded())
+    flipped = HorizontalFlip(0.25)(images, make_generator())
     mirrored = (flipped == images.flip(3)).flatten(1).all(dim=1)
     assert torch.equal(flipped[~mirrored], images[~mirrored])
     # Binomial with mean 1000 and standard deviation 27.4.
     assert abs(int(mirrored.sum()) - 1000) < 140
 
 
-def test_flips_with_probability_0_and_1_are_certain():
+def test_flips_with_probability_0_or_1_are_deterministic():
     for probability, mirrored in [(0.0, False), (1.0, True)]:
         images = make_images()
         expected = images.flip(3) if mirrored else images
-        assert torch.equal(HorizontalFlip(probability)(images, seeded()), expected)
+        assert torch.equal(HorizontalFlip(probability)(images, make_generator()), expected)
 
 
 def test_the_seed_determines_the_draws():
     for transform in TRANSFORMS:
-        images, generator = make_images(), seeded(3)
+        images, generator = make_images(), make_generator(3)
         first, second = transform(images, generator), transform(images, generator)
-        assert torch.equal(first, transform(images, seeded(3)))
+        assert torch.equal(first, transform(images, make_generator(3)))
         assert not torch.equal(first, second)
 
 
 def test_each_image_of_a_batch_has_its_own_draw():
     for transform in TRANSFORMS:
         images = make_images(num_images=1).expand(50, -1, -1, -1)
-        assert len(torch.unique(transform(images, seeded()), dim=0)) > 1
+        assert len(torch.unique(transform(images, make_generator()), dim=0)) > 1
 
 
 def test_the_global_generator_and_the_argument_are_unchanged():
     for transform in TRANSFORMS:
         images = make_images()
         before, state = images.clone(), torch.get_rng_state()
-        transform(images, seeded())
+        transform(images, make_generator())
         assert torch.equal(images, before)
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_dtype_is_kept_and_a_batch_may_be_empty():
+def test_dtype_is_kept_and_empty_batches_are_accepted():
     for transform in TRANSFORMS:
         for dtype in [torch.uint8, torch.bfloat16]:
             images = make_images().clamp(max=1).to(dtype)
-            assert transform(images, seeded()).dtype == dtype
-            assert len(transform(images[:0], seeded())) == 0
+            assert transform(images, make_generator()).dtype == dtype
+            assert len(transform(images[:0], make_generator())) == 0
 
 
 def test_images_of_another_rank_are_an_error():
     for transform in TRANSFORMS:
         with pytest.raises(ValueError, match=r"images must have .*got \(2, 5, 7\)"):
-            transform(make_images()[0], seeded())
+            transform(make_images()[0], make_generator())
 
 
 def test_arguments_out_of_range_are_an_error(unchecked_annotations):
@@ -130,7 +132,7 @@ def test_arguments_out_of_range_are_an_error(unchecked_annotations):
 
 def test_a_shift_beyond_the_image_size_is_an_error():
     with pytest.raises(ValueError, match=r"max_shift must be at most the image size, 5 × 7.*got 6"):
-        RandomShift(6)(make_images(), seeded())
+        RandomShift(6)(make_images(), make_generator())
 
 
 def test_normalized_channels_have_mean_0_and_variance_1():
@@ -164,7 +166,7 @@ def test_normalize_keeps_the_dtype_and_the_argument():
     assert torch.equal(images, before)
 
 
-def test_a_wrong_mean_or_deviation_is_an_error():
+def test_invalid_mean_or_deviation_is_an_error():
     for mean, deviation, message in [
         ((0.0, 0.0), (1.0,), "deviation must be"),
         ((), (), "mean must be"),
@@ -176,7 +178,7 @@ def test_a_wrong_mean_or_deviation_is_an_error():
             Normalize(mean, deviation)
 
 
-def test_wrong_images_are_an_error():
+def test_invalid_images_are_an_error():
     with pytest.raises(
         ValueError, match=r"images must have shape \(batch, 3, height, width\).*got \(11, 2, 5, 7\)"
     ):
@@ -208,7 +210,7 @@ def published_images(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return images_from_columns(first, last, width=32), labels.long()
 
 
-def test_an_image_needs_more_blank_columns_than_the_margin_on_both_sides():
+def test_selected_image_has_more_blank_columns_than_the_margin():
     first, last = torch.tensor([3, 0, 1, 12, 2]), torch.tensor([4, 12, 11, 12, 10])
     images = images_from_columns(first, last, width=13)
     for margin, expected in ((1, [0, 4]), (2, [0]), (3, [])):
@@ -227,7 +229,7 @@ def test_the_selection_has_the_counts_of_the_paper():
         assert (labels[mask] == 1).all()
 
 
-def test_only_zeros_wrap_when_a_selected_image_is_rolled():
+def test_rolling_a_selected_image_wraps_only_zeros():
     for name, *_ in COUNTS:
         images, labels = published_images(name)
         chosen = images[lossless_selection(images, labels)]
@@ -238,7 +240,7 @@ def test_only_zeros_wrap_when_a_selected_image_is_rolled():
             assert not entered.any()
 
 
-def test_no_class_index_selects_images_of_all_classes():
+def test_selection_without_class_index_has_all_classes():
     images, labels = published_images("fashion-mnist")
     one_by_one = torch.stack(
         [lossless_selection(images, labels, class_index=index, margin=3) for index in range(10)]
@@ -248,18 +250,18 @@ def test_no_class_index_selects_images_of_all_classes():
     )
 
 
-def test_the_margin_is_exact():
+def test_selection_margin_is_exact():
     for margin in [0, 1, 5, 9]:
         first = torch.tensor([margin, margin + 1, margin + 1])
         last = 22 - torch.tensor([margin + 1, margin + 1, margin])
         mask = lossless_selection(
             images_from_columns(first, last, 23), torch.ones(3, dtype=torch.long), margin=margin
         )
-        # A margin of 0 asks for no shift, which every image survives.
+        # A margin of 0 allows no shift, so every image is selected.
         assert mask.tolist() == ([True] * 3 if margin == 0 else [False, True, False])
 
 
-def test_wrong_arguments_of_a_selection_are_an_error():
+def test_invalid_selection_arguments_are_an_error():
     images, labels = torch.zeros(3, 1, 5, 7), torch.ones(3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"labels must have shape \(3,\).*got \(2,\)"):
         lossless_selection(images, labels[:2])

@@ -11,16 +11,16 @@ IMAGES, LABELS = torch.rand(4, 1, 6, 6), torch.tensor([0, 1, 0, 1])
 SPLIT = data.Split(IMAGES, LABELS)
 
 
-def draw(**changed: Any) -> object:
+def random_shift(**changed: Any) -> object:
     given = {"images": IMAGES, "generator": torch.Generator(), **changed}
     return data.RandomShift(1)(given["images"], given["generator"])
 
 
-def arrays(**changed: Any) -> object:
+def make_arrays(**changed: Any) -> object:
     return data.from_arrays(**{"images": IMAGES, "labels": LABELS, "axes": "NCHW", **changed})
 
 
-def dataset(**changed: Any) -> object:
+def make_dataset(**changed: Any) -> object:
     return data.Dataset(
         **{
             "name": "x",
@@ -50,17 +50,17 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
         ["abc", {}, 2**63, float("nan"), (8, "8")],
     ),
     (data.download, "name", [None, np.zeros(3), []]),
-    (arrays, "images", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
-    (arrays, "labels", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
+    (make_arrays, "images", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
+    (make_arrays, "labels", [*UNREADABLE, [[1], [1, 2]], "abc", None]),
     (
         lambda **given: data.Split(**{"images": IMAGES, "labels": LABELS, **given}),
         "images",
         [*UNREADABLE, None, "x"],
     ),
     (SPLIT.take, "indices", [None, 1, "a", [0], torch.rand(2)]),
-    (dataset, "train", [None, 1, IMAGES, (IMAGES, LABELS)]),
-    (draw, "images", [*UNREADABLE, None, "x"]),
-    (draw, "generator", [None, 0, "cpu", torch.device("cpu")]),
+    (make_dataset, "train", [None, 1, IMAGES, (IMAGES, LABELS)]),
+    (random_shift, "images", [*UNREADABLE, None, "x"]),
+    (random_shift, "generator", [None, 0, "cpu", torch.device("cpu")]),
     (data.HorizontalFlip, "probability", [None, "1", 2, float("nan"), IMAGES, True]),
     (
         lambda **given: data.Normalize(**{"mean": (0.5,), "deviation": (0.5,), **given}),
@@ -81,7 +81,7 @@ CASES: list[tuple[Callable[..., object], str, list[object]]] = [
     CASES,
     ids=[f"{number} {case[1]}" for number, case in enumerate(CASES)],
 )
-def test_a_wrong_value_is_an_error_with_the_argument(
+def test_invalid_value_is_an_error_with_the_name_of_the_argument(
     unchecked_annotations: None, call, argument, values
 ):
     for value in values:

@@ -27,19 +27,19 @@ IMAGES_BY_AXES = {"NCHW": BYTES, "NHWC": BYTES.transpose(0, 2, 3, 1), "NHW": BYT
 HEIGHT, WIDTH = 5, 7
 
 
-def read(
+def read_arrays(
     images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
 ) -> tuple[Any, Any, int]:
     axes = options.pop("axes", None)
-    return splits_of(make_raw_dataset({"images": images, "labels": labels, **options}, axes))
+    return train_and_test(make_raw_dataset({"images": images, "labels": labels, **options}, axes))
 
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
     """Return the pictures of a folder, read into memory."""
-    return splits_of(read_picture_set(folder, **options))
+    return train_and_test(read_picture_set(folder, **options))
 
 
-def splits_of(raw: RawDataset) -> tuple[Any, Any, int]:
+def train_and_test(raw: RawDataset) -> tuple[Any, Any, int]:
     splits = [raw.train, raw.test]
     if raw.test is None:
         splits = [
@@ -60,7 +60,7 @@ def test_axes_are_permuted_to_nchw():
                     if as_tensor
                     else (images, LABELS)
                 )
-                train, test, num_classes = read(*given, axes=axes if declared else None)
+                train, test, num_classes = read_arrays(*given, axes=axes if declared else None)
                 expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
                 assert num_classes == 4
                 for part, indices in zip(
@@ -71,8 +71,8 @@ def test_axes_are_permuted_to_nchw():
                     assert torch.equal(part.labels, torch.from_numpy(LABELS)[indices])
 
 
-def test_declared_test_images_are_all_used_in_order():
-    train, test, num_classes = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
+def test_given_test_images_are_used_in_order():
+    train, test, num_classes = read_arrays(test_images=TEST_BYTES, test_labels=TEST_LABELS)
     assert torch.equal(train.images, torch.from_numpy(BYTES))
     assert torch.equal(test.images, torch.from_numpy(TEST_BYTES.copy()))
     assert test.labels.tolist() == TEST_LABELS.tolist()
@@ -82,7 +82,7 @@ def test_declared_test_images_are_all_used_in_order():
 def test_floating_point_arrays_are_intensities():
     for dtype in ["float16", "float32", "float64", ">f4"]:
         images = (BYTES / 255).astype(dtype)
-        train, test, _ = read(images)
+        train, test, _ = read_arrays(images)
         for part, indices in zip((train, test), draw_train_and_test_indices(23), strict=True):
             assert part.images.dtype == torch.float32
             assert torch.equal(part.images, torch.from_numpy(images.astype(np.float32))[indices])
@@ -96,7 +96,7 @@ def test_tensors_of_every_float_dtype_are_intensities():
         assert train.images.dtype == torch.float32
 
 
-def test_no_images_for_test_are_an_error():
+def test_empty_test_images_are_an_error():
     with pytest.raises(
         ValueError,
         match=r"the number of images must be at least 1 .*got 23 for training and 0 for test",
@@ -104,9 +104,9 @@ def test_no_images_for_test_are_an_error():
         from_arrays(BYTES, LABELS, axes="NCHW", test_images=BYTES[:0], test_labels=LABELS[:0])
 
 
-def test_labels_may_have_any_integer_dtype():
+def test_labels_can_have_any_integer_dtype():
     for dtype in ["int8", "uint16", "int32", ">i8", "uint64"]:
-        train, _, _ = read(labels=LABELS.astype(dtype))
+        train, _, _ = read_arrays(labels=LABELS.astype(dtype))
         assert train.labels.dtype == torch.int64
         assert torch.equal(
             train.labels, torch.from_numpy(LABELS)[draw_train_and_test_indices(23)[0]]
@@ -119,23 +119,23 @@ def test_arrays_are_copied():
             (BYTES if factor == 1 else (BYTES * factor).astype(np.float32)).copy(),
             LABELS.copy(),
         )
-        train, test, _ = read(images, labels)
+        train, test, _ = read_arrays(images, labels)
         before = train.images.clone(), train.labels.clone(), test.images.clone()
         images[:], labels[:] = 0, 0
         for tensor, expected in zip((train.images, train.labels, test.images), before, strict=True):
             assert torch.equal(tensor, expected)
 
 
-def test_ambiguous_axes_must_be_declared():
+def test_ambiguous_axes_are_an_error():
     for shape in [(23, 3, 5, 3), (23, 1, 5, 1), (23, 4, 5, 7), (23, 1, 5, 3)]:
         images = np.zeros(shape, dtype=np.uint8)
         with pytest.raises(
             ValueError,
             match=r"axes must be 'NHWC' or 'NCHW', got None\. The shape of images, .* is ambiguous",
         ):
-            read(images)
+            read_arrays(images)
         for axes in ("NHWC", "NCHW"):
-            train, _, _ = read(images, axes=axes)
+            train, _, _ = read_arrays(images, axes=axes)
             assert tuple(train.images.shape[1:]) == (
                 shape[1:] if axes == "NCHW" else (shape[3], *shape[1:3])
             )
@@ -177,7 +177,7 @@ def test_malformed_arrays_are_an_error_with_their_name():
         ),
     ]:
         with pytest.raises(ValueError, match=message):
-            read(**options)
+            read_arrays(**options)
 
 
 def test_from_arrays_splits_like_load():
@@ -203,12 +203,12 @@ def test_the_test_split_depends_on_neither_seed_nor_sizes():
     assert torch.equal(first.labels, other.labels)
 
 
-def test_a_tenth_is_for_validation_by_default():
+def test_validation_is_a_tenth_by_default():
     dataset = from_arrays(BYTES, LABELS)
     assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [18, 1, 4]
 
 
-def test_bytes_are_resized_and_floating_point_is_not():
+def test_image_size_resizes_bytes_and_is_an_error_for_floats():
     assert from_arrays(BYTES, LABELS, image_size=(11, 2)).image_size == (11, 2)
     with pytest.raises(
         ValueError, match=r"image_size must be None, got 11\. Floating-point images are not resized"
@@ -225,7 +225,7 @@ def test_test_images_of_another_size_are_an_error():
         from_arrays(BYTES, LABELS, test_images=TEST_BYTES[..., :6], test_labels=TEST_LABELS)
 
 
-def test_an_npz_file_has_the_arguments(tmp_path: Path):
+def test_npz_file_gives_the_arguments_of_from_arrays(tmp_path: Path):
     for save in [np.savez, np.savez_compressed]:
         path = tmp_path / "arrays.npz"
         arrays = {
@@ -235,8 +235,8 @@ def test_an_npz_file_has_the_arguments(tmp_path: Path):
             "test_labels": TEST_LABELS,
         }
         save(path, axes="NHWC", **arrays)
-        found = splits_of(read_npz(path))
-        expected = read(test_images=TEST_BYTES, test_labels=TEST_LABELS)
+        found = train_and_test(read_npz(path))
+        expected = read_arrays(test_images=TEST_BYTES, test_labels=TEST_LABELS)
         assert found[2] == expected[2]
         for part, expected_part in zip(found[:2], expected[:2], strict=True):
             assert torch.equal(part.images, expected_part.images)
@@ -253,19 +253,19 @@ def test_an_npz_file_has_the_arguments(tmp_path: Path):
     ],
     ids=" ".join,
 )
-def test_an_npz_file_may_use_names_of_other_libraries(tmp_path: Path, names: tuple[str, ...]):
+def test_npz_file_can_use_the_names_of_other_libraries(tmp_path: Path, names: tuple[str, ...]):
     arrays = (BYTES, LABELS[:, None], TEST_BYTES, TEST_LABELS)
     given: dict[str, Any] = dict(zip(names, arrays, strict=True))
     np.savez(tmp_path / "arrays.npz", **given)
-    found = splits_of(read_npz(tmp_path / "arrays.npz"))
-    expected = read(**TEST)
+    found = train_and_test(read_npz(tmp_path / "arrays.npz"))
+    expected = read_arrays(**TEST)
     assert found[2] == expected[2]
     for part, other in zip(found[:2], expected[:2], strict=True):
         assert torch.equal(part.images, other.images)
         assert torch.equal(part.labels, other.labels)
 
 
-def test_declared_validation_images_are_used_for_validation(tmp_path: Path):
+def test_given_validation_images_are_used_for_validation(tmp_path: Path):
     path = tmp_path / "arrays.npz"
     np.savez(
         path,
@@ -281,7 +281,7 @@ def test_declared_validation_images_are_used_for_validation(tmp_path: Path):
     assert dataset.validation.labels.tolist() == LABELS[14:].tolist()
     assert sorted(dataset.train.labels.tolist()) == sorted(LABELS[:14].tolist())
     assert len(dataset.test) == 6
-    # A size asks for the validation images to be drawn from both.
+    # With validation_size, the validation images are drawn from both.
     drawn, expected = (
         load(str(path), validation_size=5),
         from_arrays(BYTES, LABELS, **TEST, validation_size=5),
@@ -308,16 +308,16 @@ def test_an_npz_file_is_loaded_by_its_path(tmp_path: Path):
         assert torch.equal(getattr(dataset, part).labels, getattr(expected, part).labels)
 
 
-def write_single(path: Path) -> None:
+def write_single_array(path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, BYTES)
 
 
 class Dangerous:
-    """What would be run if it were ever unpickled."""
+    """An object that fails the test if it is unpickled."""
 
     def __reduce__(self):
-        return (pytest.fail, ("it was unpickled",))
+        return (pytest.fail, ("the object was unpickled",))
 
 
 @pytest.mark.parametrize(
@@ -328,9 +328,9 @@ class Dangerous:
             id="array of objects",
         ),
         pytest.param(lambda path: path.write_bytes(pickle.dumps(Dangerous())), id="bare pickle"),
-        pytest.param(lambda path: path.write_bytes(b""), id="nothing"),
+        pytest.param(lambda path: path.write_bytes(b""), id="empty file"),
         pytest.param(lambda path: path.write_text("no arrays"), id="text"),
-        pytest.param(write_single, id="single array"),
+        pytest.param(write_single_array, id="single array"),
         pytest.param(lambda path: np.savez(path, images=BYTES), id="no labels"),
         pytest.param(
             lambda path: np.savez(path, images=BYTES, labels=LABELS, weights=BYTES),
@@ -344,7 +344,7 @@ class Dangerous:
         ),
     ],
 )
-def test_another_file_is_an_error_with_its_path(tmp_path: Path, write):
+def test_invalid_npz_file_is_an_error_with_its_path(tmp_path: Path, write):
     path = tmp_path / "arrays.npz"
     write(path)
     with pytest.raises(
@@ -353,7 +353,7 @@ def test_another_file_is_an_error_with_its_path(tmp_path: Path, write):
         read_npz(path)
 
 
-def test_a_truncated_file_is_an_error_with_its_path(tmp_path: Path):
+def test_truncated_npz_file_is_an_error_with_its_path(tmp_path: Path):
     for save in [np.savez, np.savez_compressed]:
         path = tmp_path / "arrays.npz"
         save(path, images=BYTES, labels=LABELS)
@@ -376,7 +376,9 @@ def test_a_changed_byte_is_an_error_or_has_no_effect(tmp_path: Path):
         except ValueError as error:
             found = str(error)
         assert (
-            str(path) in found if isinstance(found, str) else torch.equal(found, read()[0].images)
+            str(path) in found
+            if isinstance(found, str)
+            else torch.equal(found, read_arrays()[0].images)
         )
 
 
@@ -396,38 +398,40 @@ def test_a_decompression_bomb_is_an_error(tmp_path: Path, monkeypatch):
     assert len(read_npz(path).train) == 64
 
 
-def pixels(seed: int, channels: int = 1, height: int = HEIGHT, width: int = WIDTH) -> torch.Tensor:
+def random_pixels(
+    seed: int, channels: int = 1, height: int = HEIGHT, width: int = WIDTH
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (channels, height, width), generator=generator, dtype=torch.uint8)
 
 
-def picture(image: torch.Tensor) -> Image.Image:
+def to_picture(image: torch.Tensor) -> Image.Image:
     return Image.fromarray(
         image[0].numpy() if len(image) == 1 else image.permute(1, 2, 0).contiguous().numpy()
     )
 
 
-def put(path: Path, image: torch.Tensor | Image.Image) -> Path:
+def save_picture(path: Path, image: torch.Tensor | Image.Image) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    (image if isinstance(image, Image.Image) else picture(image)).save(path)
+    (image if isinstance(image, Image.Image) else to_picture(image)).save(path)
     return path
 
 
-def put_classes(
+def save_classes(
     folder: Path, counts: dict[str, int], *, channels: int = 1, seed: int = 0
 ) -> list[torch.Tensor]:
-    """Pictures of some classes; returns their pixels in the order of sorted classes and names."""
+    """Save pictures of classes, and return their pixels sorted by class and name."""
     images = []
     for name in sorted(counts):
         for number in range(counts[name]):
-            images.append(pixels(seed + len(images), channels))
-            put(folder / name / f"{number:03}.png", images[-1])
+            images.append(random_pixels(seed + len(images), channels))
+            save_picture(folder / name / f"{number:03}.png", images[-1])
     return images
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_without_splits_every_picture_is_in_one_split_with_its_class(tmp_path: Path, channels: int):
-    images = torch.stack(put_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels)) / 255
+def test_folder_of_classes_is_split_into_training_and_test(tmp_path: Path, channels: int):
+    images = torch.stack(save_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels)) / 255
     labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 6)
     train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
@@ -437,8 +441,8 @@ def test_without_splits_every_picture_is_in_one_split_with_its_class(tmp_path: P
 
 
 def test_train_and_test_folders_are_splits_in_order(tmp_path: Path):
-    train_images = put_classes(tmp_path / "train", {"a": 2, "b": 3, "c": 1})
-    test_images = put_classes(tmp_path / "test", {"c": 2, "b": 1}, seed=50)
+    train_images = save_classes(tmp_path / "train", {"a": 2, "b": 3, "c": 1})
+    test_images = save_classes(tmp_path / "test", {"c": 2, "b": 1}, seed=50)
     train, test, num_classes = read_folder(tmp_path)
     assert num_classes == 3
     assert torch.equal(train.images, torch.stack(train_images) / 255)
@@ -447,19 +451,19 @@ def test_train_and_test_folders_are_splits_in_order(tmp_path: Path):
     assert test.labels.tolist() == [1, 2, 2]
 
 
-def test_classes_are_sorted_by_number_or_as_words(tmp_path: Path):
+def test_classes_are_sorted_as_numbers_or_as_words(tmp_path: Path):
     for number, (names, expected) in enumerate(
         [
             (("10", "2", "0"), ["0", "2", "10"]),
             (("010", "2", "-3"), ["-3", "2", "010"]),
-            (("1", "01", "2"), ["01", "1", "2"]),  # not different integers
+            (("1", "01", "2"), ["01", "1", "2"]),  # not all integers are different
             (("10", "2", "a"), ["10", "2", "a"]),
             (("class_10", "class_2"), ["class_10", "class_2"]),
         ]
     ):
         folder = tmp_path / str(number)
         for part in ("train", "test"):
-            put_classes(folder / part, dict.fromkeys(names, 1))
+            save_classes(folder / part, dict.fromkeys(names, 1))
         assert find_pictures(folder)[1] == expected
         train, test, _ = read_folder(folder)
         assert (
@@ -470,7 +474,7 @@ def test_classes_are_sorted_by_number_or_as_words(tmp_path: Path):
 
 
 def test_hidden_files_and_files_beside_classes_are_ignored(tmp_path: Path):
-    put_classes(tmp_path, {"a": 3, "b": 3})
+    save_classes(tmp_path, {"a": 3, "b": 3})
     for path in (tmp_path / "readme.txt", tmp_path / "a" / ".DS_Store"):
         path.write_text("no picture")
     (tmp_path / ".cache").mkdir()
@@ -478,36 +482,36 @@ def test_hidden_files_and_files_beside_classes_are_ignored(tmp_path: Path):
 
 
 @pytest.mark.parametrize("format_", ["png", "bmp", "tiff", "ppm"])
-def test_lossless_formats_give_the_same_levels(tmp_path: Path, format_: str):
-    put_classes(tmp_path / "train", {"a": 1, "b": 1})
-    image = pixels(7)
-    put(tmp_path / "test" / "a" / f"one.{format_}", image)
+def test_lossless_formats_give_the_same_pixels(tmp_path: Path, format_: str):
+    save_classes(tmp_path / "train", {"a": 1, "b": 1})
+    image = random_pixels(7)
+    save_picture(tmp_path / "test" / "a" / f"one.{format_}", image)
     _, test, _ = read_folder(tmp_path)
     assert torch.equal(test.images[0], image / 255)
 
 
-def test_a_palette_counts_as_color(tmp_path: Path):
-    put_classes(tmp_path / "train", {"a": 1, "b": 1})
-    image = pixels(7)
-    put(tmp_path / "test" / "a" / "one.gif", image)
+def test_picture_with_a_palette_is_color(tmp_path: Path):
+    save_classes(tmp_path / "train", {"a": 1, "b": 1})
+    image = random_pixels(7)
+    save_picture(tmp_path / "test" / "a" / "one.gif", image)
     _, test, _ = read_folder(tmp_path)
     assert torch.equal(test.images[0], image.expand(3, -1, -1) / 255)
 
 
-def test_a_color_picture_makes_all_rgb(tmp_path: Path):
-    gray = put_classes(tmp_path / "train", {"a": 2, "b": 1})
-    color = pixels(9, channels=3)
-    put(tmp_path / "test" / "a" / "one.png", color)
+def test_one_color_picture_makes_all_pictures_rgb(tmp_path: Path):
+    gray = save_classes(tmp_path / "train", {"a": 2, "b": 1})
+    color = random_pixels(9, channels=3)
+    save_picture(tmp_path / "test" / "a" / "one.png", color)
     train, test, _ = read_folder(tmp_path)
     assert torch.equal(train.images, torch.stack(gray).expand(-1, 3, -1, -1) / 255)
     assert torch.equal(test.images[0], color / 255)
 
 
 def test_an_opaque_alpha_channel_is_dropped(tmp_path: Path):
-    put_classes(tmp_path / "train", {"a": 1, "b": 1})
-    color = pixels(9, channels=3)
+    save_classes(tmp_path / "train", {"a": 1, "b": 1})
+    color = random_pixels(9, channels=3)
     opaque = torch.cat([color, torch.full((1, HEIGHT, WIDTH), 255, dtype=torch.uint8)])
-    put(tmp_path / "test" / "a" / "one.png", opaque)
+    save_picture(tmp_path / "test" / "a" / "one.png", opaque)
     assert torch.equal(read_folder(tmp_path)[1].images[0], color / 255)
 
 
@@ -515,20 +519,21 @@ def test_an_opaque_alpha_channel_is_dropped(tmp_path: Path):
 def test_pictures_of_all_sizes_are_resized(tmp_path: Path, image_size: int | tuple[int, int]):
     shapes = [(5, 7), (7, 5), (11, 11), (3, 2)]
     images = [
-        pixels(index, height=height, width=width) for index, (height, width) in enumerate(shapes)
+        random_pixels(index, height=height, width=width)
+        for index, (height, width) in enumerate(shapes)
     ]
     for index, image in enumerate(images):
-        put(tmp_path / "train" / "ab"[index // 2] / f"{index}.png", image)
-    put(tmp_path / "test" / "a" / "0.png", images[0])
+        save_picture(tmp_path / "train" / "ab"[index // 2] / f"{index}.png", image)
+    save_picture(tmp_path / "test" / "a" / "0.png", images[0])
     train, _, _ = read_folder(tmp_path, image_size=image_size)
     expected = torch.cat([resize_bilinear(image[None], image_size) for image in images])
     assert torch.equal(train.images, expected / 255)
 
 
 def test_a_picture_of_another_size_is_an_error_with_its_path(tmp_path: Path):
-    put_classes(tmp_path, {"a": 3, "b": 3})
-    put(tmp_path / "a" / "9.png", pixels(0, height=6))
-    put(tmp_path / "b" / "9.png", pixels(0, height=8))
+    save_classes(tmp_path, {"a": 3, "b": 3})
+    save_picture(tmp_path / "a" / "9.png", random_pixels(0, height=6))
+    save_picture(tmp_path / "b" / "9.png", random_pixels(0, height=8))
     with pytest.raises(
         ValueError, match=r"size of .*9\.png must be \(5, 7\), .*got \([68], 7\)\. Pass image_size"
     ):
@@ -563,7 +568,7 @@ def test_training_prediction_and_audits_read_pictures_alike(tmp_path: Path, mode
 
 
 def test_a_file_that_is_not_a_picture_is_an_error(tmp_path: Path):
-    put_classes(tmp_path, {"a": 3, "b": 3})
+    save_classes(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "a" / "notes.txt").write_text("no picture")
     with pytest.raises(ValueError, match=r"notes\.txt must be a readable picture"):
         read_folder(tmp_path)
@@ -579,10 +584,10 @@ def test_a_file_that_is_not_a_picture_is_an_error(tmp_path: Path):
     ],
     ids=str,
 )
-def test_splits_may_have_the_usual_names(tmp_path: Path, folders, expected):
+def test_folders_of_splits_can_have_the_usual_names(tmp_path: Path, folders, expected):
     counts = {folder: 11 + number for number, folder in enumerate(folders)}
     images = {
-        folder: put_classes(tmp_path / folder, {"a": 1, "b": count - 1})
+        folder: save_classes(tmp_path / folder, {"a": 1, "b": count - 1})
         for folder, count in counts.items()
     }
     dataset = load(str(tmp_path))
@@ -597,22 +602,22 @@ def test_splits_may_have_the_usual_names(tmp_path: Path, folders, expected):
         assert found.labels.tolist() == [0] + [1] * (sizes[part] - 1)
 
 
-def test_a_validation_size_draws_from_training_and_validation_pictures(tmp_path: Path):
+def test_validation_size_draws_from_training_and_validation_folders(tmp_path: Path):
     for part, count in (("train", 4), ("val", 3), ("test", 2)):
-        put_classes(tmp_path / part, {"a": count, "b": 1})
+        save_classes(tmp_path / part, {"a": count, "b": 1})
     dataset = load(str(tmp_path), validation_size=2)
     assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [7, 2, 3]
 
 
-def test_another_layout_of_a_folder_is_an_error(tmp_path: Path):
+def test_invalid_folder_layout_is_an_error(tmp_path: Path):
     with pytest.raises(ValueError, match=r"the classes of .* must be at least two.*got \[\]"):
         read_folder(tmp_path)
-    put_classes(tmp_path, {"train": 3})
+    save_classes(tmp_path, {"train": 3})
     with pytest.raises(
         ValueError, match=r"the classes of .* must be at least two.*got \['train'\]"
     ):
         read_folder(tmp_path)
-    put_classes(tmp_path, {"bus": 3, "train/cat": 3})
+    save_classes(tmp_path, {"bus": 3, "train/cat": 3})
     with pytest.raises(
         ValueError, match=r"the files in .*train must be .* no folders, got \['cat'\]"
     ):
@@ -630,49 +635,51 @@ def test_another_layout_of_a_folder_is_an_error(tmp_path: Path):
 
 
 def test_a_class_without_training_pictures_is_an_error(tmp_path: Path):
-    put_classes(tmp_path / "train", {"a": 1, "b": 1})
-    put_classes(tmp_path / "test", {"a": 1, "c": 1})
+    save_classes(tmp_path / "train", {"a": 1, "b": 1})
+    save_classes(tmp_path / "test", {"a": 1, "c": 1})
     with pytest.raises(ValueError, match=r"the test classes of .* must be .*: a, b, got \['c'\]"):
         read_folder(tmp_path)
 
 
-def test_without_pillow_the_error_says_how_to_install_it(
+def test_missing_pillow_is_an_error_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    put_classes(tmp_path, {"a": 3, "b": 3})
+    save_classes(tmp_path, {"a": 3, "b": 3})
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
         read_folder(tmp_path)
 
 
-def test_a_folder_is_loaded_by_its_path_with_a_tenth_for_validation(tmp_path: Path):
-    put_classes(tmp_path / "pictures", {"a": 15, "b": 16}, channels=3)
+def test_folder_is_loaded_by_its_path(tmp_path: Path):
+    save_classes(tmp_path / "pictures", {"a": 15, "b": 16}, channels=3)
     dataset = load(str(tmp_path / "pictures"))
     assert (dataset.num_classes, dataset.image_size, dataset.in_channels) == (2, (HEIGHT, WIDTH), 3)
     assert [len(part) for part in (dataset.train, dataset.validation, dataset.test)] == [23, 2, 6]
     assert load(str(tmp_path / "pictures"), image_size=(3, 4)).image_size == (3, 4)
 
 
-def test_a_class_may_be_named_like_a_split(tmp_path: Path):
-    put_classes(tmp_path, {"bus": 3, "train": 3})
+def test_class_can_be_named_like_a_split(tmp_path: Path):
+    save_classes(tmp_path, {"bus": 3, "train": 3})
     assert read_folder(tmp_path)[2] == 2
 
 
-def test_a_jpeg_is_read(tmp_path: Path):
-    put_classes(tmp_path / "train", {"a": 1, "b": 1})
-    put(tmp_path / "test" / "a" / "one.jpg", torch.full((1, HEIGHT, WIDTH), 97, dtype=torch.uint8))
+def test_jpeg_files_are_read(tmp_path: Path):
+    save_classes(tmp_path / "train", {"a": 1, "b": 1})
+    save_picture(
+        tmp_path / "test" / "a" / "one.jpg", torch.full((1, HEIGHT, WIDTH), 97, dtype=torch.uint8)
+    )
     _, test, _ = read_folder(tmp_path)
     assert (test.images == 97 / 255).all()
 
 
 def test_the_exif_orientation_is_applied(tmp_path: Path):
-    put_classes(tmp_path / "train", {"a": 1, "b": 1})
-    image = pixels(9, height=WIDTH, width=HEIGHT)
+    save_classes(tmp_path / "train", {"a": 1, "b": 1})
+    image = random_pixels(9, height=WIDTH, width=HEIGHT)
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned by a quarter
+    exif[0x0112] = 6  # the camera was rotated by 90°
     path = tmp_path / "test" / "a" / "one.png"
     path.parent.mkdir(parents=True)
-    picture(image).save(path, exif=exif)
+    to_picture(image).save(path, exif=exif)
     assert torch.equal(read_folder(tmp_path)[1].images[0], image.rot90(-1, dims=(1, 2)) / 255)
 
 
@@ -682,13 +689,13 @@ def write_csv(path: Path, *rows: str) -> Path:
 
 
 def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
-    images = torch.stack([put_number(tmp_path / "flat", number) for number in range(10)])
+    images = torch.stack([save_numbered_picture(tmp_path / "flat", number) for number in range(10)])
     rows = [f"{number}.png,{10 + number % 2}" for number in range(10)]
     path = write_csv(tmp_path / "flat" / "labels.csv", "file,label", *rows)
-    beside = write_csv(tmp_path / "more.csv", "label,file,author", *(
+    csv_next_to_the_folder = write_csv(tmp_path / "more.csv", "label,file,author", *(
         f"{10 + number % 2},flat/{number}.png,me" for number in range(10)
     ))  # fmt: skip
-    for csv_file in (path, beside):
+    for csv_file in (path, csv_next_to_the_folder):
         dataset = load(str(csv_file))
         train, test = draw_train_and_test_indices(10)
         assert torch.equal(dataset.test.images, images[test] / 255)
@@ -700,9 +707,9 @@ def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
         assert audited.class_names == ("10", "11")
 
 
-def put_number(folder: Path, number: int) -> torch.Tensor:
-    put(folder / f"{number}.png", pixels(number))
-    return pixels(number)
+def save_numbered_picture(folder: Path, number: int) -> torch.Tensor:
+    save_picture(folder / f"{number}.png", random_pixels(number))
+    return random_pixels(number)
 
 
 @pytest.mark.parametrize(
@@ -722,11 +729,11 @@ def put_number(folder: Path, number: int) -> torch.Tensor:
         (["file,label", "0.png,a\0", "1.png,b"], "."),
     ],
 )
-def test_a_wrong_row_of_a_csv_file_is_an_error_with_its_number(
+def test_invalid_row_of_a_csv_file_is_an_error_with_its_number(
     tmp_path: Path, rows: list[str], message: str
 ):
     for number in range(3):
-        put_number(tmp_path, number)
+        save_numbered_picture(tmp_path, number)
     path = write_csv(tmp_path / "labels.csv", *rows)
     if message == ".":
         path.write_bytes(b"file,label\n\xff,a\n")
@@ -739,9 +746,9 @@ def is_streaming(dataset: Dataset) -> bool:
     return isinstance(dataset.train.images, PictureFiles)
 
 
-def test_streamed_pictures_are_those_in_memory(tmp_path: Path):
+def test_streamed_pictures_equal_pictures_in_memory(tmp_path: Path):
     for split, count in (("train", 12), ("val", 3), ("test", 4)):
-        put_classes(tmp_path / split, {"a": count, "b": 2}, channels=3)
+        save_classes(tmp_path / split, {"a": count, "b": 2}, channels=3)
     choices: list[dict[str, Any]] = [{}, {"image_size": (3, 4)}, {"train_size": 5}]
     choices.append({"train_size": 5, "validation_size": 6})
     for options in choices:
@@ -756,10 +763,10 @@ def test_streamed_pictures_are_those_in_memory(tmp_path: Path):
             assert torch.equal(first.labels, second.labels)
 
 
-def test_pictures_are_streamed_if_they_need_more_than_a_quarter_of_the_memory(
+def test_pictures_larger_than_a_quarter_of_the_memory_are_streamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    put_classes(tmp_path, {"a": 5, "b": 5})
+    save_classes(tmp_path, {"a": 5, "b": 5})
     num_bytes = 10 * 4 * HEIGHT * WIDTH
     for memory, expected in ((4 * num_bytes, False), (4 * num_bytes - 4, True)):
         monkeypatch.setattr("teka.data.dataset.memory_bytes", lambda memory=memory: memory)
@@ -770,7 +777,7 @@ def test_pictures_are_streamed_if_they_need_more_than_a_quarter_of_the_memory(
 
 
 def test_streaming_reads_only_the_pictures_of_a_batch(tmp_path: Path):
-    put_classes(tmp_path, {"a": 5, "b": 5})
+    save_classes(tmp_path, {"a": 5, "b": 5})
     dataset = load(str(tmp_path), stream=True)
     for path in dataset.train.images.paths[2:]:
         path.write_bytes(b"damaged")

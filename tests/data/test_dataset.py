@@ -72,13 +72,13 @@ def test_a_label_without_a_class_is_an_error_with_the_split():
                 make_dataset(**{part: split})
 
 
-def test_levels_are_not_ready_for_training():
+def test_images_of_bytes_are_an_error_for_training():
     split = Split(torch.zeros(5, 2, 3, 7).byte(), torch.arange(5))
     with pytest.raises(ValueError, match=r"train\.images\.dtype must be .*got torch\.uint8"):
         make_dataset(train=split)
 
 
-def test_an_index_gives_images_and_labels():
+def test_indexing_a_split_returns_images_and_labels():
     split = make_split()
     for index in (3, -1, slice(1, 4), [4, 0], torch.tensor([2, 2])):
         images, labels = split[index]
@@ -113,7 +113,7 @@ def test_intensities_are_levels_over_255_in_new_memory():
     assert torch.equal(LEVELS.images, before)
 
 
-def test_the_last_fifth_of_a_fixed_order_is_held_out():
+def test_test_images_are_the_last_fifth_of_a_fixed_order():
     for num_images in [5, 9, 23]:
         train, test = draw_train_and_test_indices(num_images)
         assert len(test) == num_images // 5

@@ -13,7 +13,7 @@ from teka.data.published import PUBLISHED_DATASETS
 
 @pytest.fixture
 def load_mnist(idx_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Load small files under the name of MNIST."""
+    """Return a function that loads a small data set under the name of MNIST."""
     monkeypatch.setitem(PUBLISHED_DATASETS, "mnist", idx_dataset.published)
     idx_dataset.write(tmp_path)
 
@@ -24,7 +24,7 @@ def load_mnist(idx_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return load_with
 
 
-def numbers(images: torch.Tensor) -> list[int]:
+def image_numbers(images: torch.Tensor) -> list[int]:
     """Return the numbers of synthetic images, which are their first pixels."""
     return (images[:, 0, 0, 0] * 255).round().int().tolist()
 
@@ -49,32 +49,32 @@ def test_the_image_size_of_digits_is_the_canvas_size():
     )
 
 
-def test_images_are_published_levels_over_255(idx_dataset, load_mnist):
+def test_intensities_are_the_published_bytes_over_255(idx_dataset, load_mnist):
     dataset = load_mnist()
     assert torch.equal(dataset.test.images, idx_dataset.splits[1][0].float() / 255)
     assert torch.equal(dataset.test.labels, idx_dataset.splits[1][1])
     assert (dataset.num_classes, dataset.image_size, dataset.in_channels) == (3, (7, 11), 1)
 
 
-def test_validation_images_are_the_last_of_the_seeded_order(idx_dataset, load_mnist):
+def test_validation_images_are_the_last_of_a_seeded_order(idx_dataset, load_mnist):
     dataset = load_mnist(validation_size=5, seed=3)
     order = np.random.default_rng(3).permutation(23).tolist()
-    assert numbers(dataset.train.images) == order[:18]
-    assert numbers(dataset.validation.images) == order[18:]
+    assert image_numbers(dataset.train.images) == order[:18]
+    assert image_numbers(dataset.validation.images) == order[18:]
     assert torch.equal(dataset.train.labels, idx_dataset.splits[0][1][order[:18]])
     assert torch.equal(dataset.validation.labels, idx_dataset.splits[0][1][order[18:]])
 
 
 def test_train_size_takes_the_first_images_and_changes_no_other_split(load_mnist):
     every, some = load_mnist(), load_mnist(train_size=7)
-    assert numbers(some.train.images) == numbers(every.train.images)[:7]
+    assert image_numbers(some.train.images) == image_numbers(every.train.images)[:7]
     assert torch.equal(some.validation.images, every.validation.images)
     assert torch.equal(some.test.images, every.test.images)
 
 
-def test_without_validation_all_images_are_for_training(load_mnist):
+def test_validation_size_0_uses_all_images_for_training(load_mnist):
     dataset = load_mnist(validation_size=0)
-    assert sorted(numbers(dataset.train.images)) == list(range(23))
+    assert sorted(image_numbers(dataset.train.images)) == list(range(23))
     assert dataset.validation.images.shape == (0, 1, 7, 11)
 
 
@@ -113,7 +113,7 @@ def test_missing_files_are_an_error_with_advice(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("image_size", [None, (13, 5)], ids=["as published", "resized"])
-def test_color_images_are_divided_and_resized(
+def test_color_images_are_scaled_and_resized(
     record_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image_size: Any
 ):
     monkeypatch.setitem(PUBLISHED_DATASETS, "cifar10", record_dataset.published)
@@ -134,7 +134,7 @@ def test_color_images_are_divided_and_resized(
         assert torch.equal(getattr(dataset, name).labels, labels[chosen])
 
 
-def test_a_wrong_size_is_an_error():
+def test_invalid_size_is_an_error():
     for options, message in [
         ({"image_size": 7}, r"image_size must be .*each at least 8 pixels.*got 7"),
         (
@@ -164,7 +164,9 @@ def test_an_image_size_of_zero_is_an_error(load_mnist):
         load_mnist(image_size=0)
 
 
-def test_a_path_is_looked_for_in_data_dir_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_relative_path_is_searched_in_data_dir_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     for folder, level in ((tmp_path, 3), (tmp_path / "data", 5)):
         folder.mkdir(exist_ok=True)
         images = np.full((5, 3, 7), level, dtype=np.uint8)
@@ -179,7 +181,9 @@ def test_a_path_is_looked_for_in_data_dir_first(tmp_path: Path, monkeypatch: pyt
     ).round().unique().tolist() == [3]
 
 
-def test_the_name_of_a_data_set_is_not_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_name_of_a_data_set_takes_precedence_over_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load("digits").num_classes == 10
@@ -196,13 +200,13 @@ def test_a_missing_path_is_an_error_with_all_candidates(tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def _serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace published data sets by those of the server, if the test uses them."""
+    """Replace published data sets by the data sets on the server that the test uses."""
     for fixture in {"served_idx", "served_records"} & set(request.fixturenames):
         published = request.getfixturevalue(fixture).published
         monkeypatch.setitem(PUBLISHED_DATASETS, published.name, published)
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -217,19 +221,21 @@ def test_a_downloaded_data_set_is_loaded(server, served_idx, tmp_path: Path):
     data_dir = tmp_path / "new" / "data"
     for _ in range(2):
         assert download("mnist", data_dir) == data_dir / "mnist"
-    assert names(data_dir) == sorted(f"mnist/{name}" for name in served_idx.contents)
+    assert file_names(data_dir) == sorted(f"mnist/{name}" for name in served_idx.contents)
     assert len(server.requests) == 4
     assert_is_mnist(served_idx, data_dir)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("inside", ["mnist", "."])
-def test_complete_files_are_kept(served_idx, server, tmp_path: Path, packed: bool, inside: str):
+def test_complete_files_are_not_downloaded_again(
+    served_idx, server, tmp_path: Path, packed: bool, inside: str
+):
     folder = served_idx.write(tmp_path / inside, packed=packed)
-    before = names(tmp_path)
+    before = file_names(tmp_path)
     assert download("mnist", tmp_path) == folder
     assert server.requests == []
-    assert names(tmp_path) == before
+    assert file_names(tmp_path) == before
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
@@ -243,7 +249,7 @@ def test_missing_and_damaged_files_are_downloaded(served_idx, server, tmp_path: 
     assert_is_mnist(served_idx, tmp_path)
 
 
-def test_damaged_files_are_replaced_in_the_folder_that_is_read(
+def test_damaged_files_are_replaced_in_the_folder_that_is_loaded(
     served_idx, served_records, tmp_path: Path
 ):
     for dataset, name, folder, file in (
@@ -274,45 +280,49 @@ def test_the_next_call_downloads_the_missing_files(
 def test_an_archive_is_extracted_and_removed(server, served_records, tmp_path: Path):
     for _ in range(2):
         assert download("cifar10", tmp_path) == tmp_path / "synthetic-bin"
-    assert names(tmp_path) == sorted(f"synthetic-bin/{name}" for name in served_records.contents)
+    assert file_names(tmp_path) == sorted(
+        f"synthetic-bin/{name}" for name in served_records.contents
+    )
     assert len(server.requests) == 1
     loaded = load("cifar10", data_dir=tmp_path, validation_size=0)
     assert torch.equal(loaded.test.images, served_records.splits[1][0].float() / 255)
 
 
-def test_an_archive_that_was_there_is_used_and_kept(server, served_records, tmp_path: Path):
+def test_existing_archive_is_used_and_kept(server, served_records, tmp_path: Path):
     (tmp_path / "synthetic.tar.gz").write_bytes(server.files["synthetic.tar.gz"])
     download("cifar10", tmp_path)
     assert server.requests == []
     extracted = [f"synthetic-bin/{name}" for name in served_records.contents]
-    assert names(tmp_path) == sorted(["synthetic.tar.gz", *extracted])
+    assert file_names(tmp_path) == sorted(["synthetic.tar.gz", *extracted])
 
 
-def test_another_archive_is_never_extracted(served_records, server, tmp_path: Path):
+def test_archive_with_another_hash_is_not_extracted(served_records, server, tmp_path: Path):
     content = bytearray(server.files["synthetic.tar.gz"])
-    content[4] ^= 1  # the time of compression, which does not damage the content
+    content[4] ^= 1  # the time of compression, which is not part of the content
     server.files["synthetic.tar.gz"] = bytes(content)
     with pytest.raises(ConnectionError, match="hash"):
         download("cifar10", tmp_path)
-    assert names(tmp_path) == []
+    assert file_names(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("name", "message"), [("digits", "come with scikit-learn"), ("minst", "Did you mean 'mnist'")]
 )
-def test_a_name_without_files_is_an_error(name: str, message: str, tmp_path: Path):
+def test_download_of_a_name_without_files_is_an_error(name: str, message: str, tmp_path: Path):
     with pytest.raises(ValueError, match=message):
         download(name, tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
+def test_folder_that_cannot_be_created_is_an_error(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="data_dir"):
         download("mnist", tmp_path / "file")
 
 
-@pytest.mark.parametrize("parts", [(".",), ("train", "test")], ids=["without parts", "with parts"])
-def test_class_names_are_sub_folders_and_none_for_arrays(parts: tuple[str, ...], tmp_path: Path):
+@pytest.mark.parametrize(
+    "parts", [(".",), ("train", "test")], ids=["without splits", "with splits"]
+)
+def test_class_names_are_subfolders_or_none_for_arrays(parts: tuple[str, ...], tmp_path: Path):
     pixels = np.zeros((4, 4), dtype=np.uint8)
     for part in parts:
         for name in ("10", "2", ".hidden"):
@@ -327,5 +337,5 @@ def test_class_names_are_sub_folders_and_none_for_arrays(parts: tuple[str, ...],
     assert load("digits").class_names == tuple("0123456789")
 
 
-def test_class_names_of_a_published_data_set_are_known(load_mnist):
+def test_published_data_set_has_its_class_names(load_mnist):
     assert load_mnist().class_names == PUBLISHED_DATASETS["mnist"].class_names

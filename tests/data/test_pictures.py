@@ -18,7 +18,9 @@ COLOR = np.random.default_rng(1).integers(0, 256, (23, 31, 3), dtype=np.uint8)
 SIZES = [(28, 28, 32, 32), (28, 28, 14, 14), (7, 11, 13, 5), (5, 3, 2, 17), (31, 29, 1, 1)]
 
 
-def put(folder: Path, picture: Image.Image, name: str = "picture.png", **options: Any) -> Path:
+def save_picture(
+    folder: Path, picture: Image.Image, name: str = "picture.png", **options: Any
+) -> Path:
     picture.save(folder / name, **options)
     return folder / name
 
@@ -26,13 +28,13 @@ def put(folder: Path, picture: Image.Image, name: str = "picture.png", **options
 def test_the_exif_orientation_is_applied(tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112] = 6
-    path = put(tmp_path, Image.fromarray(GRAY), exif=exif)
+    path = save_picture(tmp_path, Image.fromarray(GRAY), exif=exif)
     assert np.array_equal(read_picture(path)[0], np.rot90(GRAY, -1))
 
 
-def test_the_first_of_several_frames_is_used(tmp_path: Path):
+def test_first_frame_of_a_picture_is_used(tmp_path: Path):
     frames = [Image.fromarray(levels) for levels in (GRAY, 255 - GRAY)]
-    path = put(tmp_path, frames[0], "picture.tif", save_all=True, append_images=frames[1:])
+    path = save_picture(tmp_path, frames[0], "picture.tif", save_all=True, append_images=frames[1:])
     assert np.array_equal(read_picture(path)[0], GRAY)
 
 
@@ -65,7 +67,7 @@ def test_a_truncated_picture_is_an_error_with_its_path(format_: str, tmp_path: P
     ".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF"
 )
 def test_a_damaged_picture_is_an_error_with_its_path(tmp_path: Path):
-    path = put(tmp_path, Image.fromarray(COLOR[:8, :8]), "one.avif")
+    path = save_picture(tmp_path, Image.fromarray(COLOR[:8, :8]), "one.avif")
     content, refused = path.read_bytes(), 0
     for at in range(0, len(content), 5):
         path.write_bytes(content[:at] + b"\0" + content[at + 1 :])
@@ -76,7 +78,7 @@ def test_a_damaged_picture_is_an_error_with_its_path(tmp_path: Path):
     assert refused > len(content) // 20
 
 
-def test_other_formats_are_an_error_for_every_file_name(
+def test_unsupported_formats_are_an_error_with_any_file_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
@@ -96,7 +98,7 @@ def test_other_formats_are_an_error_for_every_file_name(
                 read(path)
 
 
-def test_pictures_are_opened_in_one_place():
+def test_pictures_are_opened_in_one_module():
     package = Path(teka.__file__).parent
     paths = [
         path for path in package.rglob("*.py") if "Image.open(" in path.read_text(encoding="utf-8")
@@ -111,14 +113,14 @@ def test_a_missing_file_is_an_error(name: str, tmp_path: Path):
         read_picture(tmp_path / name)
 
 
-def test_gray_becomes_equal_channels_and_color_its_luminance(tmp_path: Path):
-    path = put(tmp_path, Image.fromarray(GRAY))
+def test_gray_and_color_pictures_are_converted_to_the_channels(tmp_path: Path):
+    path = save_picture(tmp_path, Image.fromarray(GRAY))
     for channels in (1, 3):
         assert torch.equal(
             read_picture(path, in_channels=channels),
             torch.from_numpy(GRAY).expand(channels, -1, -1),
         )
-    path = put(tmp_path, Image.fromarray(COLOR))
+    path = save_picture(tmp_path, Image.fromarray(COLOR))
     assert torch.equal(read_picture(path, in_channels=3), torch.from_numpy(COLOR).permute(2, 0, 1))
     expected = torch.from_numpy(COLOR).double() @ torch.tensor(
         [0.299, 0.587, 0.114], dtype=torch.float64
@@ -127,20 +129,22 @@ def test_gray_becomes_equal_channels_and_color_its_luminance(tmp_path: Path):
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "CMYK", "LA", "RGBA"])
-def test_other_modes_are_read(mode: str, tmp_path: Path):
+def test_every_picture_mode_is_read(mode: str, tmp_path: Path):
     picture = Image.fromarray(np.where(GRAY > 127, 255, 0).astype(np.uint8))
-    path = put(tmp_path, picture.convert(mode), "picture.tif" if mode == "CMYK" else "picture.png")
+    path = save_picture(
+        tmp_path, picture.convert(mode), "picture.tif" if mode == "CMYK" else "picture.png"
+    )
     assert torch.equal(read_picture(path)[0], torch.from_numpy(np.array(picture)))
 
 
-def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
-    deep = put(tmp_path, Image.fromarray(GRAY.astype(np.uint16) * 257))
+def test_16_bit_levels_are_rounded_to_bytes(tmp_path: Path):
+    deep = save_picture(tmp_path, Image.fromarray(GRAY.astype(np.uint16) * 257))
     assert torch.equal(read_picture(deep)[0], torch.from_numpy(GRAY))
     assert torch.equal(
         read_picture(deep, in_channels=3), torch.from_numpy(GRAY).expand(3, *GRAY.shape)
     )
     for top in (1, 255):
-        floating = put(
+        floating = save_picture(
             tmp_path, Image.fromarray((GRAY * (top / 255)).astype(np.float32)), "picture.tif"
         )
         assert torch.equal(read_picture(floating)[0], torch.from_numpy(GRAY))
@@ -148,13 +152,15 @@ def test_deep_levels_are_rounded_to_bytes(tmp_path: Path):
         ValueError, match=r"the levels of .*picture\.tif must be .*got from -1 to 1"
     ):
         read_picture(
-            put(tmp_path, Image.fromarray(np.array([[-1, 1]], dtype=np.float32)), "picture.tif")
+            save_picture(
+                tmp_path, Image.fromarray(np.array([[-1, 1]], dtype=np.float32)), "picture.tif"
+            )
         )
 
 
 @pytest.mark.parametrize(("level", "ground"), [(0, 255), (255, 0)], ids=["dark ink", "light ink"])
 @pytest.mark.parametrize("kind", ["alpha", "palette"])
-def test_transparent_pixels_show_a_ground_that_contrasts_with_the_others(
+def test_transparent_pixels_become_a_contrasting_background(
     kind: str, level: int, ground: int, tmp_path: Path
 ):
     opaque = np.zeros((5, 7), dtype=bool)
@@ -162,18 +168,18 @@ def test_transparent_pixels_show_a_ground_that_contrasts_with_the_others(
     if kind == "alpha":
         levels = np.full((5, 7, 4), 77, dtype=np.uint8)
         levels[opaque], levels[..., 3] = level, 255 * opaque
-        path = put(tmp_path, Image.fromarray(levels))
+        path = save_picture(tmp_path, Image.fromarray(levels))
     else:
         picture = Image.fromarray(opaque.astype(np.uint8), mode="P")
         picture.putpalette([77, 77, 77, level, level, level])
-        path = put(tmp_path, picture, transparency=0)
+        path = save_picture(tmp_path, picture, transparency=0)
     for name, under in {"auto": ground, "dark": 0, "light": 255}.items():
         found = read_picture(path, ground=name)[0]
         assert torch.equal(found, torch.from_numpy(np.where(opaque, level, under)).byte())
 
 
-def test_unknown_modes_channels_and_grounds_are_an_error(tmp_path: Path):
-    path = put(tmp_path, Image.new("LAB", (7, 5)), "picture.tif")
+def test_invalid_modes_channels_and_grounds_are_an_error(tmp_path: Path):
+    path = save_picture(tmp_path, Image.new("LAB", (7, 5)), "picture.tif")
     with pytest.raises(ValueError, match=r"the mode of .*picture\.tif must be .*got 'LAB'"):
         read_picture(path)
     with pytest.raises(ValueError, match=r"in_channels must be 1 for gray or 3.*got 2"):
@@ -190,9 +196,7 @@ def make_images(height: int, width: int, channels: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("height", "width", "new_height", "new_width"), SIZES)
-def test_resizing_gives_the_pixels_of_pillow(
-    height: int, width: int, new_height: int, new_width: int
-):
+def test_resize_bilinear_equals_pillow(height: int, width: int, new_height: int, new_width: int):
     images = make_images(height, width, channels=3)
     planes = [Image.fromarray(plane) for plane in images.flatten(0, 1).numpy()]
     # Two calls, because the order of the axes depends on the version of Pillow.
@@ -208,8 +212,8 @@ def test_resizing_gives_the_pixels_of_pillow(
     assert found.is_contiguous()
 
 
-def test_resizing_gives_the_levels_that_packaged_models_were_trained_on():
-    """Resize levels by the definition of the filter.
+def test_resize_bilinear_equals_the_definition_of_the_filter():
+    """Compare with the definition of the filter.
 
     Weights are multiples of 2⁻²². Levels are rounded half up after the width and after the height.
     """
@@ -225,7 +229,7 @@ def test_resizing_gives_the_levels_that_packaged_models_were_trained_on():
     assert torch.equal(resize_bilinear(make_images(7, 11), (height, width)), images.byte())
 
 
-def test_resizing_is_the_rounded_bilinear_filter():
+def test_resize_bilinear_is_close_to_interpolate():
     images = make_images(7, 11)
     exact = interpolate(
         images.double(), size=(13, 17), mode="bilinear", align_corners=False, antialias=True
@@ -233,14 +237,14 @@ def test_resizing_is_the_rounded_bilinear_filter():
     assert (resize_bilinear(images, (13, 17)).double() - exact).abs().max() <= 1
 
 
-def test_resizing_handles_equal_sizes_squares_and_empty_batches():
+def test_resize_bilinear_accepts_equal_sizes_squares_and_empty_batches():
     images = make_images(7, 11)
     assert torch.equal(resize_bilinear(images, (7, 11)), images)
     assert torch.equal(resize_bilinear(images, 13), resize_bilinear(images, (13, 13)))
     assert resize_bilinear(images[:0], (13, 17)).shape == (0, 1, 13, 17)
 
 
-def test_a_wrong_image_size_is_an_error():
+def test_invalid_image_size_is_an_error():
     for image_size in [0, -1, (5, 0), (5,), (5, 5, 5)]:
         with pytest.raises(ValueError, match="image_size must be"):
             resize_bilinear(make_images(7, 11), image_size)
@@ -255,7 +259,7 @@ def test_images_of_another_rank_or_dtype_are_an_error():
 
 def test_picture_files_are_indexed_like_a_tensor(tmp_path: Path):
     levels = make_images(5, 7)[:6]
-    paths = [put(tmp_path, Image.fromarray(image[0].numpy()), f"{number}.png")
+    paths = [save_picture(tmp_path, Image.fromarray(image[0].numpy()), f"{number}.png")
              for number, image in enumerate(levels)]  # fmt: skip
     files = PictureFiles(paths, in_channels=1, image_size=(5, 7))
     images = levels / 255
@@ -269,9 +273,9 @@ def test_picture_files_are_indexed_like_a_tensor(tmp_path: Path):
         files[6]
 
 
-def test_picture_files_of_another_size_are_resized_or_an_error(tmp_path: Path):
+def test_picture_files_of_another_size_are_resized_or_are_an_error(tmp_path: Path):
     levels = make_images(5, 7)[:1]
-    path = put(tmp_path, Image.fromarray(levels[0, 0].numpy()))
+    path = save_picture(tmp_path, Image.fromarray(levels[0, 0].numpy()))
     resized = PictureFiles([path], in_channels=1, image_size=(3, 4))
     assert torch.equal(resized[:], resize_bilinear(levels, (3, 4)) / 255)
     fixed = PictureFiles([path], in_channels=1, image_size=(3, 4), resize=False)

@@ -22,50 +22,50 @@ from teka.data.published import (
     read_unpacked,
 )
 
-# Random bytes, which gzip cannot shorten.
+# Random bytes, which gzip cannot compress.
 CONTENT = np.random.default_rng(0).bytes(90_001)
 PACKED = gzip.compress(CONTENT, mtime=0)
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 FAULTS = ("500", "429", "truncates", "stalls", "corrupts", "ends unannounced")
 
 
-def assert_is(read, dataset):
+def assert_is_dataset(read, dataset):
     assert read.num_classes == len(dataset.published.class_names)
     for split, (images, labels) in zip((read.train, read.test), dataset.splits, strict=True):
         assert torch.equal(split.images, images)
         assert torch.equal(split.labels, labels)
 
 
-def names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("inside", [".", "mnist"])
-def test_idx_files_are_found_in_data_dir_and_in_a_folder_within(
+def test_idx_files_are_found_in_data_dir_and_its_subfolder(
     idx_dataset, tmp_path: Path, packed: bool, inside: str
 ):
     idx_dataset.write(tmp_path / inside, packed=packed)
-    assert_is(idx_dataset.published.read(tmp_path), idx_dataset)
-    assert_is(idx_dataset.published.read(str(tmp_path)), idx_dataset)
+    assert_is_dataset(idx_dataset.published.read(tmp_path), idx_dataset)
+    assert_is_dataset(idx_dataset.published.read(str(tmp_path)), idx_dataset)
 
 
 @pytest.mark.parametrize("inside", [".", "cifar10", "synthetic-bin"])
-def test_record_files_are_found_in_data_dir_and_in_folders_within(
+def test_record_files_are_found_in_data_dir_and_its_subfolders(
     record_dataset, tmp_path: Path, inside: str
 ):
     record_dataset.write(tmp_path / inside)
-    assert_is(record_dataset.published.read(tmp_path), record_dataset)
+    assert_is_dataset(record_dataset.published.read(tmp_path), record_dataset)
 
 
 def test_the_system_folder_is_used_last(idx_dataset, tmp_path: Path):
     system_folder = idx_dataset.write(tmp_path / "system")
     published = replace(idx_dataset.published, system_folder=system_folder)
     for data_dir in (None, tmp_path / "elsewhere"):
-        assert_is(published.read(data_dir), idx_dataset)
+        assert_is_dataset(published.read(data_dir), idx_dataset)
     idx_dataset.write(tmp_path / "data")
     (system_folder / "test-labels").write_bytes(b"damaged")
-    assert_is(published.read(tmp_path / "data"), idx_dataset)
+    assert_is_dataset(published.read(tmp_path / "data"), idx_dataset)
 
 
 def test_the_first_folder_with_all_files_is_used(record_dataset, tmp_path: Path):
@@ -79,12 +79,12 @@ def test_the_first_folder_with_all_files_is_used(record_dataset, tmp_path: Path)
         (folder / "train-1").unlink()
 
 
-def test_the_unpacked_file_is_preferred(idx_dataset, tmp_path: Path):
+def test_uncompressed_file_is_preferred(idx_dataset, tmp_path: Path):
     idx_dataset.write(tmp_path, packed=True)
     idx_dataset.write(tmp_path, packed=False)
     (tmp_path / "train-images.gz").write_bytes(b"damaged")
     (tmp_path / "test-labels").unlink()
-    assert_is(idx_dataset.published.read(tmp_path), idx_dataset)
+    assert_is_dataset(idx_dataset.published.read(tmp_path), idx_dataset)
 
 
 def test_missing_files_are_an_error_with_folders_and_advice(idx_dataset, tmp_path: Path):
@@ -105,7 +105,7 @@ def test_missing_files_are_an_error_with_folders_and_advice(idx_dataset, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["train-images", "train-labels", "test-images", "test-labels"])
-def test_each_idx_file_is_checked_by_its_hash(idx_dataset, tmp_path: Path, name: str):
+def test_idx_file_with_another_hash_is_an_error(idx_dataset, tmp_path: Path, name: str):
     content = bytearray(idx_dataset.contents[name])
     content[-1] ^= 1
     idx_dataset.contents[name] = bytes(content)
@@ -141,7 +141,7 @@ def test_a_label_without_a_class_is_an_error(record_dataset, tmp_path: Path, lab
     assert str(tmp_path / "train-2") in str(caught.value)
 
 
-def test_a_record_is_a_label_and_channels_row_by_row(record_dataset, tmp_path: Path):
+def test_record_is_a_label_followed_by_channels_in_rows(record_dataset, tmp_path: Path):
     record = bytes([3]) + bytes(
         10 * channel + row for channel in range(3) for row in range(7) for _ in range(11)
     )
@@ -154,7 +154,7 @@ def test_a_record_is_a_label_and_channels_row_by_row(record_dataset, tmp_path: P
     ]
 
 
-def test_no_more_is_unpacked_than_the_published_size(tmp_path: Path):
+def test_decompression_stops_at_the_published_size(tmp_path: Path):
     path = tmp_path / "bomb.gz"
     with gzip.open(path, "wb") as file:
         for _ in range(64):
@@ -165,7 +165,7 @@ def test_no_more_is_unpacked_than_the_published_size(tmp_path: Path):
     tracemalloc.stop()
 
 
-def test_damaged_gzip_data_is_an_error_with_the_path(tmp_path: Path):
+def test_damaged_gzip_file_is_an_error_with_its_path(tmp_path: Path):
     path = tmp_path / "values.gz"
     packed = gzip.compress(bytes(range(40)))
     damaged = [packed[:size] for size in range(2, len(packed))]
@@ -179,40 +179,40 @@ def test_damaged_gzip_data_is_an_error_with_the_path(tmp_path: Path):
             read_unpacked(path, 46)
 
 
-def get(server, folder: Path) -> bytes:
+def download_values(server, folder: Path) -> bytes:
     path = folder / "values"
     download_file(f"{server.address}values.gz", path, SHA256, len(CONTENT))
     return path.read_bytes()
 
 
-def test_a_download_is_unpacked_readable_and_alone(server, tmp_path: Path):
+def test_download_leaves_only_the_unpacked_readable_file(server, tmp_path: Path):
     server.files["values.gz"] = PACKED
-    assert get(server, tmp_path / "new") == CONTENT
+    assert download_values(server, tmp_path / "new") == CONTENT
     assert stat.S_IMODE((tmp_path / "new" / "values").stat().st_mode) == 0o644
-    assert names(tmp_path) == ["new/values"]
-    assert get(server, tmp_path / "new") == CONTENT
+    assert file_names(tmp_path) == ["new/values"]
+    assert download_values(server, tmp_path / "new") == CONTENT
     assert server.requests == ["values.gz"]
 
 
 def test_a_progress_bar_shows_the_file_size(server, tmp_path: Path, capsys):
     server.files["values.gz"] = PACKED
-    get(server, tmp_path)
+    download_values(server, tmp_path)
     assert "100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_passing_fault_is_tried_again(server, tmp_path: Path, fault: str, monkeypatch):
+def test_download_is_tried_again_after_a_fault(server, tmp_path: Path, fault: str, monkeypatch):
     server.files["values.gz"] = PACKED
     server.faults = [fault]
     if fault == "stalls":
         monkeypatch.setattr("teka.data.published.TIMEOUT_SECONDS", 1.0)
-    assert get(server, tmp_path) == CONTENT
-    assert names(tmp_path) == ["values"]
+    assert download_values(server, tmp_path) == CONTENT
+    assert file_names(tmp_path) == ["values"]
     assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_lasting_fault_is_an_error_and_leaves_no_file(
+def test_repeated_fault_is_an_error_and_leaves_no_file(
     server, tmp_path: Path, fault: str, monkeypatch
 ):
     server.files["values.gz"] = PACKED
@@ -220,7 +220,7 @@ def test_a_lasting_fault_is_an_error_and_leaves_no_file(
     if fault == "stalls":
         monkeypatch.setattr("teka.data.published.TIMEOUT_SECONDS", 0.25)
     with pytest.raises(ConnectionError, match="values could not be downloaded") as caught:
-        get(server, tmp_path)
+        download_values(server, tmp_path)
     assert f"{server.address}values.gz" in str(caught.value)
     words = {
         "500": "500 Server Error",
@@ -229,7 +229,7 @@ def test_a_lasting_fault_is_an_error_and_leaves_no_file(
         "stalls": "timed out",
     }
     assert re.search(words.get(fault, "gzip data|hash"), str(caught.value))
-    assert names(tmp_path) == []
+    assert file_names(tmp_path) == []
     assert len(server.requests) == 5
 
 
@@ -238,22 +238,22 @@ def test_a_lasting_fault_is_an_error_and_leaves_no_file(
     [
         pytest.param(gzip.compress(CONTENT[:-1] + b"\0"), id="another file"),
         pytest.param(b"PK\x03\x04" + CONTENT, id="another archive"),
-        pytest.param(gzip.compress(bytes(20_000_000)), id="a bomb"),
+        pytest.param(gzip.compress(bytes(20_000_000)), id="decompression bomb"),
     ],
 )
-def test_another_file_is_never_kept(server, tmp_path: Path, content: bytes):
+def test_download_with_another_hash_is_not_kept(server, tmp_path: Path, content: bytes):
     server.files["values.gz"] = content
     (tmp_path / "values").write_bytes(b"damaged")
     with pytest.raises(ConnectionError, match="hash"):
-        get(server, tmp_path)
+        download_values(server, tmp_path)
     assert (tmp_path / "values").read_bytes() == b"damaged"
-    assert names(tmp_path) == ["values"]
+    assert file_names(tmp_path) == ["values"]
 
 
-def test_a_content_encoding_of_the_server_makes_no_difference(server, tmp_path: Path):
+def test_content_encoding_of_the_server_is_ignored(server, tmp_path: Path):
     server.files["values.gz"] = PACKED
     server.encoding = "gzip"
-    assert get(server, tmp_path) == CONTENT
+    assert download_values(server, tmp_path) == CONTENT
 
 
 def test_an_interrupted_download_leaves_no_file(server, tmp_path: Path, monkeypatch):
@@ -263,17 +263,17 @@ def test_an_interrupted_download_leaves_no_file(server, tmp_path: Path, monkeypa
     server.files["values.gz"] = PACKED
     monkeypatch.setattr(gzip, "open", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        get(server, tmp_path)
-    assert names(tmp_path) == []
+        download_values(server, tmp_path)
+    assert file_names(tmp_path) == []
 
 
-def test_without_pooch_the_error_says_how_to_install_it(server, tmp_path: Path, monkeypatch):
+def test_missing_pooch_is_an_error_with_the_install_command(server, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
-        get(server, tmp_path)
+        download_values(server, tmp_path)
 
 
-def test_the_table_describes_whole_files():
+def test_published_files_have_sizes_and_hashes():
     for dataset in PUBLISHED_DATASETS.values():
         assert len(set(dataset.class_names)) == 10
         assert dataset.url.startswith("https://")
@@ -293,7 +293,7 @@ def test_the_table_describes_whole_files():
     assert len(set(hashes)) == 8
 
 
-def test_a_file_is_found_unpacked_or_packed(tmp_path: Path):
+def test_file_is_found_uncompressed_or_compressed(tmp_path: Path):
     file = PublishedFile("values", 3)
     assert find_published_file(tmp_path, file) is None
     (tmp_path / "values.gz").touch()
@@ -302,7 +302,7 @@ def test_a_file_is_found_unpacked_or_packed(tmp_path: Path):
     assert find_published_file(tmp_path, file) == tmp_path / "values"
 
 
-def test_the_splits_of_digits_have_every_digit_once_with_its_label():
+def test_splits_of_digits_have_every_image_once_with_its_label():
     raw: Any = read_digits((8, 8))
     assert (len(raw.train), len(raw.test), raw.num_classes) == (1437, 360, 10)
     images = torch.cat([raw.train.images, raw.test.images])
@@ -331,7 +331,7 @@ def test_digits_are_centered_on_the_canvas():
     assert bare.train.images.max() == 1
 
 
-def test_without_scikit_learn_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch):
+def test_missing_scikit_learn_is_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'teka\[train\]'"):
         read_digits((16, 16))
