@@ -109,9 +109,9 @@ def _wait_for_exit_code(
         if seconds is None:
             budget = float(value)
             deadline = time.monotonic() + budget + GRACE_SECONDS
-            limit = f"--budget {budget:g} and {GRACE_SECONDS:g} more seconds"
             reason = (
-                f"the model did not answer within {limit}; raise --budget or lower --batch-size"
+                f"the model did not answer within --budget {budget:g} and {GRACE_SECONDS:g} more "
+                "seconds; raise --budget or lower --batch-size"
             )
 
 
@@ -135,8 +135,10 @@ def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
 def _describe_exit(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
-            name = signal.Signals(-exit_code).name
-            return f"the process was ended by {name} before the result was complete"
+            return (
+                f"the process was ended by {signal.Signals(-exit_code).name} "
+                "before the result was complete"
+            )
     return (
         f"the model's code ended the process with exit code {exit_code} "
         "before the result was complete"

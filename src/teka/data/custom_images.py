@@ -214,8 +214,9 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None
     if axes is None:
         axes = _guess_axes(_to_numpy("images", arrays["images"]).shape)
     check_name("axes", axes, AXES)
-    prefixes = ("", "test_", "validation_")
-    train, test, validation = (_make_split(arrays, prefix, axes) for prefix in prefixes)
+    train, test, validation = (
+        _make_split(arrays, prefix, axes) for prefix in ("", "test_", "validation_")
+    )
     assert train is not None
     if test is None:
         test = validation

@@ -156,8 +156,9 @@ def _blend_with_ground(picture: "Image", ground: str) -> "Image":
         visible_mean = (gray * opacity).sum() / max(opacity.sum(), 1)
         ground = "light" if visible_mean < 128 else "dark"
     level = 255 if ground == "light" else 0
-    background = Image.new("RGBA", picture.size, (level, level, level, 255))
-    return Image.alpha_composite(background, picture).convert("RGB")
+    return Image.alpha_composite(
+        Image.new("RGBA", picture.size, (level, level, level, 255)), picture
+    ).convert("RGB")
 
 
 @dataclass(frozen=True, eq=False)

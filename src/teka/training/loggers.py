@@ -60,8 +60,10 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
         ValueError: A service cannot be opened.
     """
     table = CSVLogger(folder, name=LOGS)
-    events = TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False)
-    loggers: list[Logger] = [table, events]
+    loggers: list[Logger] = [
+        table,
+        TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False),
+    ]
     fields = encode(run.to_dict())
     failed = True
     try:
@@ -91,8 +93,12 @@ def _open_service_logger(name: str, folder: Path) -> Logger:
     identity = identities.get(name)
     title = folder.resolve().name
     if name == "wandb":
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        logger = WandbLogger(name=title, id=identity, project=project, save_dir=folder)
+        logger = WandbLogger(
+            name=title,
+            id=identity,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            save_dir=folder,
+        )
         _ = logger.experiment  # start the run, which then has an identity
     else:
         # MLflow writes to files only if this is set.

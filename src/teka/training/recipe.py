@@ -89,13 +89,15 @@ class Recipe:
         check_sizes({"random_shift": self.random_shift, "redraw_every": self.redraw_every}, least=0)
         for argument in ("gradient_clip", "weight_decay"):
             check_number(argument, getattr(self, argument), "a finite number of at least 0", low=0)
-        expected = "a positive finite number"
-        check_number("learning_rate", self.learning_rate, expected, low=0, exclude=(0,))
+        check_number(
+            "learning_rate", self.learning_rate, "a positive finite number", low=0, exclude=(0,)
+        )
         rates = {name: getattr(self, name) for name in ("label_smoothing", "momentum", "warmup")}
         rates |= {f"betas[{index}]": beta for index, beta in enumerate(self.betas)}
         for argument, rate in rates.items():
-            expected = "a number of at least 0 and below 1"
-            check_number(argument, rate, expected, low=0, high=1, exclude=(1,))
+            check_number(
+                argument, rate, "a number of at least 0 and below 1", low=0, high=1, exclude=(1,)
+            )
         if self.optimizer == "sgd" and self.betas != BETAS:
             raise wrong_value("betas", self.betas, f"{BETAS} with optimizer='sgd'")
         if self.optimizer != "sgd" and self.momentum != 0:

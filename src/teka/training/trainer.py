@@ -143,8 +143,7 @@ def train(
             )
         opened_loggers = open_loggers(loggers if is_first_process() else (), folder, run)
         with warnings.catch_warnings(), opened_loggers as loggers_of_run:
-            for message in IGNORED_WARNINGS:
-                warnings.filterwarnings("ignore", message=message)
+            warnings.filterwarnings("ignore", message="|".join(IGNORED_WARNINGS))
             try:
                 trainer = Trainer(
                     default_root_dir=folder,
