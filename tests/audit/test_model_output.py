@@ -30,7 +30,7 @@ from teka.audit.model_output import (
 )
 from teka.audit.movement import Movement
 from tests.audit.adapters.tiny_vit import quiet
-from tests.audit.measure.models import present
+from tests.audit.measure.models import not_none
 from tests.raising import raises_for
 
 TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -375,8 +375,8 @@ BINARY = {
 def test_a_binary_classifier_is_one_whatever_it_returns(form, batch_size):
     responses = measure(BINARY[form], LABELS, batch_size=batch_size)
     expected = (SCORES[COLUMNS] > 0).long()
-    assert torch.equal(present(responses.predictions), expected)
-    assert torch.equal(present(responses.correct), expected == LABELS)
+    assert torch.equal(not_none(responses.predictions), expected)
+    assert torch.equal(not_none(responses.correct), expected == LABELS)
     if form in ("class", "bool"):
         assert torch.equal(responses.error_squared > 0, expected != expected[0])
 
@@ -395,7 +395,7 @@ def test_probabilities_and_pooled_maps_are_measured_as_the_logits_that_they_stan
         lambda images: [logits(images)],
     ):
         found = measure(function, labels, batch_size=batch_size)
-        assert torch.equal(present(found.predictions), present(plain.predictions))
+        assert torch.equal(not_none(found.predictions), not_none(plain.predictions))
 
 
 def test_the_sets_of_labels_that_a_multi_label_classifier_predicts_are_compared_as_wholes():
@@ -412,9 +412,9 @@ def test_the_sets_of_labels_that_a_multi_label_classifier_predicts_are_compared_
     ):
         responses = measure(function, sets, batch_size=5)
         assert responses.output in MULTILABEL
-        assert torch.equal(present(responses.correct), correct)
-        assert torch.equal(present(responses.agreement), agreement)
-    assert torch.equal(present(measure(several, output="multilabel").agreement), agreement)
+        assert torch.equal(not_none(responses.correct), correct)
+        assert torch.equal(not_none(responses.agreement), agreement)
+    assert torch.equal(not_none(measure(several, output="multilabel").agreement), agreement)
 
 
 def test_labels_that_a_classifier_cannot_predict_are_refused():

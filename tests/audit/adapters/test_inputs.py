@@ -24,7 +24,7 @@ from teka.data import load as load_data
 SETTINGS = AuditSettings(shifts=((0, 0), (1, -2)))
 
 
-def model_of(transform: Preprocessing, classes: int = 4) -> LoadedModel:
+def make_model(transform: Preprocessing, classes: int = 4) -> LoadedModel:
     def function(images):
         return torch.nn.functional.one_hot(
             images.mean(dim=(1, 2, 3)).mul(7).long() % classes, classes
@@ -43,12 +43,12 @@ def arrays(tmp_path):
     return str(tmp_path / "data.npz")
 
 
-def test_a_packaged_model_gets_images_as_in_training():
-    case = make_audit_inputs(
+def test_packaged_model_gets_its_training_image_size():
+    audit_inputs = make_audit_inputs(
         load("mnist", loaders=LOCAL_LOADERS), ImageOptions("digits", images=7), SETTINGS
     )
-    assert case.images.shape == (7, 1, 28, 28)
-    assert case.known["caveats"] == ()
+    assert audit_inputs.images.shape == (7, 1, 28, 28)
+    assert audit_inputs.known["caveats"] == ()
     every = make_audit_inputs(
         load("digits", loaders=LOCAL_LOADERS), ImageOptions("digits"), SETTINGS
     )
@@ -58,40 +58,44 @@ def test_a_packaged_model_gets_images_as_in_training():
 
 
 def test_resizing_to_the_model_is_reported(arrays):
-    case = make_audit_inputs(
-        model_of(Preprocessing(1, 10, crop=(10, 8))), ImageOptions(arrays), SETTINGS
+    audit_inputs = make_audit_inputs(
+        make_model(Preprocessing(1, 10, crop=(10, 8))), ImageOptions(arrays), SETTINGS
     )
-    assert tuple(case.images.shape) == (12, 1, 10, 8)
-    # The crop changes no pixel's size: of 20 × 24 the resize made 10 × 12.
+    assert tuple(audit_inputs.images.shape) == (12, 1, 10, 8)
+    # The crop does not scale pixels. The resize changed 20 × 24 to 10 × 12.
     assert (
         "resized to 10 × 12 and then shifted: a shift of 2 pixels is 4 pixels"
-        in case.known["caveats"][0].message
+        in audit_inputs.known["caveats"][0].message
     )
     assert (
-        case.known["data_facts"]["preprocessing"]
+        audit_inputs.known["data_facts"]["preprocessing"]
         == "resized to 10 × 12 (bilinear), cropped to the middle 10 × 8"
     )
-    assert case.known["data_facts"]["image_size"] == [20, 24]
+    assert audit_inputs.known["data_facts"]["image_size"] == [20, 24]
 
 
-def test_with_shift_before_resize_the_function_resizes(arrays):
-    subject = model_of(Preprocessing(1, (10, 8)))
-    case = make_audit_inputs(subject, ImageOptions(arrays, shift_before_resize=True), SETTINGS)
-    assert tuple(case.images.shape) == (12, 1, 20, 24)
+def test_shift_before_resize_moves_the_resize_into_the_function(arrays):
+    subject = make_model(Preprocessing(1, (10, 8)))
+    audit_inputs = make_audit_inputs(
+        subject, ImageOptions(arrays, shift_before_resize=True), SETTINGS
+    )
+    assert tuple(audit_inputs.images.shape) == (12, 1, 20, 24)
     after = make_audit_inputs(subject, ImageOptions(arrays), SETTINGS)
-    torch.testing.assert_close(case.function(case.images), after.function(after.images))
-    assert "shifted and then resized" in case.known["caveats"][0].message
+    torch.testing.assert_close(
+        audit_inputs.function(audit_inputs.images), after.function(after.images)
+    )
+    assert "shifted and then resized" in audit_inputs.known["caveats"][0].message
 
 
-def test_a_packaged_model_gets_original_images_with_shift_before_resize(tmp_path):
-    write_pictures(tmp_path, ("a", "b"), colour=False)
+def test_shift_before_resize_gives_a_packaged_model_original_images(tmp_path):
+    write_pictures(tmp_path, ("a", "b"), is_color=False)
     mnist = load("mnist", loaders=LOCAL_LOADERS)
-    case = make_audit_inputs(
+    audit_inputs = make_audit_inputs(
         mnist, ImageOptions(str(tmp_path), shift_before_resize=True, ignore_labels=True), SETTINGS
     )
-    assert tuple(case.images.shape[1:]) == (1, 9, 7)
-    assert call_model(case.function, case.images, "").values.shape[1:] == (10,)
-    # Of digits it is the canvas that has a size.
+    assert tuple(audit_inputs.images.shape[1:]) == (1, 9, 7)
+    assert call_model(audit_inputs.function, audit_inputs.images, "").values.shape[1:] == (10,)
+    # The digits data set has a canvas of fixed size.
     assert tuple(
         make_audit_inputs(
             mnist, ImageOptions("digits", shift_before_resize=True), SETTINGS
@@ -100,43 +104,43 @@ def test_a_packaged_model_gets_original_images_with_shift_before_resize(tmp_path
 
 
 def test_models_with_equal_placement_share_images(arrays):
-    grey = Preprocessing(1, (10, 8), normalization=Normalize((0.5,), (0.5,)))
+    gray = Preprocessing(1, (10, 8), normalization=Normalize((0.5,), (0.5,)))
     others = (
-        dataclasses.replace(grey, normalization=None),
-        dataclasses.replace(grey, resampling="bicubic"),
+        dataclasses.replace(gray, normalization=None),
+        dataclasses.replace(gray, resampling="bicubic"),
     )
     read = cache(load_audit_images)
     first, same, other = (
-        make_audit_inputs(model_of(one), ImageOptions(arrays), SETTINGS, read=read).images
-        for one in (grey, *others)
+        make_audit_inputs(make_model(transform), ImageOptions(arrays), SETTINGS, read=read).images
+        for transform in (gray, *others)
     )
     assert same is first
     assert other is not first
 
 
-def test_labels_can_be_left_out(arrays):
+def test_ignore_labels_leaves_out_labels(arrays):
     assert (
-        make_audit_inputs(model_of(Preprocessing()), ImageOptions(arrays), SETTINGS).labels
+        make_audit_inputs(make_model(Preprocessing()), ImageOptions(arrays), SETTINGS).labels
         is not None
     )
     assert (
         make_audit_inputs(
-            model_of(Preprocessing(), 9), ImageOptions(arrays, ignore_labels=True), SETTINGS
+            make_model(Preprocessing(), 9), ImageOptions(arrays, ignore_labels=True), SETTINGS
         ).labels
         is None
     )
     with pytest.raises(ValueError, match=r"classes must be 9.*got 4"):
-        make_audit_inputs(model_of(Preprocessing(), 9), ImageOptions(arrays), SETTINGS)
+        make_audit_inputs(make_model(Preprocessing(), 9), ImageOptions(arrays), SETTINGS)
 
 
 @pytest.mark.parametrize(
     ("mode", "placed", "field"),
     [("crop", (20, 20), "crop_size"), ("canvas", (14, 12), "canvas_size")],
 )
-def test_crops_and_canvases_have_the_size_of_the_model(mode, placed, field):
+def test_crop_and_canvas_have_the_input_size_of_the_model(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
-    transform, changed = make_room_for_shifts(model_of(Preprocessing(1, (16, 16))), settings)
-    # Shifts reach 1 along dy and 2 along dx; the room for them around a window is even.
+    transform, changed = make_room_for_shifts(make_model(Preprocessing(1, (16, 16))), settings)
+    # Shifts reach 1 along dy and 2 along dx. The crop has the same margin on all sides.
     assert transform.resized_size((33, 40)) == placed
     assert getattr(changed, field) == (16, 16)
     movement = changed.movement(mode, placed)
@@ -144,7 +148,7 @@ def test_crops_and_canvases_have_the_size_of_the_model(mode, placed, field):
 
 
 def test_crop_and_canvas_keep_the_aspect_ratio():
-    subject = model_of(Preprocessing(3, 256, crop=(224, 224)))
+    subject = make_model(Preprocessing(3, 256, crop=(224, 224)))
     settings = AuditSettings(shifts=((0, 0), (16, 16)), modes=("crop",))
     assert make_room_for_shifts(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
     wider = dataclasses.replace(settings, shifts=((0, 0), (0, 30)))
@@ -155,7 +159,7 @@ def test_crop_and_canvas_keep_the_aspect_ratio():
 
 
 def test_crop_and_canvas_must_be_the_only_mode():
-    subject = model_of(Preprocessing(1, (16, 16)))
+    subject = make_model(Preprocessing(1, (16, 16)))
     with pytest.raises(ValueError, match="canvas alone"):
         make_room_for_shifts(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
     with pytest.raises(ValueError, match="placed_size"):
@@ -164,14 +168,14 @@ def test_crop_and_canvas_must_be_the_only_mode():
         make_room_for_shifts(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
 
 
-def test_a_model_of_any_size_keeps_the_images(arrays):
-    case = make_audit_inputs(
+def test_model_without_an_input_size_keeps_the_image_size(arrays):
+    audit_inputs = make_audit_inputs(
         LoadedModel("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()),
         ImageOptions(arrays, ignore_labels=True),
         SETTINGS,
     )
-    assert tuple(case.images.shape) == (12, 3, 20, 24)
-    assert case.known["data_facts"]["preprocessing"] == "none"
+    assert tuple(audit_inputs.images.shape) == (12, 3, 20, 24)
+    assert audit_inputs.known["data_facts"]["preprocessing"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
     [
         ([("RGB", 128, 200)] * 3, "crop"),
         ([("L", 300, 300)] * 3, "crop"),
-        # One picture of another kind or size changes nothing.
+        # A single image of another color mode or size does not change the mode.
         ([("RGB", 300, 300)] * 30 + [("L", 300, 300)], "crop"),
         ([("L", 8, 8)] + [("RGB", 300, 300)] * 30, "crop"),
         ([("RGB", 300, 127)] * 3, "circular"),
@@ -187,7 +191,7 @@ def test_a_model_of_any_size_keeps_the_images(arrays):
     ],
     ids=str,
 )
-def test_large_pictures_are_cropped_and_small_ones_wrapped(tmp_path, sizes, expected):
+def test_default_mode_is_crop_for_large_and_circular_for_small_pictures(tmp_path, sizes, expected):
     for label in ("cat", "dog"):
         (tmp_path / label).mkdir()
         for index, (mode, *size) in enumerate(sizes):
@@ -198,17 +202,17 @@ def test_large_pictures_are_cropped_and_small_ones_wrapped(tmp_path, sizes, expe
     assert choose_default_mode(ImageOptions(tmp_path.name, str(tmp_path.parent)))[0] == expected
 
 
-def test_data_sets_and_arrays_have_circular_shifts(arrays):
+def test_default_mode_of_data_sets_and_arrays_is_circular(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
         assert choose_default_mode(ImageOptions(data)) == ("circular", "a data set of arrays")
 
 
-def own_model(trained_on: str) -> LoadedModel:
-    return dataclasses.replace(model_of(Preprocessing(), 2), trained_on=trained_on)
+def make_trained_model(trained_on: str) -> LoadedModel:
+    return dataclasses.replace(make_model(Preprocessing(), 2), trained_on=trained_on)
 
 
 @pytest.mark.parametrize("kind", ["pictures", "arrays"])
-def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_them(tmp_path, kind):
+def test_data_without_a_test_split_is_used_unless_trained_on(tmp_path, kind):
     data, other = tmp_path / "data", tmp_path / "other"
     write_pictures(data, ("ant", "bee"))
     if kind == "arrays":
@@ -218,14 +222,14 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
         data, other = tmp_path / "data.npz", tmp_path / "other.npz"
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
     outside = make_audit_inputs(
-        model_of(Preprocessing(), 2), ImageOptions(str(data), ignore_labels=True), SETTINGS
+        make_model(Preprocessing(), 2), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert len(outside.images) == 9
     used = f"9 of 9 images of {data} (the data has no separate test images)"
     assert used in outside.description[1]
     assert outside.known["data_facts"]["used"] == used
     trained = make_audit_inputs(
-        own_model(str(data)), ImageOptions(str(data), ignore_labels=True), SETTINGS
+        make_trained_model(str(data)), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert torch.equal(trained.images, load_data(str(data)).test.images)
     assert (
@@ -235,7 +239,9 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
     assert (
         len(
             make_audit_inputs(
-                own_model(str(other)), ImageOptions(str(data), ignore_labels=True), SETTINGS
+                make_trained_model(str(other)),
+                ImageOptions(str(data), ignore_labels=True),
+                SETTINGS,
             ).images
         )
         == 9
@@ -243,20 +249,20 @@ def test_without_a_test_part_all_images_are_used_unless_the_model_trained_on_the
     assert (
         len(
             make_audit_inputs(
-                own_model("mnist"), ImageOptions(str(data), ignore_labels=True), SETTINGS
+                make_trained_model("mnist"), ImageOptions(str(data), ignore_labels=True), SETTINGS
             ).images
         )
         == 9
     )
     few = make_audit_inputs(
-        model_of(Preprocessing(), 2),
+        make_model(Preprocessing(), 2),
         ImageOptions(str(data), ignore_labels=True, images=4),
         SETTINGS,
     )
     assert few.known["data_facts"]["used"].startswith("4 of 9 images")
 
 
-def test_images_keep_their_order_and_fewer_are_a_subset():
+def test_images_keep_their_order_and_smaller_samples_are_subsets():
     every = load_audit_images(ImageOptions("digits"), Preprocessing())
     assert torch.equal(every.images, load_data("digits").test.images)
     assert (every.num_available, every.num_classes, every.image_size) == (360, 10, (16, 16))
@@ -276,7 +282,7 @@ def test_images_keep_their_order_and_fewer_are_a_subset():
     )
 
 
-def test_images_get_the_channels_and_size_of_the_model():
+def test_images_have_the_channels_and_size_of_the_model():
     found = load_audit_images(
         ImageOptions("digits", image_size=12, images=5), Preprocessing(3, (11, 13))
     )
@@ -284,7 +290,7 @@ def test_images_get_the_channels_and_size_of_the_model():
     assert found.image_size == (12, 12)
 
 
-def test_arrays_are_resized_in_whole_levels(tmp_path):
+def test_image_size_rounds_resized_arrays_to_integer_levels(tmp_path):
     levels = np.random.default_rng(0).integers(0, 256, (10, 9, 7, 3), dtype=np.uint8)
     labels = np.arange(10) % 4
     np.savez(
@@ -307,34 +313,34 @@ def test_all_images_are_used_if_there_are_fewer_than_requested():
     assert len(load_audit_images(ImageOptions("digits", images=361), Preprocessing()).images) == 360
 
 
-@pytest.mark.parametrize(("number", "seed", "said"), [(-1, 0, "images"), (5, -1, "seed")])
-def test_a_negative_number_of_images_and_a_negative_seed_are_errors(number, seed, said):
-    with pytest.raises(ValueError, match=f"{said} must be"):
+@pytest.mark.parametrize(("number", "seed", "argument"), [(-1, 0, "images"), (5, -1, "seed")])
+def test_negative_number_of_images_and_negative_seed_are_errors(number, seed, argument):
+    with pytest.raises(ValueError, match=f"{argument} must be"):
         load_audit_images(ImageOptions("digits", images=number), Preprocessing(), seed=seed)
 
 
-def test_missing_data_are_an_error():
+def test_unknown_data_set_is_an_error():
     with pytest.raises(ValueError, match="Did you mean 'digits'"):
         load_audit_images(ImageOptions("digitz"), Preprocessing())
 
 
-def write_pictures(folder, names, *, sizes=((9, 7),), colour=True):
+def write_pictures(folder, names, *, sizes=((9, 7),), is_color=True):
     random = np.random.default_rng(1)
     for label, name in enumerate(names):
         (folder / name).mkdir(parents=True)
         for number in range(4 + label):
             height, width = sizes[number % len(sizes)]
-            shape = (height, width, 3) if colour else (height, width)
+            shape = (height, width, 3) if is_color else (height, width)
             levels = random.integers(0, 256, shape, dtype=np.uint8)
             Image.fromarray(levels).save(folder / name / f"{number}.png")
 
 
-@pytest.mark.parametrize("parted", [False, True])
-@pytest.mark.parametrize("colour", [False, True])
-def test_pictures_equal_those_of_the_data_set(tmp_path, parted, colour):
-    for part in ("train", "test") if parted else (".",):
-        write_pictures(tmp_path / part, ("bee", "ant"), colour=colour)
-    found = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing(), held_out=not parted)
+@pytest.mark.parametrize("has_splits", [False, True])
+@pytest.mark.parametrize("is_color", [False, True])
+def test_audit_images_equal_those_of_the_data_set(tmp_path, has_splits, is_color):
+    for split in ("train", "test") if has_splits else (".",):
+        write_pictures(tmp_path / split, ("bee", "ant"), is_color=is_color)
+    found = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing(), held_out=not has_splits)
     expected = load_data(str(tmp_path)).test
     assert torch.equal(found.images, expected.images)
     assert found.labels is not None
@@ -357,7 +363,7 @@ def test_each_picture_is_resized_from_its_own_size(tmp_path):
     torch.testing.assert_close(images[1:2], transform.resize_images(wide))
 
 
-def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
+def test_different_sizes_without_a_resize_are_an_error(tmp_path):
     write_pictures(tmp_path, ("a", "b"), sizes=((9, 7), (5, 6)))
     with pytest.raises(
         ValueError, match=r"one size, got \(9, 7\) and \(5, 6\) \(1.png\)\. .* Choose"
@@ -367,7 +373,7 @@ def test_several_sizes_that_nothing_resizes_are_an_error(tmp_path):
     assert resized.image_size == (4, 4)
 
 
-def test_unreadable_pictures_are_reported_when_they_are_read(tmp_path, monkeypatch):
+def test_unreadable_picture_is_an_error_only_when_it_is_read(tmp_path, monkeypatch):
     write_pictures(tmp_path, ("a", "b"))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert choose_default_mode(ImageOptions(str(tmp_path)))[0] == "circular"
@@ -375,19 +381,19 @@ def test_unreadable_pictures_are_reported_when_they_are_read(tmp_path, monkeypat
         load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())
 
 
-def test_pictures_without_folders_of_classes_have_no_labels(tmp_path):
+def test_pictures_without_class_folders_have_no_labels(tmp_path):
     for index in range(3):
         Image.new("RGB", (200, 300), (index, 0, 0)).save(tmp_path / f"{index}.png")
     inputs = make_audit_inputs(
-        model_of(Preprocessing(3, (8, 8))), ImageOptions(str(tmp_path)), SETTINGS
+        make_model(Preprocessing(3, (8, 8))), ImageOptions(str(tmp_path)), SETTINGS
     )
     assert (len(inputs.images), inputs.labels) == (3, None)
     assert choose_default_mode(ImageOptions(str(tmp_path)))[0] == "crop"
 
 
-def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tmp_path):
+def test_undeclared_preprocessing_has_a_caveat_that_lists_the_options(tmp_path):
     for in_channels, has_color_options in ((1, False), (3, True)):
-        model = model_of(Preprocessing(in_channels), 10)
+        model = make_model(Preprocessing(in_channels), 10)
         model = dataclasses.replace(model, declares_preprocessing=False)
         options = ImageOptions("digits", images=3)
         caveat = make_audit_inputs(model, options, SETTINGS).known["caveats"][0]
@@ -400,6 +406,6 @@ def test_models_without_declared_preprocessing_have_a_caveat_with_the_options(tm
         assert make_audit_inputs(other, options, SETTINGS).known["caveats"][0] == caveat
 
 
-def test_an_empty_folder_is_an_error(tmp_path):
+def test_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"at least two.*Each sub-folder"):
         load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())

@@ -11,7 +11,7 @@ from teka.audit.adapters.labels import match_labels
 LABELS = torch.tensor([2, 0, 1, 1])
 
 
-def subject(names: tuple[str, ...] | None, num_classes: int | None = None) -> LoadedModel:
+def make_model(names: tuple[str, ...] | None, num_classes: int | None = None) -> LoadedModel:
     return LoadedModel(
         "m", "onnx", lambda images: images, class_names=names, num_classes=num_classes
     )
@@ -21,14 +21,14 @@ def match(data_names, model_names=None, num_classes=None) -> tuple[list[int], st
     """Return the model's class of each class of the data, and the messages of the caveats."""
     count = len(data_names)
     labels, caveats = match_labels(
-        torch.arange(count), count, data_names, subject(model_names, num_classes)
+        torch.arange(count), count, data_names, make_model(model_names, num_classes)
     )
     assert all(caveat.name == "labels matched by number" for caveat in caveats)
     return labels.tolist(), " ".join(caveat.message for caveat in caveats)
 
 
-def test_every_image_gets_the_class_of_its_name():
-    model = subject(("dog", "cat", "owl", "ant", "bee"), 5)
+def test_labels_are_matched_by_class_name():
+    model = make_model(("dog", "cat", "owl", "ant", "bee"), 5)
     labels, caveats = match_labels(LABELS, 3, ("ant", "cat", "dog"), model)
     assert labels.tolist() == [0, 3, 1, 1]
     assert caveats == []
@@ -48,13 +48,13 @@ def test_every_image_gets_the_class_of_its_name():
         ),
         (("tench, Tinca tinca", "hen"), ("hen", "tench", "cock"), [1, 0]),
         (("10", "2"), ("2", "10"), [1, 0]),
-        # "crane" alone is one of the two classes of that synonym.
+        # "crane" is the full name of one class and a synonym of another class.
         (("crane", "hen"), ("crane, machine", "hen", "crane"), [2, 1]),
         (("n01440764", "n01443537"), ("n01443537", "n01440764", "n01484850"), [1, 0]),
     ],
     ids=str,
 )
-def test_names_match_regardless_of_spelling(data_names, model_names, expected):
+def test_names_match_regardless_of_case_spaces_and_synonyms(data_names, model_names, expected):
     assert match(data_names, model_names) == (expected, "")
 
 
@@ -78,7 +78,7 @@ def test_names_match_regardless_of_spelling(data_names, model_names, expected):
     ],
     ids=str,
 )
-def test_names_that_do_not_match_are_refused_and_named(data_names, model_names, message):
+def test_names_without_a_unique_match_are_an_error(data_names, model_names, message):
     with pytest.raises(ValueError, match=message):
         match(data_names, model_names)
 
@@ -98,14 +98,14 @@ def test_names_that_do_not_match_are_refused_and_named(data_names, model_names, 
     ],
     ids=str,
 )
-def test_numbers_are_the_classes_and_that_is_said(numbers, model, expected, message):
-    indices, said = match(tuple(map(str, numbers)), **model)
+def test_numeric_folder_names_are_classes_with_a_caveat(numbers, model, expected, message):
+    indices, caveats = match(tuple(map(str, numbers)), **model)
     assert indices == expected
-    assert (said == "") if message is None else (message in said)
+    assert (caveats == "") if message is None else (message in caveats)
 
 
 @pytest.mark.parametrize("numbers", [(0, 5), (2, 3), (-1, 0)])
-def test_numbers_beyond_the_classes_are_refused(numbers):
+def test_numeric_folder_names_outside_the_classes_are_an_error(numbers):
     with pytest.raises(
         ValueError,
         match=rf"must be classes of m, from 0 to 2.*got 'from {numbers[0]} to {numbers[1]}'",
@@ -113,25 +113,25 @@ def test_numbers_beyond_the_classes_are_refused(numbers):
         match(tuple(map(str, numbers)), num_classes=3)
 
 
-def test_word_net_ids_are_in_the_order_of_imagenet():
-    indices, said = match(("n01440764", "n01443537"), ("tench", "goldfish"))
+def test_wordnet_ids_are_in_imagenet_order():
+    indices, caveats = match(("n01440764", "n01443537"), ("tench", "goldfish"))
     assert indices == [0, 1]
-    assert "WordNet ids" in said
+    assert "WordNet ids" in caveats
 
 
-def test_with_names_on_one_side_classes_are_matched_by_number_and_that_is_said():
-    indices, said = match(("ant", "bee"))
+def test_names_on_one_side_only_are_matched_by_number_with_a_caveat():
+    indices, message = match(("ant", "bee"))
     assert indices == [0, 1]
-    assert "class k of the model, because m has no class names" in said
-    assert "0 is 'ant', 1 is 'bee'" in said
-    labels, caveats = match_labels(LABELS, 3, None, subject(("a", "b", "c")))
+    assert "class k of the model, because m has no class names" in message
+    assert "0 is 'ant', 1 is 'bee'" in message
+    labels, caveats = match_labels(LABELS, 3, None, make_model(("a", "b", "c")))
     assert labels.tolist() == LABELS.tolist()
     assert "the data have no class names" in caveats[0].message
 
 
-def test_without_any_names_labels_are_the_classes():
+def test_labels_without_any_names_are_unchanged():
     for num_classes in (3, None):
-        labels, caveats = match_labels(LABELS, 3, None, subject(None, num_classes))
+        labels, caveats = match_labels(LABELS, 3, None, make_model(None, num_classes))
         assert labels.tolist() == LABELS.tolist()
         assert caveats == []
 
@@ -139,12 +139,12 @@ def test_without_any_names_labels_are_the_classes():
 @pytest.mark.parametrize(
     ("data_names", "model_names"), [(None, None), (("x", "y", "z"), None), (None, ("a", "b"))]
 )
-def test_another_number_of_classes_is_refused(data_names, model_names):
+def test_number_of_classes_must_equal_that_of_the_model(data_names, model_names):
     with pytest.raises(ValueError, match=r"must be 2, the classes of m.*got 3"):
-        match_labels(LABELS, 3, data_names, subject(model_names, 2))
+        match_labels(LABELS, 3, data_names, make_model(model_names, 2))
 
 
-def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
+def test_numeric_folder_names_have_labels_in_numeric_order(tmp_path):
     levels = {str(label): np.full((8, 8, 3), 20 * label + 5, np.uint8) for label in range(12)}
     for name, picture in levels.items():
         (tmp_path / name).mkdir()
@@ -155,11 +155,11 @@ def test_a_perfect_model_is_right_of_folders_named_by_numbers(tmp_path):
         level = (255 * images.mean((1, 2, 3)) - 5) / 20
         return -(level[:, None] - torch.arange(12.0)).square()
 
-    case = make_audit_inputs(
+    audit_inputs = make_audit_inputs(
         LoadedModel("perfect", "factory", perfect),
         ImageOptions(str(tmp_path)),
         AuditSettings(shifts=((0, 0),)),
     )
-    assert case.labels is not None
-    assert torch.equal(perfect(case.images).argmax(1), case.labels)
-    assert case.known["class_names"] == tuple(map(str, range(12)))
+    assert audit_inputs.labels is not None
+    assert torch.equal(perfect(audit_inputs.images).argmax(1), audit_inputs.labels)
+    assert audit_inputs.known["class_names"] == tuple(map(str, range(12)))

@@ -51,40 +51,40 @@ def file(tmp_path, monkeypatch):
     sys.modules.pop("beside", None)
 
 
-def test_loaders_are_chosen_by_the_form_of_the_name(vit_folder, file):
+def test_load_chooses_the_loader_by_the_model_name(vit_folder, file):
     shutil.copytree(vit_folder, file.parent / "vit")
     kinds = [load(spec).kind for spec in ("vit", "transformers:vit", "mine.py:network")]
     assert kinds == ["transformers", "transformers", "factory"]
 
 
-def test_additional_loaders_come_first_and_the_number_of_classes_is_checked(file):
-    made = LoadedModel("seven", "mine", lambda images: images, num_classes=7)
-    loader = Loader("a number", str.isdigit, lambda spec, load_options: made)
-    assert load("7", LoadOptions(num_classes=7), loaders=[loader]) is made
+def test_additional_loader_comes_first_and_num_classes_is_checked(file):
+    seven_classes = LoadedModel("seven", "mine", lambda images: images, num_classes=7)
+    loader = Loader("a number", str.isdigit, lambda spec, load_options: seven_classes)
+    assert load("7", LoadOptions(num_classes=7), loaders=[loader]) is seven_classes
     with pytest.raises(ValueError, match=r"a model of 4 classes, .*It has 7"):
         load("7", LoadOptions(num_classes=4), loaders=[loader])
-    with pytest.raises(ValueError, match=r"one of: a number [|]") as caught:
+    with pytest.raises(ValueError, match=r"one of: a number [|]") as error:
         load("seven", loaders=[loader])
-    assert all(loader.form in str(caught.value) for loader in LOADERS)
+    assert all(loader.form in str(error.value) for loader in LOADERS)
 
 
-def test_an_impossible_device_is_one_line(file):
+def test_unavailable_device_is_an_error_of_one_line(file):
     for device in ("warp", "cuda:99", "meta"):
-        with pytest.raises(ValueError, match=rf"device must be .*got '{device}'") as caught:
+        with pytest.raises(ValueError, match=rf"device must be .*got '{device}'") as error:
             load("mine.py:function", LoadOptions(device=device))
-        assert "\n" not in str(caught.value)
+        assert "\n" not in str(error.value)
 
 
-def test_a_file_of_weights_alone_is_refused_and_not_opened(tmp_path):
+def test_file_of_weights_without_a_model_is_an_error(tmp_path):
     torch.save({"weights": torch.ones(1)}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match="A file of weights does not contain the architecture"):
         load(str(tmp_path / "model.pt"))
 
 
-def test_a_function_can_return_a_module(file):
-    before = list(sys.path)
+def test_factory_can_return_a_module(file):
+    old_value = list(sys.path)
     subject = load_factory(f"{file}:network", LoadOptions(input_size=(2, 3)))
-    assert sys.path == before
+    assert sys.path == old_value
     assert subject.name == "mine:network"
     assert isinstance(subject.module, nn.Sequential)
     assert subject.module.training
@@ -94,7 +94,7 @@ def test_a_function_can_return_a_module(file):
     assert tuple(answer.shape) == (5, 4)
 
 
-def test_a_function_can_return_a_callable_or_a_loaded_model(file):
+def test_factory_can_return_a_callable_or_a_loaded_model(file):
     assert load_factory(f"{file}:function").module is None
     options = LoadOptions(mean=(0.5,) * 3, deviation=(0.25,) * 3, blue_first=True)
     images = torch.rand(2, 3, 4, 4)
@@ -106,7 +106,7 @@ def test_a_function_can_return_a_callable_or_a_loaded_model(file):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("number", "not int"),
         ("fails", "raised KeyError"),
@@ -114,12 +114,12 @@ def test_a_function_can_return_a_callable_or_a_loaded_model(file):
         ("", "path/module.py:function"),
     ],
 )
-def test_a_function_without_a_model_is_an_error(file, name, said):
-    with pytest.raises(ValueError, match=said):
+def test_factory_without_a_model_is_an_error(file, name, message):
+    with pytest.raises(ValueError, match=message):
         load_factory(f"{file}:{name}")
 
 
-def test_a_file_that_does_not_run_or_is_not_there_is_an_error(tmp_path):
+def test_missing_or_failing_factory_file_is_an_error(tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_package_as_this")
     with pytest.raises(ValueError, match="raised ModuleNotFoundError"):
         load_factory(f"{tmp_path / 'bad.py'}:model")
@@ -127,7 +127,7 @@ def test_a_file_that_does_not_run_or_is_not_there_is_an_error(tmp_path):
         load_factory(f"{tmp_path / 'absent.py'}:model")
 
 
-# As timm's resolve_model_data_config gives it for resnet50.tv_in1k.
+# The result of timm's resolve_model_data_config for resnet50.tv_in1k.
 RESNET50 = {
     "input_size": (3, 224, 224),
     "interpolation": "bilinear",
@@ -136,7 +136,7 @@ RESNET50 = {
     "crop_pct": 0.875,
     "crop_mode": "center",
 }
-# As torchvision's ImageClassification keeps its settings.
+# The attributes of torchvision's ImageClassification.
 PRESET = SimpleNamespace(
     crop_size=[224],
     resize_size=[232],
@@ -150,7 +150,7 @@ class Object:
     pass
 
 
-def test_timm_enlarges_the_shorter_side_by_the_share_that_is_kept():
+def test_timm_resizes_the_shorter_side_to_the_crop_divided_by_crop_pct():
     transform = preprocessing_from_data_config(RESNET50)
     assert (transform.resize, transform.crop, transform.resampling) == (256, (224, 224), "bilinear")
     assert transform.normalization == Normalize(RESNET50["mean"], RESNET50["std"])
@@ -164,12 +164,12 @@ def test_timm_enlarges_the_shorter_side_by_the_share_that_is_kept():
 
 
 @pytest.mark.parametrize("changes", [{"crop_mode": "border"}, {"input_size": (3, 160, 96)}])
-def test_settings_of_timm_that_would_be_read_wrongly_are_refused(changes):
+def test_unsupported_timm_config_is_an_error(changes):
     with pytest.raises(ValueError, match="crop_mode"):
         preprocessing_from_data_config({**RESNET50, **changes})
 
 
-def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
+def test_torchvision_resizes_the_shorter_side_and_crops_the_center():
     transform = preprocessing_from_preset(PRESET)
     assert (transform.resize, transform.crop, transform.resampling) == (232, (224, 224), "bicubic")
     assert transform.normalization == Normalize(RESNET50["mean"], RESNET50["std"])
@@ -178,19 +178,19 @@ def test_torchvision_resizes_the_shorter_side_and_crops_the_middle():
 @pytest.mark.parametrize(
     ("package", "load"), [("timm", load_timm), ("torchvision", load_torchvision)]
 )
-def test_a_missing_library_or_model_is_an_error(package, load):
+def test_missing_library_or_model_is_an_error(package, load):
     missing = importlib.util.find_spec(package) is None
     expected = f"pip install '{package}'" if missing else "no_such_model"
     with pytest.raises(ImportError if missing else ValueError, match=expected):
         load("no_such_model")
 
 
-@pytest.mark.parametrize("before", [None, "0"])
-def test_objects_cannot_be_unpickled_whatever_a_library_asks_for(tmp_path, monkeypatch, before):
+@pytest.mark.parametrize("old_value", [None, "0"])
+def test_load_safely_refuses_pickled_objects(tmp_path, monkeypatch, old_value):
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     monkeypatch.delenv(name, raising=False)
-    if before is not None:
-        monkeypatch.setenv(name, before)
+    if old_value is not None:
+        monkeypatch.setenv(name, old_value)
     torch.save({"weights": torch.ones(2)}, tmp_path / "tensors.pt")
     torch.save({"object": Object()}, tmp_path / "objects.pt")
     with load_safely("timm:a", "a model"):
@@ -200,5 +200,5 @@ def test_objects_cannot_be_unpickled_whatever_a_library_asks_for(tmp_path, monke
         load_safely("timm:a", "a model"),
     ):
         torch.load(tmp_path / "objects.pt", weights_only=False)
-    assert os.environ.get(name) == before
+    assert os.environ.get(name) == old_value
     assert isinstance(torch.load(tmp_path / "objects.pt", weights_only=False)["object"], Object)

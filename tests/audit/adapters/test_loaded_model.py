@@ -8,8 +8,8 @@ from teka.audit.adapters.loaded_model import wrap_module
 from teka.data import Normalize
 
 
-class Answers(nn.Module):
-    """Model that returns an object with logits, as the models of transformers do."""
+class ModelWithLogits(nn.Module):
+    """Model that returns an object with logits, like transformers models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,9 +19,9 @@ class Answers(nn.Module):
         return SimpleNamespace(logits=self.linear(images.mean(dim=(2, 3))))
 
 
-def test_the_function_takes_pictures_normalizes_them_and_selects_the_logits():
+def test_function_normalizes_images_and_selects_the_logits():
     transform = Preprocessing(3, (7, 5), normalization=Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
-    module = Answers().eval()
+    module = ModelWithLogits().eval()
     model = wrap_module(module, "a", "factory", transform, LoadOptions())
     images = torch.rand(2, 3, 7, 5)
     torch.testing.assert_close(model.function(images), module(transform.normalize(images)).logits)
@@ -29,20 +29,22 @@ def test_the_function_takes_pictures_normalizes_them_and_selects_the_logits():
     assert model.describe()["input_size"] == [7, 5]
 
 
-def test_with_placement_places_images():
+def test_resizing_function_resizes_images():
     transform = Preprocessing(3, 6, crop=(5, 5))
-    model = wrap_module(Answers().eval(), "a", "factory", transform, LoadOptions(device="cpu"))
+    model = wrap_module(
+        ModelWithLogits().eval(), "a", "factory", transform, LoadOptions(device="cpu")
+    )
     assert model.input_size == (5, 5)
     images = torch.rand(2, 1, 17, 13)
-    placing = model.resizing_function()
-    torch.testing.assert_close(placing(images), model.function(transform.resize_images(images)))
-    assert isinstance(placing, nn.Module)
-    bare = LoadedModel("b", "onnx", lambda placed: placed.sum(dim=(2, 3)), transform=transform)
+    resizing = model.resizing_function()
+    torch.testing.assert_close(resizing(images), model.function(transform.resize_images(images)))
+    assert isinstance(resizing, nn.Module)
+    bare = LoadedModel("b", "onnx", lambda resized: resized.sum(dim=(2, 3)), transform=transform)
     expected = transform.resize_images(images).sum(dim=(2, 3))
     torch.testing.assert_close(bare.resizing_function()(images), expected)
 
 
-def test_the_wrapper_keeps_the_mode_of_the_module():
+def test_wrap_module_keeps_training_or_evaluation_mode():
     for module in (nn.Flatten().train(), nn.Flatten().eval()):
         model = wrap_module(module, "a", "factory", Preprocessing(), LoadOptions())
         assert isinstance(model.function, nn.Module)

@@ -14,12 +14,12 @@ from teka.audit.adapters.transformers_model import load_transformers
 IMAGES = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
 
 
-def network() -> nn.Sequential:
+def make_network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten())
 
 
-def written(folder: Path, form: str, model: nn.Module) -> Path:
-    """Save the weights of a model in one of the formats that training scripts write."""
+def write_weights(folder: Path, form: str, model: nn.Module) -> Path:
+    """Save the weights of a model in a format of training scripts, and return the file."""
     weights, file = (
         dict(model.state_dict()),
         folder / f"weights.{'safetensors' if form == 'safetensors' else 'pt'}",
@@ -28,7 +28,10 @@ def written(folder: Path, form: str, model: nn.Module) -> Path:
         save_file(weights, file)
     elif form == "by several processes":
         torch.save(
-            {"epoch": 3, "state_dict": {f"module.{name}": one for name, one in weights.items()}},
+            {
+                "epoch": 3,
+                "state_dict": {f"module.{name}": weight for name, weight in weights.items()},
+            },
             file,
         )
     else:
@@ -38,27 +41,29 @@ def written(folder: Path, form: str, model: nn.Module) -> Path:
 
 @pytest.mark.parametrize("form", ["safetensors", "plain", "by several processes"])
 def test_weights_are_loaded_from_a_file(tmp_path: Path, form: str):
-    trained = network()
-    filled = LoadOptions(weights=written(tmp_path, form, trained)).load_weights(network())
-    torch.testing.assert_close(filled(IMAGES), trained(IMAGES), rtol=0, atol=0)
+    trained = make_network()
+    loaded = LoadOptions(weights=write_weights(tmp_path, form, trained)).load_weights(
+        make_network()
+    )
+    torch.testing.assert_close(loaded(IMAGES), trained(IMAGES), rtol=0, atol=0)
 
 
 def test_wrong_weights_are_an_error(tmp_path: Path):
-    file = written(tmp_path, "plain", nn.Linear(3, 2))
+    file = write_weights(tmp_path, "plain", nn.Linear(3, 2))
     with pytest.raises(
         ValueError, match=r"weights must be the weights of a Sequential \(.*[Mm]iss.*got '.*'"
     ):
-        LoadOptions(weights=file).load_weights(network())
+        LoadOptions(weights=file).load_weights(make_network())
     torch.save([1, 2], file)
     with pytest.raises(ValueError, match="it holds list, expected tensors by name"):
-        LoadOptions(weights=file).load_weights(network())
+        LoadOptions(weights=file).load_weights(make_network())
     with pytest.raises(
         ValueError, match=r"weights must be an existing file, or 'random'.*got 'absent'"
     ):
         LoadOptions(weights="absent")
 
 
-def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit_folder: Path):
+def test_random_weights_are_reproducible_and_keep_the_global_generator(vit_folder: Path):
     torch.manual_seed(7)
     after = torch.rand(3)
     torch.manual_seed(7)
@@ -71,19 +76,19 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator_alone(vit
     assert one.num_classes == 6
 
 
-def test_options_replace_the_normalization_and_order_of_channels():
-    own = Preprocessing(3, (5, 7), normalization=None)
+def test_options_replace_normalization_and_channel_order():
+    preprocessing = Preprocessing(3, (5, 7), normalization=None)
     transform = LoadOptions(
         mean=(0.5, 0.25, 0.125), deviation=(0.5,), blue_first=True
-    ).adapt_preprocessing(own)
+    ).adapt_preprocessing(preprocessing)
     mean = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
     torch.testing.assert_close(transform.normalize(IMAGES), (IMAGES.flip(1) - mean) / 0.5)
-    assert LoadOptions().adapt_preprocessing(own) == own
-    assert LoadOptions(input_size=9).adapt_preprocessing(own).output_size == (9, 9)
+    assert LoadOptions().adapt_preprocessing(preprocessing) == preprocessing
+    assert LoadOptions(input_size=9).adapt_preprocessing(preprocessing).output_size == (9, 9)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("options", "message"),
     [
         ({"mean": (0.5,)}, "deviation must be given, because mean and deviation belong together"),
         ({"deviation": (0.5,)}, "mean must be given, because mean and deviation belong together"),
@@ -98,9 +103,9 @@ def test_options_replace_the_normalization_and_order_of_channels():
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
     ],
 )
-def test_invalid_options_are_errors(said: dict, message: str):
+def test_invalid_options_are_errors(options: dict, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
-        LoadOptions(**said).adapt_preprocessing(Preprocessing(3))
+        LoadOptions(**options).adapt_preprocessing(Preprocessing(3))
 
 
 def test_one_mean_for_unknown_channels_is_an_error():

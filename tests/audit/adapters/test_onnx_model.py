@@ -12,7 +12,7 @@ from teka.audit import AuditSettings, Movement, audit, locate_layers, square_shi
 from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
 from teka.audit.measure.measure_responses import measure_responses
-from tests.audit.measure.models import present
+from tests.audit.measure.models import not_none
 
 
 class Net(nn.Module):
@@ -32,7 +32,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def exported(net, tmp_path_factory):
-    """Export a network for any batch size with its weights in a second file, and return the folder."""
+    """Return the folder of a network exported for any batch size, with weights in a second file."""
     folder = tmp_path_factory.mktemp("exported")
     torch.onnx.export(
         net,
@@ -57,7 +57,7 @@ def write_net(folder, path, batch: int | None = None) -> None:
     onnx.save(model, path)
 
 
-def test_an_onnx_file_returns_the_output_of_the_module(net, exported, tmp_path):
+def test_onnx_file_returns_the_output_of_the_module(net, exported, tmp_path):
     images = torch.rand(7, 3, 11, 13)
     for batch in (None, 1, 4):
         write_net(exported, tmp_path / "net.onnx", batch)
@@ -78,7 +78,7 @@ def test_an_onnx_file_returns_the_output_of_the_module(net, exported, tmp_path):
         assert not subject.declares_preprocessing
 
 
-def test_configs_beside_the_file_are_read(net, exported, tmp_path):
+def test_configs_next_to_the_file_are_read(net, exported, tmp_path):
     write_net(exported, tmp_path / "net.onnx")
     settings = {
         "image_processor_type": "CLIPImageProcessor",
@@ -103,14 +103,14 @@ def test_configs_beside_the_file_are_read(net, exported, tmp_path):
         )
 
 
-def test_the_hash_includes_external_weights(exported):
+def test_weights_hash_includes_external_weights(exported):
     files = sorted(exported.iterdir())
     assert [file.name for file in files] == ["net.onnx", "net.onnx.data"]
     content = b"".join(file.read_bytes() for file in files)
     assert load_onnx(files[0]).weights_hash == hashlib.sha256(content).hexdigest()
 
 
-def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int = 1) -> None:
+def write_flatten_model(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int = 1) -> None:
     """Write a model that adds its inputs of a shape and flattens the sum."""
     names = [f"x{number}" for number in range(inputs)]
     nodes = [helper.make_node("Sum", names, ["sum"]), helper.make_node("Flatten", ["sum"], ["out"])]
@@ -123,7 +123,7 @@ def channel_means(path, shape: list, kind: int = TensorProto.FLOAT, inputs: int 
 
 
 def test_channels_last_and_half_precision_are_supported(tmp_path):
-    channel_means(tmp_path / "last.onnx", ["n", 2, 5, 3], TensorProto.FLOAT16)
+    write_flatten_model(tmp_path / "last.onnx", ["n", 2, 5, 3], TensorProto.FLOAT16)
     subject = load_onnx(tmp_path / "last.onnx")
     assert (subject.input_size, subject.in_channels) == ((2, 5), 3)
     images = torch.rand(3, 3, 2, 5)
@@ -131,28 +131,28 @@ def test_channels_last_and_half_precision_are_supported(tmp_path):
     torch.testing.assert_close(subject.function(images), expected, atol=1e-3, rtol=0)
 
 
-def test_an_open_input_size_can_be_set(tmp_path):
-    channel_means(tmp_path / "open.onnx", ["n", 1, "h", "w"])
+def test_dynamic_input_size_can_be_set(tmp_path):
+    write_flatten_model(tmp_path / "open.onnx", ["n", 1, "h", "w"])
     assert load_onnx(tmp_path / "open.onnx").input_size is None
     subject = load_onnx(tmp_path / "open.onnx", LoadOptions(input_size=(3, 4)))
     assert (subject.input_size, subject.transform.resize) == ((3, 4), (3, 4))
-    channel_means(tmp_path / "fixed.onnx", ["n", 1, 3, 4])
+    write_flatten_model(tmp_path / "fixed.onnx", ["n", 1, 3, 4])
     with pytest.raises(ValueError, match=r"input_size must be .*got 7"):
         load_onnx(tmp_path / "fixed.onnx", LoadOptions(input_size=7))
 
 
 def test_unsupported_files_are_errors(tmp_path):
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
-    channel_means(tmp_path / "two.onnx", ["n", 1, 3, 4], inputs=2)
-    channel_means(tmp_path / "flat.onnx", ["n", 12])
-    channel_means(tmp_path / "whole.onnx", ["n", 1, 3, 4], TensorProto.DOUBLE)
-    for name, said in (
+    write_flatten_model(tmp_path / "two.onnx", ["n", 1, 3, 4], inputs=2)
+    write_flatten_model(tmp_path / "flat.onnx", ["n", 12])
+    write_flatten_model(tmp_path / "whole.onnx", ["n", 1, 3, 4], TensorProto.DOUBLE)
+    for name, message in (
         ("broken", "that onnxruntime can run"),
         ("two", "a single batch of images"),
         ("flat", "a single batch of images"),
         ("absent", "an existing ONNX file"),
     ):
-        with pytest.raises(ValueError, match=said) as caught:
+        with pytest.raises(ValueError, match=message) as caught:
             load_onnx(tmp_path / f"{name}.onnx")
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="onnxruntime has"):
@@ -174,7 +174,7 @@ class ShiftSensitive(nn.Module):
         return (cells + self.pos_embed).relu().mean(dim=(2, 3))
 
 
-def test_nodes_are_located_like_the_layers_of_the_module(tmp_path):
+def test_layers_of_an_onnx_file_break_like_those_of_the_module(tmp_path):
     torch.manual_seed(0)
     model, images = ShiftSensitive().eval(), torch.rand(8, 1, 24, 24)
     shapes = {"images": {0: torch.export.Dim("batch")}}
@@ -196,7 +196,7 @@ def test_nodes_are_located_like_the_layers_of_the_module(tmp_path):
     assert kinds == {"aliasing": "Conv2d", "edge": "Conv2d", "interior": "Add"}
     for kind, one in expected.breaks.items():
         assert found.breaks[kind].error == pytest.approx(one.error, rel=1e-3), kind
-    (embedding,) = found.absolute_embeddings  # which PyTorch 2.6 names "model_pos_embed"
+    (embedding,) = found.absolute_embeddings  # PyTorch 2.6 names it "model_pos_embed".
     assert embedding.endswith("pos_embed")
     torch.testing.assert_close(function(images), plain)
     report = audit(
@@ -209,7 +209,7 @@ def test_nodes_are_located_like_the_layers_of_the_module(tmp_path):
     assert report.layers.breaks["interior"].module == "Add"
 
 
-def test_without_the_library_onnx_a_file_is_audited_without_layers(exported, tmp_path, monkeypatch):
+def test_audit_without_the_onnx_package_has_no_layers(exported, tmp_path, monkeypatch):
     write_net(exported, tmp_path / "net.onnx")
     monkeypatch.setitem(sys.modules, "onnx", None)
     subject = load_onnx(tmp_path / "net.onnx")
@@ -244,7 +244,7 @@ def write_head(
     kind=TensorProto.FLOAT,
     names=("", ""),
 ):
-    """Write a file of a convolution, the mean over its positions ("mean") and further nodes."""
+    """Write a file with a convolution, its mean over positions ("mean") and additional nodes."""
     image = before[-1].output[0] if before else "input"
     conv = helper.make_node("Conv", [image, "w"], ["maps"], name=names[0])
     mean = helper.make_node("GlobalAveragePool", ["maps"], ["mean"], name=names[1])
@@ -290,7 +290,7 @@ def test_nodes_and_outputs_may_have_any_name(name, tmp_path):
 
 @pytest.mark.parametrize("batch", ["n", 1])
 @pytest.mark.parametrize("squeezed", [False, True])
-def test_a_fixed_batch_and_axes_of_size_one_are_supported(batch, squeezed, tmp_path):
+def test_fixed_batch_and_axes_of_size_one_are_supported(batch, squeezed, tmp_path):
     nodes = [helper.make_node("Squeeze", ["mean"], ["output"])] if squeezed else []
     write_head(
         tmp_path / "net.onnx",
@@ -303,10 +303,10 @@ def test_a_fixed_batch_and_axes_of_size_one_are_supported(batch, squeezed, tmp_p
         given = function, images, [(0, 0)], Movement("circular")
         responses = measure_responses(*given, labels=torch.tensor([0, 1, 2]), batch_size=batch_size)
         assert responses.output == "logits"
-        assert torch.equal(present(responses.predictions)[0], expected_logits(images).argmax(1))
+        assert torch.equal(not_none(responses.predictions)[0], expected_logits(images).argmax(1))
 
 
-def test_floating_point_outputs_come_first_unless_an_output_is_chosen(tmp_path):
+def test_default_output_is_the_first_of_floating_point(tmp_path):
     label = helper.make_tensor_value_info("label", TensorProto.INT64, ["n"])
     nodes = [
         flatten("scores"),
@@ -328,7 +328,7 @@ def test_floating_point_outputs_come_first_unless_an_output_is_chosen(tmp_path):
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_a_file_of_uint8_gets_levels(is_last, tmp_path):
+def test_uint8_model_gets_integer_levels(is_last, tmp_path):
     nodes = [helper.make_node("Cast", ["input"], ["levels"], to=TensorProto.FLOAT)]
     if is_last:
         nodes = [helper.make_node("Transpose", ["input"], ["first"], perm=[0, 3, 1, 2])]
@@ -347,7 +347,7 @@ def test_a_file_of_uint8_gets_levels(is_last, tmp_path):
         load_onnx(path, LoadOptions(mean=(0.5,), deviation=(0.5,)))
 
 
-def test_weights_can_be_inputs_and_missing_weights_are_an_error(tmp_path):
+def test_weights_may_be_inputs_and_missing_weights_are_an_error(tmp_path):
     path = tmp_path / "net.onnx"
     write_head(path, flatten())
     model = onnx.load(path)

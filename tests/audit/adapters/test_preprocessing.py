@@ -20,14 +20,14 @@ def random_images(*shape: int) -> torch.Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(5))
 
 
-def test_one_number_is_the_shorter_side_and_keeps_the_shape():
+def test_resize_to_one_number_sets_the_shorter_side():
     transform = Preprocessing(resize=7)
     for size, placed in (((19, 13), (10, 7)), ((13, 19), (7, 10)), ((11, 11), (7, 7))):
         assert transform.resized_size(size) == placed, size
         assert tuple(transform.resize_images(random_images(2, 1, *size)).shape[2:]) == placed, size
 
 
-def test_resize_then_crop_gives_the_crop():
+def test_resize_and_crop_are_applied_and_described():
     transform = Preprocessing(3, 12, "bicubic", (5, 7))
     placed = transform.resize_images(random_images(2, 1, 19, 13))
     assert tuple(placed.shape) == (2, 3, 5, 7)
@@ -43,9 +43,9 @@ def test_resize_then_crop_gives_the_crop():
     assert Preprocessing(1).describe(None) == ""
 
 
-def test_the_middle_begins_where_its_library_rounds_half_of_what_is_over():
+def test_center_crop_starts_where_the_library_rounds_half_a_pixel():
     starts = {
-        name: [library.start(over / 2) for over in (11, 13, -11, -13)]
+        name: [library.start(margin / 2) for margin in (11, 13, -11, -13)]
         for name, library in ROUNDING_RULES.items()
     }
     assert starts["transformers"] == [5, 6, -6, -7]
@@ -53,7 +53,7 @@ def test_the_middle_begins_where_its_library_rounds_half_of_what_is_over():
     assert starts["torchvision"] == [6, 6, -5, -6]
 
 
-def test_the_window_lies_where_it_is_said_to_start_and_what_is_missing_is_0():
+def test_crop_center_pads_missing_pixels_with_zero():
     images = torch.arange(7 * 6.0).reshape(1, 1, 7, 6) + 1
     torch.testing.assert_close(crop_center(images, (4, 3), math.floor), images[:, :, 1:5, 1:4])
     out = crop_center(images, (4, 9), math.floor)
@@ -63,7 +63,7 @@ def test_the_window_lies_where_it_is_said_to_start_and_what_is_missing_is_0():
 
 
 @pytest.mark.parametrize("resampling", RESAMPLINGS)
-def test_whole_levels_are_what_pillow_makes_of_them(resampling):
+def test_resize_of_uint8_images_equals_pillow(resampling):
     levels = torch.from_numpy(
         np.random.default_rng(3).integers(0, 256, (2, 3, 29, 19), dtype=np.uint8)
     )
@@ -71,13 +71,13 @@ def test_whole_levels_are_what_pillow_makes_of_them(resampling):
     picture = Image.fromarray(levels[1].permute(1, 2, 0).numpy())
     expected = np.array(picture.resize((23, 11), Image.Resampling[resampling.upper()]))
     assert np.array_equal((255 * placed[1]).round().permute(1, 2, 0).numpy(), expected)
-    grey = Preprocessing(1).resize_images(levels)[1, 0]
-    assert np.array_equal((255 * grey).round().numpy(), np.array(picture.convert("L")))
+    gray = Preprocessing(1).resize_images(levels)[1, 0]
+    assert np.array_equal((255 * gray).round().numpy(), np.array(picture.convert("L")))
 
 
-def test_grey_becomes_colour_and_colour_grey_by_luminance():
-    grey = random_images(2, 1, 3, 5)
-    torch.testing.assert_close(convert_channels(convert_channels(grey, 3), 1), grey)
+def test_convert_channels_uses_the_luminance():
+    gray = random_images(2, 1, 3, 5)
+    torch.testing.assert_close(convert_channels(convert_channels(gray, 3), 1), gray)
     primary = torch.eye(3)[:, :, None, None]
     assert convert_channels(primary, 1).flatten().tolist() == pytest.approx(
         [0.299, 0.587, 0.114], abs=1e-5
@@ -86,7 +86,7 @@ def test_grey_becomes_colour_and_colour_grey_by_luminance():
         convert_channels(random_images(1, 2, 3, 3), 3)
 
 
-def test_normalising_follows_the_order_of_the_channels():
+def test_normalization_with_blue_first_reverses_the_channels():
     transform = Preprocessing(
         3, normalization=Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 4.0)), blue_first=True
     )
@@ -110,35 +110,37 @@ def test_normalising_follows_the_order_of_the_channels():
         ("library", 0),
     ],
 )
-def test_impossible_settings_are_refused(field, value, unchecked_annotations):
+def test_invalid_preprocessing_is_an_error(field, value, unchecked_annotations):
     with pytest.raises(ValueError, match=field):
         Preprocessing(**{field: value})
 
 
 @pytest.mark.parametrize("resampling", RESAMPLINGS)
 @pytest.mark.parametrize("size", [(7, 23), (31, 5), (13, 17), (26, 34), (1, 1)])
-def test_it_is_what_pillow_does_to_floating_point(resampling, size):
+def test_resize_of_float_images_equals_pillow(resampling, size):
     image = random_images(13, 17)
     filter_ = Image.Resampling[resampling.upper()]
-    # Pillow takes the width first, so its overshoot between the axes is not cut off: compare where none is.
-    calm = 0.3 + 0.4 * image
-    expected = np.array(Image.fromarray(calm.numpy()).resize((size[1], size[0]), filter_))
+    # Pillow does not clip overshoot between the two axes, so the values stay away from 0 and 1.
+    without_overshoot = 0.3 + 0.4 * image
+    expected = np.array(
+        Image.fromarray(without_overshoot.numpy()).resize((size[1], size[0]), filter_)
+    )
     torch.testing.assert_close(
-        resize(calm[None, None], size, resampling)[0, 0],
+        resize(without_overshoot[None, None], size, resampling)[0, 0],
         torch.from_numpy(expected),
         atol=2e-6,
         rtol=0,
     )
 
 
-def test_levels_are_within_one_of_bilinear_resizing_of_bytes():
+def test_resize_is_within_one_level_of_resize_bilinear():
     levels = (255 * random_images(2, 3, 29, 19)).round().to(torch.uint8)
     expected = resize_bilinear(levels, (11, 23)).float()
     assert (255 * resize(levels.float() / 255, (11, 23), "bilinear") - expected).abs().max() <= 1
 
 
 @pytest.mark.parametrize("resampling", RESAMPLINGS)
-def test_a_constant_stays_and_nothing_leaves_the_unit_interval(resampling):
+def test_resize_keeps_constants_and_the_unit_interval(resampling):
     constant = torch.full((1, 2, 11, 7), 0.375, dtype=torch.float64)
     torch.testing.assert_close(
         resize(constant, (5, 19), resampling), constant.new_full((1, 2, 5, 19), 0.375)
@@ -148,14 +150,14 @@ def test_a_constant_stays_and_nothing_leaves_the_unit_interval(resampling):
     assert 0 <= out.min() <= out.max() <= 1
 
 
-def test_shrinking_by_whole_factors_with_the_box_averages():
+def test_box_resize_by_an_integer_factor_averages():
     images = random_images(2, 1, 15, 14).double()
     torch.testing.assert_close(
         resize(images, (5, 7), "box"), torch.nn.functional.avg_pool2d(images, (3, 2))
     )
 
 
-def test_the_same_size_leaves_every_pixel():
+def test_resize_to_the_same_size_changes_no_pixel():
     images = random_images(1, 1, 9, 5)
     assert all(
         torch.equal(resize(images, (9, 5), resampling), images) for resampling in RESAMPLINGS
@@ -163,7 +165,7 @@ def test_the_same_size_leaves_every_pixel():
 
 
 @pytest.mark.parametrize("factor", [0, 1])
-def test_it_has_gradients_of_black_too(factor: int):
+def test_resize_has_gradients_for_black_and_random_images(factor: int):
     images = (factor * random_images(1, 1, 5, 7).double()).requires_grad_()
     resize(images, (3, 4), "bicubic").sum().backward()
     assert images.grad is not None

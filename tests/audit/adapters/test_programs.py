@@ -14,15 +14,15 @@ IMAGES = torch.rand(5, 3, 8, 6, generator=torch.Generator().manual_seed(0))
 HALF = LoadOptions(mean=(0.5,), deviation=(0.5,), trust=True)
 
 
-def network() -> nn.Module:
+def make_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(24, 7)
     ).eval()
 
 
-def test_a_script_returns_the_output_of_its_model_and_is_audited(tmp_path: Path):
-    model = network()
+def test_torchscript_file_returns_the_output_of_its_model(tmp_path: Path):
+    model = make_network()
     torch.jit.save(torch.jit.script(model), tmp_path / "net.pt")
     subject = load(str(tmp_path / "net.pt"), HALF)
     torch.testing.assert_close(subject.function(IMAGES), model(2 * IMAGES - 1))
@@ -35,10 +35,8 @@ def test_a_script_returns_the_output_of_its_model_and_is_audited(tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_an_exported_program_returns_the_output_of_its_model(
-    tmp_path: Path, batch_size: int | None
-):
-    model, dynamic = network(), {0: torch.export.Dim("batch")} if batch_size is None else None
+def test_exported_program_returns_the_output_of_its_model(tmp_path: Path, batch_size: int | None):
+    model, dynamic = make_network(), {0: torch.export.Dim("batch")} if batch_size is None else None
     program = torch.export.export(
         model, (IMAGES[:2],), dynamic_shapes=None if dynamic is None else (dynamic,)
     )
@@ -50,8 +48,8 @@ def test_an_exported_program_returns_the_output_of_its_model(
     assert not any(part.training for part in subject.module.modules())
 
 
-def test_a_program_with_a_largest_batch_size_gets_smaller_batches(tmp_path: Path):
-    model, dynamic = network(), {0: torch.export.Dim("batch", max=3)}
+def test_program_with_a_maximal_batch_size_gets_smaller_batches(tmp_path: Path):
+    model, dynamic = make_network(), {0: torch.export.Dim("batch", max=3)}
     program = torch.export.export(model, (IMAGES[:2],), dynamic_shapes=(dynamic,))
     torch.export.save(program, tmp_path / "net.pt2")
     function = load(str(tmp_path / "net.pt2"), trust=True).function
@@ -60,8 +58,8 @@ def test_a_program_with_a_largest_batch_size_gets_smaller_batches(tmp_path: Path
     torch.testing.assert_close(function(images), model(images))
 
 
-def test_files_without_a_program_of_images_are_errors(tmp_path: Path):
-    torch.save(network().state_dict(), tmp_path / "weights.pt")
+def test_file_without_an_image_program_is_an_error(tmp_path: Path):
+    torch.save(make_network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
         ValueError, match=r"A file of weights does not contain the architecture, so name the model"
     ):
@@ -83,10 +81,10 @@ def test_files_without_a_program_of_images_are_errors(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["net.pt2", "net.pt", "net.pth", "net.zip", "net"])
-def test_a_file_with_a_program_is_refused_unread_without_trust(
+def test_program_without_trust_is_an_error_before_it_is_read(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    model = network()
+    model = make_network()
     if name.endswith(".pt2"):
         torch.export.save(torch.export.export(model, (IMAGES[:2],)), tmp_path / name)
     else:
@@ -106,8 +104,8 @@ def test_a_file_with_a_program_is_refused_unread_without_trust(
             load(str(tmp_path / name), load_options)
 
 
-def test_a_program_given_as_weights_is_not_run(tmp_path: Path):
-    torch.jit.save(torch.jit.script(network()), tmp_path / "net.pt")
+def test_program_passed_as_weights_is_not_run(tmp_path: Path):
+    torch.jit.save(torch.jit.script(make_network()), tmp_path / "net.pt")
     (tmp_path / "model.py").write_text(
         "import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2)\n"
     )
@@ -117,7 +115,7 @@ def test_a_program_given_as_weights_is_not_run(tmp_path: Path):
         load(f"{tmp_path}/model.py:make", LoadOptions(weights=str(tmp_path / "net.pt"), trust=True))
 
 
-def test_a_damaged_program_is_an_error_without_a_log(
+def test_damaged_program_is_an_error_without_a_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     (tmp_path / "bad.pt2").write_bytes(b"junk")

@@ -19,7 +19,7 @@ from teka.data import Normalize
 from tests.audit.adapters.tiny_vit import CLASSES, quiet
 
 
-def test_logits_equal_those_of_the_library(vit_folder):
+def test_logits_equal_those_of_transformers(vit_folder):
     subject = load_transformers(str(vit_folder))
     assert (subject.input_size, subject.in_channels, subject.num_classes) == ((12, 12), 1, 5)
     assert subject.class_names == CLASSES
@@ -38,17 +38,17 @@ def test_logits_equal_those_of_the_library(vit_folder):
     assert not subject.module.training
 
 
-def test_pickled_weights_are_refused(vit_folder, tmp_path):
+def test_pickled_weights_are_an_error(vit_folder, tmp_path):
     folder = tmp_path / "pickled"
     shutil.copytree(vit_folder, folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="safetensors") as caught:
+    with pytest.raises(ValueError, match="safetensors") as error:
         load_transformers(str(folder))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_weights_that_are_missing_are_not_left_at_random(vit_folder, tmp_path):
+def test_missing_weights_are_an_error(vit_folder, tmp_path):
     folder = tmp_path / "headless"
     shutil.copytree(vit_folder, folder)
     weights = load_file(folder / "model.safetensors")
@@ -58,7 +58,7 @@ def test_weights_that_are_missing_are_not_left_at_random(vit_folder, tmp_path):
         load_transformers(str(folder))
 
 
-def test_a_truncated_file_is_an_error(vit_folder, tmp_path):
+def test_truncated_weights_are_an_error(vit_folder, tmp_path):
     folder = tmp_path / "cut"
     shutil.copytree(vit_folder, folder)
     content = (folder / "model.safetensors").read_bytes()
@@ -67,7 +67,7 @@ def test_a_truncated_file_is_an_error(vit_folder, tmp_path):
         load_transformers(str(folder))
 
 
-def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
+def test_code_of_a_repository_is_not_run(vit_folder, tmp_path):
     folder = tmp_path / "own"
     shutil.copytree(vit_folder, folder)
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
@@ -84,7 +84,7 @@ def test_code_of_a_repository_is_never_run(vit_folder, tmp_path):
 
 
 @pytest.mark.parametrize("load_options", [LoadOptions(), LoadOptions(weights="random")])
-def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, load_options):
+def test_attention_kernel_of_the_hub_is_an_error(vit_folder, tmp_path, load_options):
     folder = tmp_path / "kernel"
     shutil.copytree(vit_folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -97,14 +97,14 @@ def test_an_attention_kernel_of_the_hub_is_refused(vit_folder, tmp_path, load_op
         load_transformers(str(folder), load_options)
 
 
-def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_path):
+def test_bfloat16_weights_are_converted_to_float32(vit_folder, tmp_path):
     folder = tmp_path / "half"
     shutil.copytree(vit_folder, folder)
-    halved = {
+    weights_in_bfloat16 = {
         name: one.to(torch.bfloat16)
         for name, one in load_file(folder / "model.safetensors").items()
     }
-    save_file(halved, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights_in_bfloat16, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     module = load_transformers(str(folder)).module
@@ -112,7 +112,7 @@ def test_weights_of_another_precision_are_computed_in_float32(vit_folder, tmp_pa
     assert {one.dtype for one in module.parameters()} == {torch.float32}
 
 
-def test_without_an_image_processor_preprocessing_is_undeclared(vit_folder, tmp_path):
+def test_preprocessing_without_an_image_processor_is_undeclared(vit_folder, tmp_path):
     folder = tmp_path / "bare"
     shutil.copytree(vit_folder, folder)
     (folder / "preprocessor_config.json").unlink()
@@ -122,7 +122,7 @@ def test_without_an_image_processor_preprocessing_is_undeclared(vit_folder, tmp_
     assert not subject.declares_preprocessing
 
 
-def test_a_processor_that_does_more_than_its_settings_say_is_refused(vit_folder, tmp_path):
+def test_image_processor_with_an_unknown_transform_is_an_error(vit_folder, tmp_path):
     folder = tmp_path / "poolformer"
     shutil.copytree(vit_folder, folder)
     with quiet():
@@ -137,7 +137,7 @@ def test_a_processor_that_does_more_than_its_settings_say_is_refused(vit_folder,
         load_transformers(str(folder))
 
 
-def test_convolutions_take_another_size(tmp_path):
+def test_convolutional_model_accepts_another_input_size(tmp_path):
     torch.manual_seed(0)
     config = transformers.ResNetConfig(
         num_channels=3,
@@ -154,17 +154,17 @@ def test_convolutions_take_another_size(tmp_path):
     subject = load_transformers(str(tmp_path), LoadOptions(input_size=(24, 20)))
     assert subject.input_size == (24, 20)
     assert subject.class_names == ("x", "y", "z")
-    placed = subject.transform.resize_images(torch.rand(1, 1, 17, 19))
-    answer = subject.function(placed)
-    assert isinstance(answer, torch.Tensor)
-    assert tuple(answer.shape) == (1, 3)
+    resized = subject.transform.resize_images(torch.rand(1, 1, 17, 19))
+    output_of_model = subject.function(resized)
+    assert isinstance(output_of_model, torch.Tensor)
+    assert tuple(output_of_model.shape) == (1, 3)
 
 
-def test_an_id_that_cannot_be_reached_is_one_line(monkeypatch):
+def test_unreachable_model_id_is_an_error_of_one_line(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="nobody/nothing") as caught:
+    with pytest.raises(ValueError, match="nobody/nothing") as error:
         load_transformers("nobody/nothing")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 PROCESSORS = {
@@ -201,7 +201,7 @@ PROCESSORS = {
 }
 
 
-def smooth_picture(height: int = 47, width: int = 61) -> np.ndarray:
+def make_smooth_image(height: int = 47, width: int = 61) -> np.ndarray:
     rows, columns = np.mgrid[:height, :width] / 30
     channels = [
         128 + 100 * np.sin(3 * rows + channel) * np.cos(2 * columns) for channel in range(3)
@@ -210,21 +210,21 @@ def smooth_picture(height: int = 47, width: int = 61) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_preprocessing_equals_that_of_the_processor(name):
+def test_preprocessing_equals_the_image_processor(name):
     with quiet():
         processor = PROCESSORS[name]()
     transform = preprocessing_from_processor(processor, 3, "model")
-    levels = smooth_picture()
+    levels = make_smooth_image()
     expected = torch.from_numpy(np.array(processor(levels)["pixel_values"][0], np.float32))
     picture = torch.from_numpy(levels).permute(2, 0, 1)[None].float() / 255
     result = transform.normalize(transform.resize_images(picture))[0]
     assert result.shape == expected.shape
     deviation = 1 if transform.normalization is None else min(transform.normalization.deviation)
-    # The processor rounds to whole levels after each axis.
+    # The processor rounds to integer levels after each axis.
     assert 255 * deviation * (result - expected).abs().max() <= 1.6
 
 
-def test_reversed_channels_are_recognized():
+def test_processor_with_reversed_channels_sets_blue_first():
     processor = PROCESSORS["mobilevit"]()
     assert preprocessing_from_processor(processor, 3, "model").blue_first
     assert not preprocessing_from_processor(PROCESSORS["vit"](), 3, "model").blue_first
@@ -237,7 +237,7 @@ def test_reversed_channels_are_recognized():
         ({"do_pad": True, "pad_size": {"height": 300, "width": 300}}, "do_pad must be"),
     ],
 )
-def test_unsupported_settings_are_errors(settings, message):
+def test_unsupported_processor_settings_are_errors(settings, message):
     with quiet():
         processor: Any = transformers.ViTImageProcessor(**settings)
         processor.do_pad = settings.get("do_pad")
@@ -245,7 +245,7 @@ def test_unsupported_settings_are_errors(settings, message):
         preprocessing_from_processor(processor, 3, "model")
 
 
-def test_the_preprocessing_of_a_folder_is_found(tmp_path):
+def test_find_preprocessing_reads_the_processor_of_a_folder(tmp_path):
     assert find_preprocessing(str(tmp_path), 3) is None
     with quiet():
         transformers.ViTImageProcessor(size={"height": 7, "width": 7}).save_pretrained(tmp_path)
@@ -296,13 +296,13 @@ RESNET: dict[str, Any] = {
 }
 
 
-def all_patches(model, images):
-    """Return the class token of a masked autoencoder that masks nothing, with its patches in order."""
+def masked_autoencoder_features(model, images):
+    """Return the class token of a masked autoencoder without masking and with ordered patches."""
     model.config.mask_ratio = 0.0
     return model(images, noise=torch.arange(16.0).expand(len(images), -1)).last_hidden_state[:, 0]
 
 
-# The model, and its features by the library itself.
+# A function that makes the model, and one that returns its features with transformers alone.
 ENCODERS = {
     "clip": (
         lambda: transformers.CLIPModel(
@@ -326,7 +326,7 @@ ENCODERS = {
     ),
     "masked autoencoder": (
         lambda: transformers.ViTMAEModel(transformers.ViTMAEConfig(**VISION)),
-        all_patches,
+        masked_autoencoder_features,
     ),
     "dinov2": (
         lambda: transformers.Dinov2Model(transformers.Dinov2Config(**VISION)),
@@ -364,11 +364,11 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path):
+def test_encoder_features_equal_those_of_transformers(name, tmp_path):
     make, features = ENCODERS[name]
     side = (
         64 if name in ("segformer", "pvt", "convnext") else 16
-    )  # of which their strides leave some positions
+    )  # large enough for the strides of these models
     torch.manual_seed(0)
     with quiet():
         model = make().eval()
@@ -398,7 +398,7 @@ def test_the_features_of_an_encoder_are_those_of_the_whole_image(name, tmp_path)
         (3, None, "auto", 3),
     ],
 )
-def test_the_problem_type_determines_the_output(labels, problem, output, num_classes, tmp_path):
+def test_problem_type_determines_the_output(labels, problem, output, num_classes, tmp_path):
     known: dict[str, Any] = {**VISION, "num_labels": labels, "problem_type": problem}
     config = transformers.ViTConfig(**known)
     with quiet():
@@ -407,7 +407,7 @@ def test_the_problem_type_determines_the_output(labels, problem, output, num_cla
     assert (subject.output, subject.num_classes) == (output, num_classes)
 
 
-def test_other_architectures_are_refused(vit_folder, tmp_path):
+def test_unsupported_architecture_is_an_error(vit_folder, tmp_path):
     folder = tmp_path / "depth"
     shutil.copytree(vit_folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -418,14 +418,14 @@ def test_other_architectures_are_refused(vit_folder, tmp_path):
         load_transformers(str(folder))
 
 
-def test_an_encoder_of_text_is_refused(tmp_path):
+def test_text_encoder_is_an_error(tmp_path):
     with quiet():
         transformers.BertModel(transformers.BertConfig(**TEXT)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"input of the model must be 'pixel_values', got 'inp"):
         load_transformers(str(tmp_path))
 
 
-def test_an_output_is_chosen_by_its_name(vit_folder):
+def test_output_name_chooses_the_output(vit_folder):
     images = torch.rand(2, 1, 12, 12)
     subject = load(str(vit_folder), LoadOptions(output_name="logits"))
     assert subject.class_names == CLASSES

@@ -1,4 +1,4 @@
-"""Images and models whose answers are known, and what else the tests of a measurement share."""
+"""Images, models with known predictions, and helpers for the tests of measurements."""
 
 from typing import TypeVar
 
@@ -13,34 +13,34 @@ LABELS = torch.tensor([0, 1, 2, 1, 0])
 Value = TypeVar("Value")
 
 
-def present(value: Value | None) -> Value:
-    """A number that must be there."""
+def not_none(value: Value | None) -> Value:
+    """Return a value, and assert that it is not None."""
     assert value is not None
     return value
 
 
-def points(columns):
-    """One image for each column, with one lit pixel in it, in the middle row."""
+def images_of_columns(columns):
+    """Return first_value image for each column, with first_value lit pixel in that column and the middle row."""
     images = torch.zeros(len(columns), 1, HEIGHT, WIDTH, dtype=torch.float64)
     images[torch.arange(len(columns)), 0, HEIGHT // 2, torch.tensor(columns)] = 1.0
     return images
 
 
-def column_of(images):
-    """Logits of a classifier that answers with the column of the lit pixel."""
+def column_logits(images):
+    """Return logits whose predicted class is the column of the lit pixel."""
     return images.sum((1, 2))
 
 
-def linear(images):
-    """Logits of three classes from a fixed random map of the pixels."""
+def linear_logits(images):
+    """Return the logits of three classes from a fixed random projection of the pixels."""
     weights = torch.rand(
         2 * HEIGHT * WIDTH, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64
     )
     return images.flatten(1) @ (weights - 0.5)
 
 
-class Counting:
-    """A model that keeps the size of every batch."""
+class CountingModel:
+    """Model that records the size of every batch."""
 
     def __init__(self, model):
         self.model, self.sizes = model, []
@@ -50,8 +50,8 @@ class Counting:
         return self.model(images)
 
 
-class Failing(Counting):
-    """A model that raises at one call."""
+class FailingModel(CountingModel):
+    """Model that raises an error in first_value call."""
 
     def __init__(self, model, call, error):
         super().__init__(model)
@@ -63,21 +63,21 @@ class Failing(Counting):
         return super().__call__(images)
 
 
-def assert_same(first, second):
+def assert_same_responses(first, second):
     assert (first.shifts, first.output, first.movement) == (
         second.shifts,
         second.output,
         second.movement,
     )
     for name in ("evaluated", "predictions", "error_squared", "norm_squared"):
-        one, other = getattr(first, name), getattr(second, name)
-        if one is None:
-            assert other is None
+        first_value, second_value = getattr(first, name), getattr(second, name)
+        if first_value is None:
+            assert second_value is None
         else:
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(first_value, second_value, rtol=1e-12, atol=1e-12)
 
 
-def relative_error(responses):
+def relative_errors(responses):
     """Return the relative error of each image at each shift, 0 where the output is 0."""
     error = responses.error_squared / responses.norm_squared
     return error.where(responses.error_squared != 0, 0.0).sqrt()

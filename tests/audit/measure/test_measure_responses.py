@@ -17,14 +17,14 @@ from tests.audit.measure.models import (
     IMAGES,
     LABELS,
     WIDTH,
-    Counting,
-    Failing,
-    assert_same,
-    column_of,
-    linear,
-    points,
-    present,
-    relative_error,
+    CountingModel,
+    FailingModel,
+    assert_same_responses,
+    column_logits,
+    images_of_columns,
+    linear_logits,
+    not_none,
+    relative_errors,
 )
 from tests.raising import raises_for
 
@@ -32,24 +32,24 @@ CIRCULAR, ZERO = Movement("circular"), Movement("zero")
 SHIFTS = square_shifts(3)
 
 
-def test_a_classifier_of_the_column_answers_with_the_moved_column():
+def test_column_classifier_predicts_the_shifted_column():
     columns = [0, 3, 7, 12]
     labels = torch.tensor(columns)
     result = measure_responses(
-        column_of, points(columns), SHIFTS, CIRCULAR, labels=labels, output="logits"
+        column_logits, images_of_columns(columns), SHIFTS, CIRCULAR, labels=labels, output="logits"
     )
     assert result.output == "logits"
     assert result.evaluated.all()
     for row, (_, right) in enumerate(result.shifts):
-        assert present(result.predictions)[row].tolist() == [
+        assert not_none(result.predictions)[row].tolist() == [
             (column + right) % WIDTH for column in columns
         ]
         assert (
-            present(result.correct)[row].all()
+            not_none(result.correct)[row].all()
             if right == 0
-            else not present(result.correct)[row].any()
+            else not not_none(result.correct)[row].any()
         )
-    # The logits are 1 at the column and 0 elsewhere, moved or not.
+    # The logits are 1 at the column of the lit pixel and 0 elsewhere, with and without a shift.
     moved = torch.tensor([float(right != 0) for _, right in SHIFTS], dtype=torch.float64)[
         :, None
     ].expand(-1, 4)
@@ -57,33 +57,33 @@ def test_a_classifier_of_the_column_answers_with_the_moved_column():
     torch.testing.assert_close(result.norm_squared, torch.ones_like(moved), rtol=0, atol=0)
 
 
-def test_a_constant_stays_at_every_shift():
+def test_constant_model_has_no_error():
     logits = torch.tensor([0.5, 2.0, -1.0], dtype=torch.float64)
     result = measure_responses(
         lambda images: logits.repeat(len(images), 1), IMAGES, SHIFTS, ZERO, labels=LABELS
     )
     assert (result.predictions == 1).all()
     assert not result.error_squared.any()
-    assert not relative_error(result).any()
+    assert not relative_errors(result).any()
 
 
 def test_logits_need_no_labels():
-    result = measure_responses(linear, IMAGES, SHIFTS, ZERO)
+    result = measure_responses(linear_logits, IMAGES, SHIFTS, ZERO)
     assert (result.output, result.labels, result.correct) == ("logits", None, None)
 
 
-def test_numbers_of_logits_are_those_of_their_definitions():
-    result = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=7)
-    unmoved = linear(IMAGES)
+def test_predictions_and_errors_of_logits_equal_their_definitions():
+    result = measure_responses(linear_logits, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=7)
+    unshifted = linear_logits(IMAGES)
     for row, shift in enumerate(SHIFTS):
-        logits = linear(ZERO.move(IMAGES, shift))
-        assert torch.equal(present(result.predictions)[row], logits.argmax(1))
-        torch.testing.assert_close(result.error_squared[row], (logits - unmoved).square().sum(1))
+        logits = linear_logits(ZERO.move(IMAGES, shift))
+        assert torch.equal(not_none(result.predictions)[row], logits.argmax(1))
+        torch.testing.assert_close(result.error_squared[row], (logits - unshifted).square().sum(1))
 
 
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(1, 300))
-def test_the_number_of_calls_is_small(num_images, max_shift, batch_size):
-    model, shifts = Counting(linear), square_shifts(max_shift)
+def test_number_of_calls_is_minimal(num_images, max_shift, batch_size):
+    model, shifts = CountingModel(linear_logits), square_shifts(max_shift)
     measure_responses(model, IMAGES[:num_images], shifts, CIRCULAR, batch_size=batch_size)
     assert sum(model.sizes) == num_images * len(shifts)
     assert max(model.sizes) <= batch_size
@@ -92,98 +92,109 @@ def test_the_number_of_calls_is_small(num_images, max_shift, batch_size):
 
 
 @pytest.mark.parametrize(
-    "movement", [CIRCULAR, ZERO, Movement("crop", crop_size=(5, 7))], ids=lambda one: one.mode
+    "movement",
+    [CIRCULAR, ZERO, Movement("crop", crop_size=(5, 7))],
+    ids=lambda movement: movement.mode,
 )
 @pytest.mark.parametrize(
     "model", [lambda images: images[:, :, 0, :5].sum(1), torch.cumsum], ids=["logits", "dense"]
 )
-def test_the_batch_size_changes_nothing(movement, model):
+def test_responses_do_not_depend_on_the_batch_size(movement, model):
     function = (lambda images: images.cumsum(3)) if model is torch.cumsum else model
     shifts = square_shifts(2)
     expected = measure_responses(function, IMAGES, shifts, movement, batch_size=5)
     for batch_size in (1, 64, 1000):
-        assert_same(
+        assert_same_responses(
             measure_responses(function, IMAGES, shifts, movement, batch_size=batch_size), expected
         )
 
 
-def test_a_model_may_change_its_input_and_use_one_buffer():
+def test_model_may_change_its_input_and_reuse_its_output():
     buffer = torch.empty(16, 3, dtype=torch.float64)
 
     def function(images):
         images.mul_(-1.0)
-        return torch.mul(linear(images), -1.0, out=buffer[: len(images)])
+        return torch.mul(linear_logits(images), -1.0, out=buffer[: len(images)])
 
     images = IMAGES.clone()
     result = measure_responses(function, images, SHIFTS, CIRCULAR, batch_size=16)
     assert torch.equal(images, IMAGES)
-    assert_same(result, measure_responses(linear, IMAGES, SHIFTS, CIRCULAR, batch_size=16))
+    assert_same_responses(
+        result, measure_responses(linear_logits, IMAGES, SHIFTS, CIRCULAR, batch_size=16)
+    )
 
 
-def test_an_object_with_logits_and_half_precision_are_understood():
+def test_object_with_bfloat16_logits_is_measured():
     result = measure_responses(
-        lambda images: SimpleNamespace(logits=linear(images).bfloat16()),
+        lambda images: SimpleNamespace(logits=linear_logits(images).bfloat16()),
         IMAGES,
         SHIFTS,
         ZERO,
         labels=LABELS,
     )
-    exact = measure_responses(linear, IMAGES, SHIFTS, ZERO, labels=LABELS)
-    assert torch.equal(present(result.predictions), present(exact.predictions))
+    exact = measure_responses(linear_logits, IMAGES, SHIFTS, ZERO, labels=LABELS)
+    assert torch.equal(not_none(result.predictions), not_none(exact.predictions))
 
 
-def test_the_order_of_the_shifts_is_the_callers():
-    result = measure_responses(linear, IMAGES, [3, -2, 0, 3], ZERO)
+def test_responses_keep_the_order_of_the_shifts():
+    result = measure_responses(linear_logits, IMAGES, [3, -2, 0, 3], ZERO)
     assert result.shifts == ((0, 3), (0, -2), (0, 0))
-    assert torch.equal(present(result.predictions)[2], linear(IMAGES).argmax(1))
+    assert torch.equal(not_none(result.predictions)[2], linear_logits(IMAGES).argmax(1))
     assert not result.error_squared[2].any()
 
 
-def test_results_may_be_changed_and_differentiated_with():
-    result = measure_responses(linear, IMAGES.clone().requires_grad_(), SHIFTS, ZERO, labels=LABELS)
+def test_responses_support_autograd_and_changes_in_place():
+    result = measure_responses(
+        linear_logits, IMAGES.clone().requires_grad_(), SHIFTS, ZERO, labels=LABELS
+    )
     weight = torch.ones((), dtype=torch.float64, requires_grad=True)
     (weight * result.error_squared.add_(1.0)).sum().backward()
     assert weight.grad is not None
 
 
-def test_a_budget_that_is_spent_leaves_the_coarse_shifts():
+def test_spent_budget_leaves_coarse_shifts():
     result = measure_responses(
-        linear, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=47, budget_seconds=1e-9
+        linear_logits, IMAGES, SHIFTS, ZERO, labels=LABELS, batch_size=47, budget_seconds=1e-9
     )
     coarse = tuple(itertools.product((-2, 0, 2), repeat=2))
     assert set(result.select_complete_shifts().shifts) == set(coarse)
     assert result.evaluated.sum() == 45  # nine shifts of five images
     left = ~result.evaluated
-    assert (present(result.predictions)[left] == -1).all()
+    assert (not_none(result.predictions)[left] == -1).all()
     assert not result.error_squared[left].any()
 
 
-def test_progress_counts_entries_to_the_end():
-    told = []
+def test_progress_counts_all_evaluations():
+    calls = []
     measure_responses(
-        linear, IMAGES, SHIFTS, ZERO, batch_size=100, progress=lambda *numbers: told.append(numbers)
+        linear_logits,
+        IMAGES,
+        SHIFTS,
+        ZERO,
+        batch_size=100,
+        progress=lambda *numbers: calls.append(numbers),
     )
-    assert [numbers[:2] for numbers in told] == [(100, 245), (200, 245), (245, 245)]
-    assert told[0][2] > 0
-    assert told[-1][2] == 0
+    assert [numbers[:2] for numbers in calls] == [(100, 245), (200, 245), (245, 245)]
+    assert calls[0][2] > 0
+    assert calls[-1][2] == 0
 
 
-def test_what_was_measured_before_a_model_raised_is_kept():
+def test_model_error_keeps_the_responses_before_it():
     error = RuntimeError("out of ideas")
     with pytest.raises(ModelError, match=r"RuntimeError at shift \(.*out of ideas") as caught:
-        measure_responses(Failing(linear, 3, error), IMAGES, SHIFTS, ZERO, batch_size=5)
+        measure_responses(FailingModel(linear_logits, 3, error), IMAGES, SHIFTS, ZERO, batch_size=5)
     assert caught.value.__cause__ is error
-    assert present(caught.value.responses).complete.sum() == 3
-    assert len(present(caught.value.responses).select_complete_shifts().shifts) == 3
+    assert not_none(caught.value.responses).complete.sum() == 3
+    assert len(not_none(caught.value.responses).select_complete_shifts().shifts) == 3
 
 
-def test_a_model_that_raises_at_once_leaves_nothing():
+def test_model_error_in_the_first_call_has_no_responses():
     with pytest.raises(ModelError) as caught:
-        measure_responses(Failing(linear, 0, KeyError("pixels")), IMAGES, SHIFTS, ZERO)
+        measure_responses(FailingModel(linear_logits, 0, KeyError("pixels")), IMAGES, SHIFTS, ZERO)
     assert caught.value.responses is None
 
 
-def test_bad_input_is_refused(unchecked_annotations):
+def test_invalid_arguments_are_errors(unchecked_annotations):
     for changes, message in [
         ({"images": IMAGES[:0]}, r"images must have .*got \(0, 2, 11, 13\)"),
         ({"shifts": [(0, 1)]}, "contains the zero shift"),
@@ -200,7 +211,7 @@ def test_bad_input_is_refused(unchecked_annotations):
         ({"function": nn.Dropout()}, "training mode"),
     ]:
         given = {
-            "function": linear,
+            "function": linear_logits,
             "images": IMAGES,
             "shifts": SHIFTS,
             "movement": ZERO,
@@ -212,7 +223,7 @@ def test_bad_input_is_refused(unchecked_annotations):
 
 
 @pytest.mark.parametrize("budget", [None, 1e-3])
-def test_the_time_left_is_estimated_from_the_pace_so_far(budget: float | None):
+def test_time_left_is_estimated_from_the_elapsed_time(budget: float | None):
     start = time.perf_counter()
 
     def check_time_left(done: int, total: int, left: float) -> None:
@@ -222,12 +233,12 @@ def test_the_time_left_is_estimated_from_the_pace_so_far(budget: float | None):
     def check_budget(done: int, total: int, left: float) -> None:
         assert 0 <= left <= 1e-3
 
-    def slow(images: torch.Tensor) -> torch.Tensor:
+    def slow_model(images: torch.Tensor) -> torch.Tensor:
         time.sleep(0.01)
-        return linear(images)
+        return linear_logits(images)
 
     measure_responses(
-        slow,
+        slow_model,
         IMAGES,
         SHIFTS,
         ZERO,
@@ -237,13 +248,13 @@ def test_the_time_left_is_estimated_from_the_pace_so_far(budget: float | None):
     )
 
 
-def test_a_budget_ends():
+def test_deadline_has_the_remaining_seconds():
     assert not Deadline(1e-9).seconds_left
     assert 0 < Deadline(1e9).seconds_left <= 1e9
     assert Deadline().seconds_left == math.inf
 
 
-def test_a_budget_that_is_not_positive_is_refused():
+def test_deadline_must_be_positive():
     for budget in [0, -1.0, float("nan")]:
         with raises_for(budget, ValueError, match="budget_seconds must be"):
             Deadline(budget)

@@ -32,7 +32,7 @@ MOVEMENTS = (
 )
 
 
-def by_hand(movement, image, shift):
+def translated_image(movement, image, shift):
     settings = {
         "background": movement.background,
         "canvas_size": movement.canvas_size,
@@ -42,7 +42,7 @@ def by_hand(movement, image, shift):
 
 
 def measure_and_record(images, shifts, movement, batch_size):
-    """Return the shifts and every batch of images that a model received, as copies."""
+    """Return a complete measurement and a copy of each batch of images that the model received."""
     batches = []
 
     def model(batch):
@@ -60,11 +60,11 @@ def measure_and_record(images, shifts, movement, batch_size):
 
 @pytest.mark.parametrize("batch_size", [3, 12, 100])
 @pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.mode)
-def test_the_model_receives_the_images_of_translate(movement, batch_size):
+def test_model_receives_the_images_of_translate(movement, batch_size):
     measurement, batches = measure_and_record(IMAGES, SHIFTS, movement, batch_size)
     for (shifts, images), batch in zip(measurement.batches, batches, strict=True):
         expected = [
-            by_hand(movement, image, measurement.shifts[shift])
+            translated_image(movement, image, measurement.shifts[shift])
             for shift in shifts
             for image in range(5)[images]
         ]
@@ -84,7 +84,7 @@ def test_batches_contain_every_image_at_every_shift_once(num_images, max_shift, 
     assert sorted(entries[:num_images]) == [(zero, image) for image in range(num_images)]
 
 
-def test_impossible_shifts_and_images_are_refused(unchecked_annotations):
+def test_invalid_shifts_and_images_are_errors(unchecked_annotations):
     for images, shifts, movement, message in [
         (IMAGES[:0], SHIFTS, Movement("zero"), r"images must have .*got \(0, 2, 9, 11\)"),
         (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images must have .*got \(9, 11\)"),
@@ -97,8 +97,8 @@ def test_impossible_shifts_and_images_are_refused(unchecked_annotations):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_output_that_is_not_finite_is_reported_with_its_shift(bad):
-    # The output is not finite for images whose point is in the last column.
+def test_error_of_non_finite_outputs_names_the_shift(bad):
+    # The output is not finite for images whose lit pixel is in the last column.
     def function(images):
         return torch.where(images[:, 0, :, -1:].sum((1, 2))[:, None] > 0, bad, 1.0) * torch.ones(
             1, 2
@@ -108,17 +108,21 @@ def test_an_output_that_is_not_finite_is_reported_with_its_shift(bad):
         ModelError, match=r"NaN or infinity at shift \(0, 2\) for 2 of 3 images$"
     ) as caught:
         measure_responses(
-            function, models.points([10, 4, 10]), [(0, 0), (0, 1), (0, 2)], CIRCULAR, batch_size=6
+            function,
+            models.images_of_columns([10, 4, 10]),
+            [(0, 0), (0, 1), (0, 2)],
+            CIRCULAR,
+            batch_size=6,
         )
     # The shifts are measured in the order 0, 2, 1. Results from before the first NaN are kept.
-    assert models.present(caught.value.responses).evaluated.tolist() == [
+    assert models.not_none(caught.value.responses).evaluated.tolist() == [
         [True] * 3,
         [False] * 3,
         [False] * 3,
     ]
 
 
-def test_large_numbers_whose_sum_is_infinite_are_measured():
+def test_large_outputs_with_an_infinite_sum_are_measured():
     result = measure_responses(
         lambda images: 3e38 * torch.ones(len(images), 9), models.IMAGES, SQUARE, ZERO
     )
@@ -126,7 +130,7 @@ def test_large_numbers_whose_sum_is_infinite_are_measured():
     assert not result.error_squared.any()
 
 
-def test_outputs_of_changing_shape_are_refused():
+def test_outputs_of_changing_shape_are_an_error():
     sizes = itertools.chain([6], itertools.repeat(5))
     with pytest.raises(
         ModelError,

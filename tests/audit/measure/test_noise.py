@@ -10,20 +10,23 @@ from teka.codec import decode, encode
 from tests.raising import raises_for
 
 
-def images(dtype=torch.float32):
+def random_images(dtype=torch.float32):
     return torch.randn(7, 2, 5, 3, dtype=dtype, generator=torch.Generator().manual_seed(2))
 
 
-def network(dtype=torch.float32):
+def make_network(dtype=torch.float32):
     torch.manual_seed(4)
     layers = nn.Conv2d(2, 5, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(75, 3)
     return nn.Sequential(*layers).to(dtype).eval()
 
 
-def test_the_precision_is_the_difference_to_the_network_in_double():
+def test_precision_is_the_difference_from_float64():
     with torch.no_grad():
-        single, double = network()(images()).double(), network().double()(images().double())
-    floor = noise_floor(network(), images())
+        single, double = (
+            make_network()(random_images()).double(),
+            make_network().double()(random_images().double()),
+        )
+    floor = noise_floor(make_network(), random_images())
     assert floor.repeat == 0.0
     assert floor.precision is not None
     assert floor.precision == pytest.approx(
@@ -33,31 +36,33 @@ def test_the_precision_is_the_difference_to_the_network_in_double():
     assert floor.reason is None
 
 
-def test_a_network_in_double_is_compared_with_itself_in_single():
-    # The weights and images are float32 numbers, so both directions compare the same two networks.
-    floor = noise_floor(network(torch.float64), images().double())
-    assert floor.precision == pytest.approx(noise_floor(network(), images()).precision, rel=1e-12)
+def test_precision_of_a_float64_network_is_the_difference_from_float32():
+    # All weights and images are exact in float32, so both directions compare the same two networks.
+    floor = noise_floor(make_network(torch.float64), random_images().double())
+    assert floor.precision == pytest.approx(
+        noise_floor(make_network(), random_images()).precision, rel=1e-12
+    )
 
 
-def test_the_network_itself_keeps_its_dtype():
-    module = network()
-    noise_floor(module, images())
+def test_noise_floor_keeps_the_dtype_of_the_network():
+    module = make_network()
+    noise_floor(module, random_images())
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 
 
-def test_the_difference_of_two_calls_is_measured():
+def test_repeat_is_the_difference_of_two_calls():
     calls = []
 
     def unstable(batch):
         calls.append(1)
         return batch.flatten(1) * (1.25 if len(calls) % 2 == 0 else 1.0)
 
-    assert noise_floor(unstable, images()).repeat == pytest.approx(0.25)
+    assert noise_floor(unstable, random_images()).repeat == pytest.approx(0.25)
 
 
-def test_batches_are_put_together():
+def test_precision_does_not_depend_on_the_batch_size():
     class Scaled(nn.Module):
-        """Rounds every number alike, whatever the batch it is in."""
+        """Module whose rounding does not depend on the batch."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -66,36 +71,38 @@ def test_batches_are_put_together():
         def forward(self, batch):
             return batch.flatten(1) * self.weight / 7
 
-    whole, parts = (noise_floor(Scaled().eval(), images(), batch_size=size) for size in (7, 3))
+    whole, parts = (
+        noise_floor(Scaled().eval(), random_images(), batch_size=size) for size in (7, 3)
+    )
     assert whole.precision is not None
     assert whole.precision > 1e-9
     assert parts.precision == pytest.approx(whole.precision, rel=1e-6)
 
 
-def test_what_is_no_module_has_no_precision_and_a_reason():
+def test_function_that_is_no_module_has_a_reason_and_no_precision():
     for function in [lambda batch: batch.mean((2, 3)), nn.Identity().eval().forward]:
-        floor = noise_floor(function, images())
+        floor = noise_floor(function, random_images())
         assert (floor.repeat, floor.precision) == (0.0, None), function
         assert "not a module that can be cast" in str(floor.reason), function
 
 
-def test_a_module_that_cannot_be_cast_has_no_precision_and_a_reason():
+def test_module_that_cannot_be_cast_has_a_reason_and_no_precision():
     class Fixed(nn.Module):
         def forward(self, batch):
             return batch.flatten(1) @ torch.ones(30, 2)
 
-    floor = noise_floor(Fixed().eval(), images())
+    floor = noise_floor(Fixed().eval(), random_images())
     assert (floor.repeat, floor.precision) == (0.0, None)
     assert "the copy in torch.float64 fails" in str(floor.reason)
 
 
-def test_outputs_of_zero_have_no_noise():
-    assert noise_floor(lambda batch: torch.zeros(len(batch), 2), images()).repeat == 0.0
+def test_zero_outputs_have_no_noise():
+    assert noise_floor(lambda batch: torch.zeros(len(batch), 2), random_images()).repeat == 0.0
 
 
-def test_bad_functions_are_refused():
+def test_invalid_functions_are_errors():
     for function, message in [
-        (network().train(), "training mode"),
+        (make_network().train(), "training mode"),
         (lambda batch: batch.flatten(1) / 0, "NaN or infinity"),
         (
             lambda batch: "a cat",
@@ -103,22 +110,22 @@ def test_bad_functions_are_refused():
         ),
     ]:
         with raises_for(message, ValueError, match=message):
-            noise_floor(function, images())
+            noise_floor(function, random_images())
 
 
-def test_a_model_that_raises_is_named_as_such():
+def test_error_of_the_model_names_the_noise_floor():
     def failing(batch):
         raise KeyError("no weights")
 
     with pytest.raises(ModelError, match="KeyError on the images, for the noise floor"):
-        noise_floor(failing, images())
+        noise_floor(failing, random_images())
 
 
-def test_no_images_are_refused():
+def test_empty_batch_is_an_error():
     with pytest.raises(ValueError, match="none of them empty"):
-        noise_floor(network(), images()[:0])
+        noise_floor(make_network(), random_images()[:0])
 
 
-def test_the_numbers_survive_json():
-    for floor in (noise_floor(network(), images()), NoiseFloor(0.5, None, "no module")):
+def test_noise_floor_survives_json():
+    for floor in (noise_floor(make_network(), random_images()), NoiseFloor(0.5, None, "no module")):
         assert decode(NoiseFloor, json.loads(json.dumps(encode(floor)))) == floor
