@@ -293,15 +293,6 @@ def test_means_and_variances_of_random_features(x, y):
         assert mean_square == pytest.approx(kernel**2 * square, rel=1e-9)
 
 
-@given(st.integers(1, 64), st.floats(0.1, 100))
-def test_optimal_coefficient_minimizes_the_variance(dim, spread):
-    rho = 2 * dim / (math.sqrt((2 * spread + dim) ** 2 + 8 * dim * spread) + 2 * spread + dim)
-    assert dim / (1 + rho) - dim / (2 * rho) + spread == pytest.approx(
-        0.0, abs=1e-9 * (dim + spread) / rho
-    )
-    assert 0 < rho <= 1
-
-
 def test_draws_of_fixed_norm_underestimate_the_kernel():
     dim, square = (
         3,
@@ -343,74 +334,6 @@ def test_error_of_taylor_2():
     assert float(1 + features[0] @ features[1]) == pytest.approx(
         float(1 + x @ y + (x @ y) ** 2 / 2)
     )
-
-
-def shift_with_zeros(tensor: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """Shift a tensor by whole cells, and fill with 0."""
-    rolled = torch.roll(tensor, steps, dims=tuple(range(tensor.ndim)))
-    for axis, step in enumerate(steps):
-        if step:
-            rolled.narrow(axis, 0 if step > 0 else tensor.shape[axis] + step, abs(step)).zero_()
-    return rolled
-
-
-def rings_by_definition(values: Tensor, num_rings: int) -> list[Tensor]:
-    cells = torch.cartesian_prod(*(torch.arange(side) for side in values.shape)).reshape(
-        -1, values.ndim
-    )
-    distance = (cells[:, None] - cells[None]).abs().sum(-1)
-    return [
-        ((distance == ring).double() @ values.flatten()).reshape(values.shape)
-        for ring in range(num_rings)
-    ]
-
-
-@pytest.mark.parametrize("shape", [(11,), (7, 5), (3, 2, 5)])
-def test_running_sums_and_differences_equal_the_rings(shape):
-    values, num_rings = normal(*shape), 4
-    rings = [values, *[torch.zeros_like(values)] * (num_rings - 1)]
-    for axis in range(len(shape)):
-        step = tuple(int(axis == other) for other in range(len(shape)))
-        back = tuple(-offset for offset in step)
-        behind, ahead = [rings[0]], [torch.zeros_like(values)]
-        for ring in range(1, num_rings):
-            behind.append(rings[ring] + shift_with_zeros(behind[-1], step))
-            ahead.append(shift_with_zeros(rings[ring - 1] + ahead[-1], back))
-        rings = [left + right for left, right in zip(behind, ahead, strict=True)]
-    for ring, expected in zip(rings, rings_by_definition(values, num_rings), strict=True):
-        torch.testing.assert_close(ring, expected, rtol=0, atol=1e-13)
-
-
-@given(st.integers(0, 10_000))
-def test_running_maximum_rescales_the_causal_state(seed):
-    features, values = normal(6, 3, seed=seed).abs(), normal(6, 2, seed=seed + 1)
-    log_scale = 50 * normal(6, seed=seed + 2)
-    state, peak = (
-        torch.zeros(3, 2, dtype=torch.float64),
-        torch.tensor(-math.inf, dtype=torch.float64),
-    )
-    for token in range(6):
-        before, peak = peak, torch.maximum(peak, log_scale[token])
-        state = torch.exp(before - peak) * state
-        state = state + torch.exp(log_scale[token] - peak) * torch.outer(
-            features[token], values[token]
-        )
-        factors = torch.exp(log_scale[: token + 1] - log_scale[: token + 1].max())
-        expected = (features[: token + 1] * factors[:, None]).T @ values[: token + 1]
-        torch.testing.assert_close(state, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("sharpness", "first"), [(1, 1), (2, 3), (3, 5), (4, 7), (6, 12), (8, 16)])
-def test_jacobi_anger_is_negative_until_the_stated_order(sharpness, first):
-    angles = torch.linspace(0, 2 * math.pi, 2001, dtype=torch.float64)[:-1]
-    expected = torch.exp(sharpness * torch.cos(angles))
-    waves = [torch.cos(order * angles) for order in range(first + 4)]
-    terms = [
-        (expected * wave).mean() * wave * (2 if order else 1) for order, wave in enumerate(waves)
-    ]
-    lowest = [float(torch.stack(terms[: order + 1]).sum(0).min()) for order in range(first + 4)]
-    assert all(value > 0 for value in lowest[first:])
-    assert first == 1 or lowest[first - 1] < 0
 
 
 def test_fft_error_is_relative_to_the_largest_sum():
