@@ -7,17 +7,17 @@ from teka.functional.backends.decay_scan import BLOCK, decayed_sums
 
 
 @pytest.mark.parametrize("side", [1, BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 1, 2 * BLOCK * BLOCK + 7])
-def test_a_scan_is_the_product_with_the_matrix_of_the_decay(side: int):
+def test_decayed_sums_equal_the_product_with_the_decay_matrix(side: int):
     generator = torch.Generator().manual_seed(0)
     cells = torch.randn(2, 3, side, 2, 4, dtype=torch.float64, generator=generator)
     rate = torch.tensor([0.0, 0.02, 4.0], dtype=torch.float64)
     steps = (torch.arange(side)[:, None] - torch.arange(side)).abs()
-    truth = torch.einsum("hij,bhjcd->bhicd", torch.exp(-rate[:, None, None] * steps), cells)
-    torch.testing.assert_close(decayed_sums(cells, rate), truth, rtol=1e-12, atol=1e-10)
+    expected = torch.einsum("hij,bhjcd->bhicd", torch.exp(-rate[:, None, None] * steps), cells)
+    torch.testing.assert_close(decayed_sums(cells, rate), expected, rtol=1e-12, atol=1e-10)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 13, 27])
-def test_a_causal_decay_is_that_of_every_pair_across_chunks_and_blocks(
+def test_causal_decay_equals_the_formula_across_chunks_and_blocks(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(linear, "CHUNK_TOKENS", 4)

@@ -17,7 +17,7 @@ from tests.contracts.cases import (
 )
 
 
-def placed(grid: Grid, num_prefix_tokens: int) -> Positions:
+def make_positions(grid: Grid, num_prefix_tokens: int) -> Positions:
     return Positions(grid, num_prefix_tokens=num_prefix_tokens)
 
 
@@ -25,7 +25,7 @@ def placed(grid: Grid, num_prefix_tokens: int) -> Positions:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["rotation", "quadratic", "table"])
-def test_it_is_the_normalised_product_of_content_and_relative_weights(
+def test_dense_equals_the_product_of_content_and_relative_weights(
     kernel: ContentKernel, name: str, masked: bool, is_causal: bool
 ):
     grid = Grid((3, 5))
@@ -33,7 +33,7 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     query, key, value = draw_inputs(16)
     relative = build_relative(name, heads=3, dim=5, num_axes=2)
     assert isinstance(relative, SeparableRelativeKernel)
-    positions = placed(grid, 1)
+    positions = make_positions(grid, 1)
     pairs = DenseAttentionInputs(
         query, key, value, kernel, scale=0.4, key_mask=mask if masked else None, is_causal=is_causal
     )
@@ -52,9 +52,9 @@ def test_it_is_the_normalised_product_of_content_and_relative_weights(
     assert relative_error(output, expected) < 1e-12
 
 
-def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor]:
+def output_and_gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor]:
     """Return the output and the gradients of all inputs."""
-    num_queries, num_keys = (num_prefix_tokens + one.num_tokens for one in (grid, key_grid))
+    num_queries, num_keys = (num_prefix_tokens + side.num_tokens for side in (grid, key_grid))
     query, key, value = draw_inputs(max(num_queries, num_keys))
     query, key, value = (
         tensor[:, :, :size].clone().requires_grad_()
@@ -71,9 +71,9 @@ def gradients(grid: Grid, key_grid: Grid, num_prefix_tokens: int) -> list[Tensor
     return [output, *torch.autograd.grad(output.sin().sum(), [query, key, value, *leaves.values()])]
 
 
-def test_chunks_of_rows_change_neither_outputs_nor_gradients(monkeypatch: pytest.MonkeyPatch):
+def test_row_chunks_change_neither_outputs_nor_gradients(monkeypatch: pytest.MonkeyPatch):
     grid = Grid((5, 7))
-    whole = gradients(grid, grid, 1)
+    expected_results = output_and_gradients(grid, grid, 1)
     monkeypatch.setattr(dense, "MATRIX_ELEMENTS", 500)
-    for result, expected in zip(gradients(grid, grid, 1), whole, strict=True):
+    for result, expected in zip(output_and_gradients(grid, grid, 1), expected_results, strict=True):
         assert relative_error(result, expected) < 1e-12

@@ -25,12 +25,12 @@ FFT = sys.modules[fft_attention_sums.__module__]
 STATIONARY = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier")
 
 
-def both(
+def fft_and_dense(
     inputs: list[Tensor],
     relative: StationaryRelativeKernel,
     grid: Grid,
     key_grid: Grid | None = None,
-    **more: Tensor | int,
+    **options: Tensor | int,
 ) -> tuple[Tensor, Tensor]:
     fast, dense = (
         attention(  # pyright: ignore[reportCallIssue]
@@ -40,7 +40,7 @@ def both(
             grid=grid,
             key_grid=key_grid,
             backend=backend,
-            **more,  # pyright: ignore[reportArgumentType]
+            **options,  # pyright: ignore[reportArgumentType]
         )
         for backend in ("fft", "dense")
     )
@@ -65,7 +65,7 @@ SHAPES = [(1,), (7,), (16,), (3, 5), (7, 1), (4, 6), (2, 3, 5), (5, 3, 4)]
     st.integers(0, 2),
     st.integers(0, 3),
 )
-def test_a_convolution_is_what_every_pair_gives(
+def test_fft_equals_dense(
     shape: tuple[int, ...],
     spacing: float,
     periodic: tuple[bool, ...],
@@ -77,10 +77,10 @@ def test_a_convolution_is_what_every_pair_gives(
     grid = Grid(shape, spacing, periodic[: len(shape)])
     num_tokens = prefix + grid.num_tokens
     inputs = draw_inputs(num_tokens, seed=seed)
-    more: dict[str, Tensor | int] = {"num_prefix_tokens": prefix}
+    options: dict[str, Tensor | int] = {"num_prefix_tokens": prefix}
     if masked:
-        more["key_mask"] = draw_mask(2, num_tokens, seed)
-    fast, dense = both(inputs, build(name, grid.num_axes), grid, None, **more)
+        options["key_mask"] = draw_mask(2, num_tokens, seed)
+    fast, dense = fft_and_dense(inputs, build(name, grid.num_axes), grid, None, **options)
     assert relative_error(fast, dense) < 1e-10
 
 
@@ -102,7 +102,7 @@ def test_a_convolution_is_what_every_pair_gives(
     ],
     ids=str,
 )
-def test_two_grids_of_one_spacing_may_lie_anywhere(grid: Grid, key_grid: Grid):
+def test_two_grids_with_equal_spacing_and_any_origin_equal_dense(grid: Grid, key_grid: Grid):
     query, _, _ = draw_inputs(grid.num_tokens)
     _, key, value = draw_inputs(key_grid.num_tokens, seed=1)
     for name in STATIONARY:
@@ -110,18 +110,18 @@ def test_two_grids_of_one_spacing_may_lie_anywhere(grid: Grid, key_grid: Grid):
             origin % step for origin, step in zip(grid.origin, grid.spacing, strict=True)
         ):
             continue  # a table has entries for whole cells only
-        fast, dense = both([query, key, value], build(name, grid.num_axes), grid, key_grid)
+        fast, dense = fft_and_dense([query, key, value], build(name, grid.num_axes), grid, key_grid)
         assert fast.shape[2] == grid.num_tokens
         assert relative_error(fast, dense) < 1e-10, name
 
 
-def test_two_grids_of_two_spacings_do_not_fit():
+def test_have_same_spacing():
     assert have_same_spacing(Grid(8), Grid(8))
     assert not have_same_spacing(Grid(8), Grid(4, spacing=2.0, origin=0.5))
 
 
-def hard_kernels() -> list[GeneralizedQuadraticBias]:
-    """Narrow Gaussians about centres in and far outside the grid: from some cells c is small everywhere."""
+def narrow_kernels() -> list[GeneralizedQuadraticBias]:
+    """Return narrow Gaussians with centers in and outside the grid, so that some rows are tiny."""
     generator = Generator().manual_seed(0)
     kernels = []
     for precision, reach in ((1.0, 3.0), (5.0, 10.0), (50.0, 2.0), (50.0, 30.0)):
@@ -132,44 +132,44 @@ def hard_kernels() -> list[GeneralizedQuadraticBias]:
 
 
 @pytest.mark.parametrize("periodic", [(False, False), (False, True), (True, True)])
-def test_rows_that_a_transform_cannot_resolve_are_right_too(periodic: tuple[bool, bool]):
+def test_rows_too_small_for_the_fft_are_recomputed(periodic: tuple[bool, bool]):
     grid, masks = Grid((11, 9), periodic=periodic), ({}, {"key_mask": draw_mask(2, 99)})
-    for place, (relative, mask) in enumerate(itertools.product(hard_kernels(), masks)):
-        fast, dense = both(draw_inputs(99), relative, grid, None, **mask)
-        assert relative_error(fast, dense) < 1e-10, place
+    for case, (relative, mask) in enumerate(itertools.product(narrow_kernels(), masks)):
+        fast, dense = fft_and_dense(draw_inputs(99), relative, grid, None, **mask)
+        assert relative_error(fast, dense) < 1e-10, case
 
 
-def test_without_the_repair_these_rows_are_wrong(monkeypatch: pytest.MonkeyPatch):
+def test_small_rows_are_wrong_if_they_are_not_recomputed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(FFT, "TOLERANCE", dict.fromkeys(FFT.TOLERANCE, float("inf")))
     wrong = 0
-    for relative in hard_kernels():
-        fast, dense = both(draw_inputs(99), relative, Grid((11, 9)))
+    for relative in narrow_kernels():
+        fast, dense = fft_and_dense(draw_inputs(99), relative, Grid((11, 9)))
         wrong += not relative_error(fast, dense) < 0.1  # NaN is wrong too
     assert wrong >= 3
 
 
-def test_in_float32_the_repair_keeps_rows_within_its_rounding():
-    for relative in hard_kernels():
+def test_recomputed_rows_are_accurate_in_float32():
+    for relative in narrow_kernels():
         inputs = [tensor.float() for tensor in draw_inputs(99)]
-        fast, _ = both(inputs, relative, Grid((11, 9)))
-        _, dense = both([tensor.double() for tensor in inputs], relative, Grid((11, 9)))
+        fast, _ = fft_and_dense(inputs, relative, Grid((11, 9)))
+        _, dense = fft_and_dense([tensor.double() for tensor in inputs], relative, Grid((11, 9)))
         assert relative_error(fast.double(), dense) < 1e-4
 
 
 @pytest.mark.parametrize("name", STATIONARY)
-def test_gradients_are_those_of_every_pair(name: str):
+def test_gradients_equal_dense(name: str):
     grid = Grid((5, 3), periodic=(False, True))
     check_gradients(build(name, 2), grid, 15)
 
 
 @pytest.mark.parametrize(
-    "relative", hard_kernels(), ids=["mild", "far", "narrow", "narrow and far"]
+    "relative", narrow_kernels(), ids=["mild", "far", "narrow", "narrow and far"]
 )
-def test_gradients_of_repaired_rows_are_those_of_every_pair(relative: GeneralizedQuadraticBias):
+def test_gradients_of_recomputed_rows_equal_dense(relative: GeneralizedQuadraticBias):
     check_gradients(relative, Grid((11, 9)), 99)
 
 
-def test_gradients_in_chunks_of_features_are_those_of_every_pair(monkeypatch: pytest.MonkeyPatch):
+def test_gradients_in_feature_chunks_equal_dense(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", 2**11)
     check_gradients(build("quadratic", 2), Grid((5, 7)), 35)
 
@@ -178,16 +178,18 @@ def check_gradients(relative: StationaryRelativeKernel, grid: Grid, num_tokens: 
     learned, leaves = with_leaves(relative)
     assert isinstance(learned, StationaryRelativeKernel)
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(num_tokens)]
-    fast, dense = both(inputs, learned, grid)
+    fast, dense = fft_and_dense(inputs, learned, grid)
     direction = torch.randn(fast.shape, dtype=fast.dtype, generator=Generator().manual_seed(0))
     variables = [*inputs, *leaves.values()]
-    ours, theirs = (grad((output * direction).sum(), variables) for output in (fast, dense))
-    for mine, true in zip(ours, theirs, strict=True):
-        assert relative_error(mine, true) < 1e-9
+    fft_gradients, dense_gradients = (
+        grad((output * direction).sum(), variables) for output in (fast, dense)
+    )
+    for result, expected in zip(fft_gradients, dense_gradients, strict=True):
+        assert relative_error(result, expected) < 1e-9
 
 
 @pytest.mark.parametrize(
     ("least", "length"), [(1, 1), (7, 8), (9, 9), (11, 12), (13, 15), (511, 512), (257, 270)]
 )
-def test_transforms_are_padded_to_a_length_of_small_factors(least: int, length: int):
+def test_next_fast_length_has_small_factors(least: int, length: int):
     assert next_fast_length(least) == length

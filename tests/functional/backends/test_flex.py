@@ -26,16 +26,16 @@ from tests.contracts.cases import (
     with_leaves,
 )
 
-# The joint form becomes part of queries and keys before it comes here.
-FACTORS = [
+# The joint form is part of the queries and keys before flex is called.
+RELATIVE_NAMES = [
     name
     for name, kind in RELATIVES.items()
     if issubclass(kind, PositiveRelativeKernel) and not issubclass(kind, JointSinusoidalBias)
 ]
-BANDS = {torch.float64: 1e-10, torch.float32: 1e-4}
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
-PLACES = {
+POSITIONS = {
     "line": Positions(Grid(13, spacing=0.5)),
     "image with prefix": Positions(Grid((3, 5)), num_prefix_tokens=2),
     "periodic": Positions(Grid((5, 3), periodic=(True, False))),
@@ -46,20 +46,20 @@ PLACES = {
 
 
 @pytest.fixture(autouse=True)
-def gradients_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
-    # torch refuses gradients on a CPU because its fused CPU kernel has none; the unfused evaluation has them.
+def allow_gradients_on_cpu(monkeypatch: pytest.MonkeyPatch):
+    # torch raises an error for gradients on a CPU, which only its fused CPU kernel lacks.
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None, raising=False)
 
 
 @pytest.fixture
-def by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute FlexAttention by its formula. FlexAttention itself compiles its arguments in each call."""
+def use_flex_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace FlexAttention by a reference, because FlexAttention compiles in each call."""
     monkeypatch.setattr(
         import_module("teka.functional.backends.flex"), "flex_attention", flex_reference
     )
 
 
-def compare(
+def assert_equals_dense(
     kernel_name: str,
     relative_name: str,
     placement: Positions,
@@ -68,7 +68,7 @@ def compare(
     masked: bool = False,
     is_causal: bool = False,
 ) -> None:
-    """Values and all gradients of `attend_with_flex` against those of `dense`."""
+    """Assert that values and gradients of `attend_with_flex` equal dense attention."""
     num_queries, num_keys = (
         placement.num_prefix_tokens + (s.num_queries_with_position or 0)
         for s in (placement, placement.key_side)
@@ -105,20 +105,26 @@ def compare(
         gradients = torch.autograd.grad(
             output.square().sum(), inputs, allow_unused=True, retain_graph=True
         )
-        results.append([output, *(torch.zeros(1) if one is None else one for one in gradients)])
-    assert max(relative_error(one, two) for one, two in zip(*results, strict=True)) <= BANDS[dtype]
+        results.append(
+            [output, *(torch.zeros(1) if gradient is None else gradient for gradient in gradients)]
+        )
+    assert (
+        max(relative_error(flex, dense) for flex, dense in zip(*results, strict=True))
+        <= TOLERANCES[dtype]
+    )
 
 
-@pytest.mark.parametrize("relative", FACTORS)
-def test_softmax_with_every_factor_equals_dense(relative: str, request: pytest.FixtureRequest):
-    compare("softmax", relative, list(PLACES.values())[FACTORS.index(relative) % 5])
-    request.getfixturevalue("by_formula")
-    for name, place in PLACES.items():
-        if (relative, name) != (
-            "table",
-            "two to three",
-        ):  # a table counts cells, which those grids do not share
-            compare("softmax", relative, place)
+@pytest.mark.parametrize("relative", RELATIVE_NAMES)
+def test_softmax_with_every_relative_kernel_equals_dense(
+    relative: str, request: pytest.FixtureRequest
+):
+    assert_equals_dense(
+        "softmax", relative, list(POSITIONS.values())[RELATIVE_NAMES.index(relative) % 5]
+    )
+    request.getfixturevalue("use_flex_reference")
+    for name, place in POSITIONS.items():
+        if (relative, name) != ("table", "two to three"):  # a table needs grids with common cells
+            assert_equals_dense("softmax", relative, place)
 
 
 @pytest.mark.parametrize(
@@ -126,66 +132,68 @@ def test_softmax_with_every_factor_equals_dense(relative: str, request: pytest.F
 )
 def test_every_nonnegative_kernel_equals_dense(kernel: str, request: pytest.FixtureRequest):
     if kernel not in ("softmax", "squared_relu", "positive"):
-        request.getfixturevalue("by_formula")
-    compare(kernel, "quadratic", PLACES["image with prefix"], masked=True)
+        request.getfixturevalue("use_flex_reference")
+    assert_equals_dense(kernel, "quadratic", POSITIONS["image with prefix"], masked=True)
 
 
 @pytest.mark.parametrize(
     ("kernel", "relative"),
     [("softmax", "fourier"), ("squared_relu", "fourier"), ("positive", "clipped")],
 )
-def test_causality_equals_dense(kernel: str, relative: str):
-    compare(kernel, relative, PLACES["line"], is_causal=True)
+def test_causal_attention_equals_dense(kernel: str, relative: str):
+    assert_equals_dense(kernel, relative, POSITIONS["line"], is_causal=True)
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "clipped"])
-def test_float32_stays_within_its_band(kernel: str, request: pytest.FixtureRequest):
+def test_float32_is_within_its_tolerance(kernel: str, request: pytest.FixtureRequest):
     if kernel != "clipped":
-        request.getfixturevalue("by_formula")
+        request.getfixturevalue("use_flex_reference")
     name, relative = ("softmax", kernel) if kernel == "clipped" else (kernel, "rotation")
-    compare(name, relative, PLACES["image with prefix"], dtype=torch.float32, masked=True)
+    assert_equals_dense(
+        name, relative, POSITIONS["image with prefix"], dtype=torch.float32, masked=True
+    )
 
 
-def test_a_causal_query_without_keys_gets_zero():
+def test_causal_query_without_keys_gives_0():
     query, key, value = draw_inputs(13)
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[0, :3] = False
     relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
     assert isinstance(relative, PositiveRelativeKernel)
-    term = relative.flex_bias(query, PLACES["line"], scale=0.4)
+    term = relative.flex_bias(query, POSITIONS["line"], scale=0.4)
     assert term is not None
     pairs = DenseAttentionInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
     )
     output, expected = (
         attend_with_flex(pairs, term),
-        relative.dense_attention(pairs, PLACES["line"]),
+        relative.dense_attention(pairs, POSITIONS["line"]),
     )
     assert torch.equal(output[0, :, :3], torch.zeros(3, 3, 4, dtype=torch.float64))
-    assert relative_error(output, expected) <= BANDS[torch.float64]
+    assert relative_error(output, expected) <= TOLERANCES[torch.float64]
 
 
-def positions(num_tokens: int, seed: int, *shape: int) -> Tensor:
+def draw_points(num_tokens: int, seed: int, *shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return 4 * torch.rand(*shape, num_tokens, 2, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("shape", [(), (2,)], ids=["shared", "one a sample"])
-def test_waves_of_bare_positions_equal_dense(
+@pytest.mark.parametrize("shape", [(), (2,)], ids=["shared", "per sample"])
+def test_fourier_of_positions_without_a_grid_equals_dense(
     shape: tuple[int, ...], request: pytest.FixtureRequest
 ):
-    sites = Positions(points=positions(11, 1, *shape))
-    compare("softmax", "fourier", replace(sites, num_prefix_tokens=2))
-    request.getfixturevalue("by_formula")
-    compare(
+    query_positions = Positions(points=draw_points(11, 1, *shape))
+    assert_equals_dense("softmax", "fourier", replace(query_positions, num_prefix_tokens=2))
+    request.getfixturevalue("use_flex_reference")
+    assert_equals_dense(
         "squared_relu",
         "fourier",
-        replace(sites, key=Positions(points=positions(7, 2, *shape))),
+        replace(query_positions, key=Positions(points=draw_points(7, 2, *shape))),
         masked=True,
     )
 
 
-def test_it_says_no_to_what_it_cannot_compute():
+def test_can_use_flex_is_false_for_unsupported_inputs():
     query, _, value = draw_inputs(6)
     softmax = make_kernel("softmax", 5)
     assert can_use_flex(query, value, softmax)
@@ -193,16 +201,18 @@ def test_it_says_no_to_what_it_cannot_compute():
     assert not can_use_flex(query, value, make_kernel("trigonometric", 5))
     assert not can_use_flex(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax)
     inside = []
-    torch.func.vmap(lambda one: inside.append(can_use_flex(query, value, softmax)) or one)(query)
+    torch.func.vmap(lambda tensor: inside.append(can_use_flex(query, value, softmax)) or tensor)(
+        query
+    )
     assert inside == [False]
 
 
-def test_tables_are_small_or_there_are_none():
+def test_flex_bias_is_none_without_a_small_table():
     query, _, _ = draw_inputs(6)
-    here = Positions(Grid((2, 3)))
-    bare, odd = (
-        Positions(points=positions(6, 1)),
-        replace(here, key=Positions(Grid((2, 3), spacing=0.5**0.5))),
+    same_grid = Positions(Grid((2, 3)))
+    points, misaligned = (
+        Positions(points=draw_points(6, 1)),
+        replace(same_grid, key=Positions(Grid((2, 3), spacing=0.5**0.5))),
     )
     for name, found in (
         ("fourier", [True] * 3),
@@ -211,7 +221,9 @@ def test_tables_are_small_or_there_are_none():
     ):
         relative = build_relative(name, heads=3, dim=5, num_axes=2)
         assert isinstance(relative, PositiveRelativeKernel)
-        terms = [relative.flex_bias(query, place, scale=0.4) for place in (here, bare, odd)]
+        terms = [
+            relative.flex_bias(query, place, scale=0.4) for place in (same_grid, points, misaligned)
+        ]
         assert [term is not None for term in terms] == found
 
 
@@ -221,15 +233,15 @@ def test_tables_are_small_or_there_are_none():
     coarse=st.integers(1, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_every_pair_of_cells_finds_its_own_offset(
+def test_offset_table_has_the_offset_of_every_pair_of_cells(
     sides: tuple[int, int], periodic: tuple[bool, bool], coarse: int
 ):
     query = Grid(sides, periodic=periodic, origin=0.25)
     key = query if any(periodic) else Grid(sides[::-1], spacing=float(coarse))
     placement = Positions(query, key=Positions(key))
     like = torch.zeros((), dtype=torch.float64)
-    numbers = offset_table(placement, like)
-    assert numbers is not None
-    offsets, query_code, key_code = numbers
+    table = offset_table(placement, like)
+    assert table is not None
+    offsets, query_code, key_code = table
     found = offsets[query_code[:, None] - key_code[None, :]]
     assert torch.allclose(found, placement.pairwise_offsets(like), atol=1e-12)

@@ -19,7 +19,7 @@ from teka.functional.kernels import make_kernel
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
 
-def test_it_is_the_sum_over_keys_of_the_features_products():
+def test_attention_sums_equal_loops_over_queries_and_keys():
     generator = torch.Generator().manual_seed(0)
     query, key = (
         torch.rand(2, 3, size, 7, dtype=torch.float64, generator=generator) for size in (4, 6)
@@ -41,13 +41,13 @@ LENGTHS = (1, 8, 9, 61)
 
 
 @pytest.fixture(autouse=True)
-def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short chunks, few of which are computed at once."""
+def use_short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use short chunks, of which few are computed at once."""
     monkeypatch.setattr(linear, "CHUNK_TOKENS", 8)
     monkeypatch.setattr(linear, "BLOCK_CHUNKS", 3)
 
 
-def both(
+def linear_and_dense(
     inputs: list[Tensor], kernel: str, relative: str | None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     grid = None if relative is None else Grid(inputs[0].shape[2])
@@ -68,54 +68,59 @@ def both(
 
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_chunks_give_what_every_pair_gives(kernel: str, relative: str | None):
+def test_chunks_equal_dense(kernel: str, relative: str | None):
     if (kernel, relative) == ("constant", "rotary"):
         relative = None  # one feature cannot be rotated
     for num_tokens in LENGTHS:
-        fast, dense = both(draw_inputs(num_tokens), kernel, relative)
+        fast, dense = linear_and_dense(draw_inputs(num_tokens), kernel, relative)
         assert relative_error(fast, dense) < 1e-10, num_tokens
 
 
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
 @pytest.mark.parametrize("kernel", ["squared_relu", "positive"])
-def test_gradients_are_those_of_every_pair(kernel: str, relative: str | None):
+def test_gradients_equal_dense(kernel: str, relative: str | None):
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(61)]
-    fast, dense = both(inputs, kernel, relative)
+    fast, dense = linear_and_dense(inputs, kernel, relative)
     direction = torch.randn(
         fast.shape, dtype=fast.dtype, generator=torch.Generator().manual_seed(0)
     )
-    ours, theirs = (grad((output * direction).sum(), inputs) for output in (fast, dense))
-    for mine, true in zip(ours, theirs, strict=True):
-        assert relative_error(mine, true) < 1e-10
+    linear_gradients, dense_gradients = (
+        grad((output * direction).sum(), inputs) for output in (fast, dense)
+    )
+    for result, expected in zip(linear_gradients, dense_gradients, strict=True):
+        assert relative_error(result, expected) < 1e-10
 
 
 @pytest.mark.parametrize("relative", [None, "fourier", "rotary"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_dropped_keys_count_nowhere_and_a_query_without_keys_gets_zero(
+def test_masked_keys_have_no_effect_and_queries_without_keys_give_0(
     kernel: str, relative: str | None
 ):
     if (kernel, relative) == ("constant", "rotary"):
         relative = None
     query, key, value = draw_inputs(140)
     mask = torch.rand(2, 140, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask[0, :131] = False  # a whole chunk and more without any key
+    mask[0, :131] = False  # more than a whole chunk without keys
     mask[1, :3] = False
     mask[:, 139] = True
-    fast, dense = both([query, key, value], kernel, relative, mask)
+    fast, dense = linear_and_dense([query, key, value], kernel, relative, mask)
     assert relative_error(fast, dense) < 1e-10
     assert not fast[0, :, :131].any()
     assert not fast[1, :, :3].any()
     assert fast[0, :, 139].all()
     hostile = torch.where(mask[:, None, :, None], key, 1e4)
     other = torch.where(mask[:, None, :, None], value, -1e4)
-    # With rotary the running maximum is that of the kept keys too.
-    assert relative_error(both([query, hostile, other], kernel, relative, mask)[0], fast) < 1e-12
+    # With rotary, too, the running maximum is the maximum of the kept keys.
+    assert (
+        relative_error(linear_and_dense([query, hostile, other], kernel, relative, mask)[0], fast)
+        < 1e-12
+    )
 
 
-def one_maximum_over_all_keys(
+def attend_with_global_maximum(
     query: Tensor, key: Tensor, value: Tensor, kernel: FeatureKernel
 ) -> Tensor:
-    """A twin as in earlier code: features over one maximum of the whole sequence, and a cumulative sum of them."""
+    """Compute attention with one maximum over all keys, which depends on future keys."""
     features = kernel.query_features(query, scale=0.5)
     sums = torch.cumsum(
         kernel.key_features(key, scale=0.5)[..., None] * append_ones(value)[..., None, :], dim=2
@@ -124,12 +129,17 @@ def one_maximum_over_all_keys(
     return mixed[..., :-1] / mixed[..., -1:].clamp_min(torch.finfo(mixed.dtype).tiny)
 
 
-def running_maximum(query: Tensor, key: Tensor, value: Tensor, kernel: FeatureKernel) -> Tensor:
+def attend_with_running_maximum(
+    query: Tensor, key: Tensor, value: Tensor, kernel: FeatureKernel
+) -> Tensor:
     return attention(query, key, value, kernel=kernel, is_causal=True, scale=0.5, backend="linear")
 
 
-def with_other_future(key: Tensor, past: int) -> tuple[Tensor, ...]:
-    """Keys whose future is 10³ times as long, and keys whose future is at 0, where positive features are largest."""
+def change_future_keys(key: Tensor, past: int) -> tuple[Tensor, ...]:
+    """Return keys with a future of 10³ times the length, and keys with a future of zeros.
+
+    Positive features are largest for zeros.
+    """
     return tuple(
         torch.cat([key[:, :, :past], factor * key[:, :, past:]], dim=2) for factor in (1e3, 0.0)
     )
@@ -137,36 +147,36 @@ def with_other_future(key: Tensor, past: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("length", [1.0, 10.0])
-def test_no_bit_of_the_past_changes_when_future_keys_do(length: float, dtype: torch.dtype):
+def test_future_keys_change_no_bit_of_past_outputs(length: float, dtype: torch.dtype):
     query, key, value = draw_inputs(257, dtype=dtype)
     for name in KERNELS:
         kernel = make_kernel(name, 5)
         assert isinstance(kernel, FeatureKernel)
-        before = running_maximum(query, length * key, value, kernel)
+        before = attend_with_running_maximum(query, length * key, value, kernel)
         assert before.isfinite().all()
         for past in (1, 77, CHUNK_TOKENS, 200):
-            for other in with_other_future(length * key, past):
-                after = running_maximum(query, other, value, kernel)
+            for other in change_future_keys(length * key, past):
+                after = attend_with_running_maximum(query, other, value, kernel)
                 assert torch.equal(after[:, :, :past], before[:, :, :past]), (name, past)
 
 
-def test_one_maximum_over_all_keys_fails_that_check():
+def test_global_maximum_would_leak_future_keys():
     query, key, value = draw_inputs(257, dtype=torch.float32)
     kernel = make_kernel("positive", 5)
     assert isinstance(kernel, FeatureKernel)
-    broken = one_maximum_over_all_keys(query, key, value, kernel)
+    broken = attend_with_global_maximum(query, key, value, kernel)
     assert (
-        relative_error(broken, running_maximum(query, key, value, kernel)) < 1e-4
+        relative_error(broken, attend_with_running_maximum(query, key, value, kernel)) < 1e-4
     )  # the same formula
-    # Where keys are long, the maximum of a later one leaves nothing of those before.
-    broken = one_maximum_over_all_keys(query, 10 * key, value, kernel)
-    _, other = with_other_future(10 * key, 77)
-    after = one_maximum_over_all_keys(query, other, value, kernel)
+    # With long keys, the maximum of a later key makes the weights of earlier keys vanish.
+    broken = attend_with_global_maximum(query, 10 * key, value, kernel)
+    _, other = change_future_keys(10 * key, 77)
+    after = attend_with_global_maximum(query, other, value, kernel)
     assert relative_error(after[:, :, :77], broken[:, :, :77]) > 0.05
 
 
 @pytest.mark.parametrize("has_denominator", [False, True])
-def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
+def test_decoding_steps_equal_the_whole_sequence(has_denominator: bool):
     query, key, value = draw_inputs(21)
     log_scale = 5 * query[..., 0]
     query, key = query.abs(), key.abs()
@@ -197,7 +207,7 @@ def test_tokens_one_by_one_have_the_sums_of_chunks(has_denominator: bool):
     assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
 
 
-def test_float32_keys_of_any_size_leave_everything_finite():
+def test_float32_keys_of_any_size_give_finite_outputs_and_gradients():
     query, key, value = draw_inputs(300, dtype=torch.float32)
     key = key * torch.logspace(4, -4, 300)[:, None]
     for name in KERNELS:
@@ -214,8 +224,8 @@ def test_float32_keys_of_any_size_leave_everything_finite():
 NUM_TOKENS = 23
 
 
-def draw(num_features: int, max_distance: int) -> list[Tensor]:
-    """Query, features of queries and keys, s, values and embeddings."""
+def draw_ring_inputs(num_features: int, max_distance: int) -> list[Tensor]:
+    """Return queries, features of queries and keys, log scales, values and embeddings."""
     generator = torch.Generator().manual_seed(num_features)
     query, _, value = draw_inputs(NUM_TOKENS)
     shape = query.shape[:-1]
@@ -229,7 +239,7 @@ def draw(num_features: int, max_distance: int) -> list[Tensor]:
     return [query, *features, log_scale, value, embedding]
 
 
-def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
+def ring_attention(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
     query, query_features, key_features, log_scale, value, embedding = inputs
     if mask is not None:
         key_features = key_features.masked_fill(~mask[:, None, :, None], 0.0)
@@ -242,7 +252,7 @@ def attend(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor
     )
 
 
-def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
+def dense_ring_attention(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tensor:
     query, query_features, key_features, log_scale, value, embedding = inputs
     offsets = Grid(NUM_TOKENS).offsets(dtype=torch.float64)
     log_factor = ClippedDistanceBias(embedding).log_weights(query, offsets, scale=0.4)
@@ -258,13 +268,18 @@ def by_pairs(inputs: list[Tensor], mask: Tensor | None, *, scaled: bool) -> Tens
 
 @pytest.mark.parametrize("chunk", [4, 128])
 @pytest.mark.parametrize(("num_features", "max_distance"), [(1, 5), (3, 1), (7, 4), (3, 40)])
-def test_values_and_gradients_are_those_of_all_pairs(
+def test_ring_attention_and_gradients_equal_dense(
     num_features: int, max_distance: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(linear, "CHUNK_TOKENS", chunk)
     for scaled, mask in itertools.product((False, True), (None, draw_mask(2, NUM_TOKENS))):
-        inputs = [tensor.requires_grad_() for tensor in draw(num_features, max_distance)]
-        outputs = [function(inputs, mask, scaled=scaled) for function in (by_pairs, attend)]
+        inputs = [
+            tensor.requires_grad_() for tensor in draw_ring_inputs(num_features, max_distance)
+        ]
+        outputs = [
+            function(inputs, mask, scaled=scaled)
+            for function in (dense_ring_attention, ring_attention)
+        ]
         gradients = [
             torch.autograd.grad(output.sin().sum(), inputs, materialize_grads=True)
             for output in outputs
@@ -275,23 +290,23 @@ def test_values_and_gradients_are_those_of_all_pairs(
             assert relative_error(found, expected) < 1e-11, (scaled, mask)
 
 
-@pytest.mark.parametrize("place", range(2, 5))
-def test_what_comes_later_changes_no_bit_of_an_earlier_row(place: int):
-    inputs = draw(3, 4)
-    before = attend(inputs, None, scaled=True)
-    inputs[place] = inputs[place].clone()
-    inputs[place][:, :, 11:] *= 1e3
-    assert torch.equal(attend(inputs, None, scaled=True)[:, :, :11], before[:, :, :11])
+@pytest.mark.parametrize("index", range(2, 5))
+def test_later_tokens_change_no_bit_of_earlier_ring_outputs(index: int):
+    inputs = draw_ring_inputs(3, 4)
+    before = ring_attention(inputs, None, scaled=True)
+    inputs[index] = inputs[index].clone()
+    inputs[index][:, :, 11:] *= 1e3
+    assert torch.equal(ring_attention(inputs, None, scaled=True)[:, :, :11], before[:, :, :11])
 
 
-def test_scales_of_any_size_stay_finite():
-    inputs = draw(3, 4)
+def test_ring_attention_is_finite_for_large_scales():
+    inputs = draw_ring_inputs(3, 4)
     inputs[3] = 400 * inputs[3]
-    assert torch.isfinite(attend(inputs, None, scaled=True)).all()
+    assert torch.isfinite(ring_attention(inputs, None, scaled=True)).all()
 
 
 @pytest.mark.parametrize("grid", [Grid((4, 5)), Grid((20,), periodic=True)], ids=str)
-def test_more_axes_or_an_axis_that_wraps_have_no_order_of_time(grid: Grid):
+def test_causal_rings_need_one_bounded_axis(grid: Grid):
     one = torch.ones(1, 1, 20, 3)
     with pytest.raises(ValueError, match=r"grid must be .*got Grid"):
         causal_ring_attention_sums(

@@ -27,7 +27,7 @@ def test_ring_sums_equal_the_sums_over_all_pairs(grid: Grid, max_distance: int):
         assert relative_error(ring.flatten(2, -2), members @ cells) < 1e-12
 
 
-def test_a_single_cell_is_counted_once_by_every_cell_of_its_ring():
+def test_cell_is_counted_once_in_every_ring():
     cells = torch.zeros(1, 1, 7, 7, 1)
     cells[0, 0, 3, 3] = 1
     sums = ring_sums(cells, 4, Grid((7, 7)))
@@ -44,7 +44,7 @@ def test_a_huge_near_value_does_not_change_the_sum_of_distant_cells(grid: Grid):
     assert torch.equal(sums[is_near], counts[is_near])
 
 
-def run(kernel: str) -> list[Tensor]:
+def attend_with_gradients(kernel: str) -> list[Tensor]:
     """Return the output and the gradients of query, key, value and embeddings."""
     embedding = torch.randn(
         4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
@@ -65,17 +65,19 @@ def run(kernel: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("num_elements", [1, 2000, 5000])
-def test_chunks_of_features_change_neither_values_nor_gradients(
+def test_feature_chunks_change_neither_values_nor_gradients(
     num_elements: int, monkeypatch: pytest.MonkeyPatch
 ):
-    whole = run("squared_relu")
+    expected_results = attend_with_gradients("squared_relu")
     monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", num_elements)
-    for result, expected in zip(run("squared_relu"), whole, strict=True):
+    for result, expected in zip(
+        attend_with_gradients("squared_relu"), expected_results, strict=True
+    ):
         assert relative_error(result, expected) < 1e-12
 
 
-def test_a_ring_without_kept_keys_cannot_push_the_others_out_of_range():
-    # The only kept key is in ring 0 of its own token; ring 3 has an enormous weight and nothing in it nearby.
+def test_ring_without_kept_keys_does_not_overflow_other_rings():
+    # Only token 3 is kept. Ring 3 has a huge weight but no kept keys for nearby queries.
     embedding = torch.zeros(4, 5)
     embedding[3] = 1e4
     query, key, value = torch.ones(1, 1, 7, 5), torch.ones(1, 1, 7, 5), torch.ones(1, 1, 7, 2)
@@ -95,7 +97,7 @@ def test_a_ring_without_kept_keys_cannot_push_the_others_out_of_range():
 
 
 @pytest.mark.parametrize("num_features", [1, 32])
-def test_the_cost_is_linear_in_tokens_and_grows_with_rings_and_axes(num_features: int):
+def test_rings_cost_is_linear_in_tokens_and_grows_with_rings_and_axes(num_features: int):
     cost = rings_cost(Grid((8, 8)), num_features, 32, 6)
     assert rings_cost(Grid((16, 8)), num_features, 32, 6) == Cost(
         2 * cost.multiply_adds, 2 * cost.bytes

@@ -43,7 +43,9 @@ def draw(
 
 
 @pytest.mark.parametrize("sides", SIDES)
-def test_axis_sums_equal_the_sums_over_all_pairs(sides: tuple[tuple[int, ...], tuple[int, ...]]):
+def test_attend_axis_by_axis_equals_the_sums_over_all_pairs(
+    sides: tuple[tuple[int, ...], tuple[int, ...]],
+):
     query_features, key_features, value, *matrices = draw(*sides, num_features=13)
     pairs = matrices[0]
     for matrix in matrices[1:]:
@@ -57,7 +59,7 @@ def test_axis_sums_equal_the_sums_over_all_pairs(sides: tuple[tuple[int, ...], t
     )
 
 
-def test_axis_sums_have_first_second_and_forward_derivatives():
+def test_attend_axis_by_axis_has_all_derivatives():
     tensors = draw((2, 3), (3, 2), num_features=2)
     tensors = [tensor[:1, :1] if tensor.ndim == 4 else tensor[:1] for tensor in tensors]
     leaves = [tensor.requires_grad_() for tensor in tensors]
@@ -65,7 +67,7 @@ def test_axis_sums_have_first_second_and_forward_derivatives():
     assert gradgradcheck(attend_axis_by_axis, leaves)
 
 
-def run(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:
+def attend_with_gradients(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:
     """Return the output and the gradients of all inputs."""
     grid = Grid(shape)
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens)]
@@ -88,16 +90,16 @@ def run(shape: tuple[int, ...], name: str = "rotation") -> list[Tensor]:
 
 @pytest.mark.parametrize("num_elements", [1, 2000, 5000])
 @pytest.mark.parametrize("shape", [(11,), (5, 7), (2, 3, 5)])
-def test_chunks_of_features_change_neither_outputs_nor_gradients(
+def test_feature_chunks_change_neither_outputs_nor_gradients(
     shape: tuple[int, ...], num_elements: int, monkeypatch: pytest.MonkeyPatch
 ):
-    expected = run(shape)
+    expected = attend_with_gradients(shape)
     monkeypatch.setattr(feature_chunks, "CHUNK_ELEMENTS", num_elements)
-    for result, reference in zip(run(shape), expected, strict=True):
+    for result, reference in zip(attend_with_gradients(shape), expected, strict=True):
         assert relative_error(result, reference) < 1e-12
 
 
-def test_large_weights_stay_in_range():
+def test_large_weights_do_not_overflow():
     relative = SinusoidalBias(
         torch.tensor([1.0]), torch.full((3, 2, 1), 60.0), torch.full((3, 2, 1), -60.0)
     )
@@ -117,7 +119,7 @@ def test_large_weights_stay_in_range():
     assert relative_error(*outputs) < 1e-4
 
 
-def test_rows_that_underflow_are_recomputed_for_features_of_both_signs():
+def test_underflowing_rows_of_signed_features_are_recomputed():
     # This kernel is so sharp that a query whose own key is masked underflows.
     relative = QuadraticBias(torch.zeros(1, 1).double(), torch.full((1,), 800.0).double())
     inputs, mask = draw_inputs(53, batch=1, heads=1, scale=3.0), torch.arange(53)[None] % 3 != 0
@@ -135,7 +137,7 @@ def test_rows_that_underflow_are_recomputed_for_features_of_both_signs():
     assert relative_error(*outputs) < 1e-10
 
 
-def test_the_product_of_the_axis_matrices_is_the_dense_kernel():
+def test_product_of_the_axis_matrices_equals_the_dense_kernel():
     query = Grid((3, 4, 2), (1.0, 0.5, 2.0), (True, False, False))
     key = Grid((6, 2, 5), (0.5, 1.0, 0.5), (True, False, False), origin=(0.0, 0.25, 0.1))
     positions = Positions(query, key=Positions(key))

@@ -6,9 +6,7 @@ from teka.functional.backends import triton as triton_backend
 from teka.functional.backends.triton import can_use_triton
 
 
-def test_triton_needs_its_own_kernels_small_heads_and_at_most_32_bits(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_can_use_triton_depends_on_kernel_head_size_and_dtype(monkeypatch: pytest.MonkeyPatch):
     kernel = SquaredRelu()
     tokens = torch.zeros(1, 1, 3, 64)
     assert not can_use_triton(kernel, tokens, tokens)  # there is no GPU
