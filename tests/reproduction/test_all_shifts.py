@@ -9,18 +9,18 @@ from reproduction.all_shifts import count_changing_shifts
 from teka.files import read_json
 
 
-class Corner(nn.Module):
-    """Model whose class is the pixel in the first corner."""
+class FirstPixelModel(nn.Module):
+    """Model that predicts its class from the first pixel."""
 
     def forward(self, images):
         return torch.stack([0.5 - images[:, 0, 0, 0], images[:, 0, 0, 0] - 0.5], dim=1)
 
 
-def test_changes_are_counted_at_every_shift():
+def test_changes_are_counted_over_every_shift():
     images = torch.zeros(3, 1, 4, 5)
     images[1] = 1
     images[2, 0, 1, 1] = 1
-    assert count_changing_shifts(Corner(), images).tolist() == [0, 0, 1]
+    assert count_changing_shifts(FirstPixelModel(), images).tolist() == [0, 0, 1]
 
 
 def test_an_interrupted_measurement_continues(tmp_path, monkeypatch):

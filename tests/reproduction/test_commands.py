@@ -25,7 +25,7 @@ def study(tmp_path_factory):
     return path
 
 
-def test_the_results_are_next_to_the_file(study):
+def test_results_are_saved_next_to_the_study_file(study):
     folder = study.with_suffix("")
     results = load_saved_results(folder / "cells.jsonl.gz")
     assert results.keys() == {NAME, "softmax--seed-0"}
@@ -33,7 +33,7 @@ def test_the_results_are_next_to_the_file(study):
     assert results[NAME]["command"] == f"python -m reproduction study {study} --processes 1"
 
 
-def test_summary_trains_nothing_and_prints_the_tables(study, capsys):
+def test_option_summary_prints_the_tables_without_training(study, capsys):
     path = study.with_suffix("") / "cells.jsonl.gz"
     before = path.stat().st_mtime_ns
     assert main(["study", str(study), "--summary"]) == 0
@@ -41,7 +41,7 @@ def test_summary_trains_nothing_and_prints_the_tables(study, capsys):
     assert path.stat().st_mtime_ns == before
 
 
-def test_only_trains_a_part(study, tmp_path):
+def test_option_only_trains_a_part_of_the_study(study, tmp_path):
     options = ["--only", "kernel=softmax", "--only", "seed=0", "--out", str(tmp_path)]
     assert main(["study", str(study), *options]) == 0
     assert load_saved_results(tmp_path / "cells.jsonl.gz").keys() == {"softmax--seed-0"}

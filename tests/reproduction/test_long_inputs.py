@@ -18,7 +18,7 @@ def digits():
     return Split(levels.view(10, 1, 1, 1).expand(10, 1, 28, 28).clone(), torch.arange(10))
 
 
-def test_each_pixel_has_the_classes_of_its_digit_and_of_the_other_one(digits):
+def test_each_pixel_has_the_classes_of_its_digit_and_the_other_digit(digits):
     scenes, labels = draw_scenes(digits, 20, 48, Generator().manual_seed(0))
     assert torch.equal(scenes[:, 0] > 0, labels[:, 0] != IGNORED)
     for scene, (own, other) in zip(scenes[:, 0], labels, strict=True):
@@ -46,7 +46,7 @@ def test_only_attention_carries_information_between_distant_pixels(attention):
     assert (difference > 0) == (attention != "none")
 
 
-def test_the_command_trains_and_measures(digits, tmp_path, monkeypatch):
+def test_long_inputs_command_trains_and_measures(digits, tmp_path, monkeypatch):
     dataset = Dataset("digits", digits, digits, digits, num_classes=10)
     monkeypatch.setattr(long_inputs, "load", lambda *_, **__: dataset)
     monkeypatch.setattr(long_inputs, "SIDES", (30, 32, 34))
@@ -60,7 +60,7 @@ def test_the_command_trains_and_measures(digits, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--attention", "sparse"), ("--seed", "-2")])
-def test_wrong_options_are_refused(tmp_path, capsys, option, value):
+def test_invalid_options_are_errors(tmp_path, capsys, option, value):
     words = ["long-inputs", "--seed", "0", option, value, "--out", str(tmp_path)]
     assert main(words) == 2
     assert value in capsys.readouterr().err

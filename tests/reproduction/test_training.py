@@ -67,7 +67,7 @@ def test_learning_rates_follow_the_schedule():
     assert rates == [0.0, 0.125, 0.25]
 
 
-def test_a_model_is_trained_by_the_recipe_of_a_run():
+def test_model_is_trained_with_the_recipe_of_a_run():
     dataset = load("digits", image_size=8, train_size=300, validation_size=0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

@@ -12,7 +12,7 @@ from tests.contracts.cases import relative_error
 
 
 class PlainAttention(nn.Module):
-    """teka's attention without positions, tokens to tokens."""
+    """Attention of teka without positions, called with tokens only."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class PlainAttention(nn.Module):
         return self.attention(tokens)
 
 
-def test_it_computes_what_a_transformer_block_does_around_the_same_attention():
+def test_pre_norm_block_equals_a_transformer_block():
     torch.manual_seed(0)
     block = TransformerBlock(6, 2, kernel="softmax", relative=None).double()
     other = PreNormBlock(PlainAttention(block.attention), 6).double()
@@ -32,26 +32,26 @@ def test_it_computes_what_a_transformer_block_does_around_the_same_attention():
     assert relative_error(other(tokens), block(tokens)) < 1e-12
 
 
-def test_dropout_acts_after_the_attention_the_gelu_and_the_mlp():
+def test_pre_norm_block_has_dropout_after_attention_gelu_and_mlp():
     block = PreNormBlock(nn.Identity(), 6, dropout=0.25)
     assert [module.p for module in block.modules() if isinstance(module, nn.Dropout)] == [0.25] * 3
-    everything = PreNormBlock(nn.Identity(), 6, dropout=1.0)
+    all_dropped = PreNormBlock(nn.Identity(), 6, dropout=1.0)
     tokens = torch.randn(2, 7, 6)
-    assert torch.equal(everything(tokens), tokens)
+    assert torch.equal(all_dropped(tokens), tokens)
 
 
 GRID = Grid((3, 5))
 
 
-def make(**options: float) -> PostNormBlock:
+def make_block(**options: float) -> PostNormBlock:
     torch.manual_seed(0)
     return PostNormBlock(
         Attention(8, 2, relative="quadratic", kernel="constant"), **options
     ).double()
 
 
-def test_it_normalises_after_each_of_its_two_parts():
-    block, tokens = make(mlp_ratio=1.5), torch.randn(2, 15, 8).double()
+def test_post_norm_block_normalizes_after_attention_and_mlp():
+    block, tokens = make_block(mlp_ratio=1.5), torch.randn(2, 15, 8).double()
 
     def linear(name: str, tokens: Tensor) -> Tensor:
         return tokens @ block.get_parameter(f"{name}.weight").T + block.get_parameter(
@@ -67,8 +67,8 @@ def test_it_normalises_after_each_of_its_two_parts():
     torch.testing.assert_close(block(tokens, GRID), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_dropout_acts_in_training_on_what_each_part_adds():
-    block, tokens = make(dropout=0.5), torch.randn(2, 15, 8).double()
+def test_post_norm_block_applies_dropout_in_training_only():
+    block, tokens = make_block(dropout=0.5), torch.randn(2, 15, 8).double()
     assert [module.p for module in block.modules() if isinstance(module, nn.Dropout)] == [
         0.0,
         0.5,
@@ -79,6 +79,6 @@ def test_dropout_acts_in_training_on_what_each_part_adds():
     assert torch.equal(block(tokens, GRID), block(tokens, GRID))
 
 
-def test_post_norm_block_an_mlp_without_width_is_an_error():
+def test_post_norm_block_with_an_empty_mlp_is_an_error():
     with pytest.raises(ValueError, match=r"mlp_ratio must be at least 1 / dim = 1 / 8.*got 0.01"):
-        make(mlp_ratio=0.01)
+        make_block(mlp_ratio=0.01)

@@ -13,42 +13,42 @@ from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
 
 
-def test_it_has_the_parameters_of_the_form_that_horn_et_al_trained():
+def test_alexnet_has_the_number_of_parameters_of_horn2021():
     with torch.device("meta"):
         model = AlexNet(32, 3, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) == 2_472_266
 
 
 @pytest.mark.parametrize(
-    ("size", "places"),
+    ("size", "map_sizes"),
     [
         pytest.param(
             (32, 32),
             ((8, 8), (4, 4), (2, 2), (2, 2), (2, 2), (1, 1)),
-            id="one place is left of 32 × 32",
+            id="32 × 32 ends with one position",
         ),
         pytest.param(
             (29, 64),
             ((8, 16), (4, 8), (2, 4), (2, 4), (2, 4), (1, 2)),
-            id="two are left of 29 × 64",
+            id="29 × 64 ends with two positions",
         ),
     ],
 )
-def test_flops_are_those_of_five_convolutions_and_a_linear_map(size, places):
+def test_alexnet_flops_equal_the_formula(size, map_sizes):
     channels, kernels = (2, 64, 192, 384, 256, 256), (11, 5, 3, 3, 3)
     expected = 0
     for before, after, kernel, (height, width) in zip(
-        channels, channels[1:], kernels, places, strict=False
+        channels, channels[1:], kernels, map_sizes, strict=False
     ):
         expected += 2 * before * after * kernel**2 * height * width
-    expected += 2 * 256 * places[5][0] * places[5][1] * 7
+    expected += 2 * 256 * map_sizes[5][0] * map_sizes[5][1] * 7
     model = AlexNet(size, 2, 7).eval()
     with flop_counter() as counter:
         model(torch.zeros(1, 2, *size))
     assert counter.get_total_flops() == expected
 
 
-def test_dropout_follows_the_relus_of_the_first_third_and_fifth_convolution():
+def test_alexnet_has_dropout_after_convolutions_1_3_and_5():
     kinds = [type(module).__name__ for module in AlexNet(32, 3, 10).features]
     convolution, after = 0, []
     for kind, following in zip(kinds, kinds[2:], strict=False):
@@ -63,19 +63,19 @@ def test_dropout_follows_the_relus_of_the_first_third_and_fifth_convolution():
     } == {0.25}
 
 
-def test_without_dropout_training_gives_the_logits_of_evaluation():
+def test_alexnet_without_dropout_has_equal_logits_in_training():
     torch.manual_seed(0)
     model, images = AlexNet(32, 1, 4, dropout=0.0), torch.randn(2, 1, 32, 32)
     assert torch.equal(model.train()(images), model.eval()(images))
 
 
-def test_it_has_the_parameters_of_configuration_d():
+def test_vgg16_has_the_number_of_parameters_of_configuration_d():
     with torch.device("meta"):
         model = VGG16(32, 3, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) == 134_301_514
 
 
-def test_flops_are_those_of_thirteen_convolutions_and_three_linear_maps():
+def test_vgg16_flops_equal_the_formula():
     height, width, before, expected = 32, 64, 2, 0
     for group in ((3, 3), (6, 6), (12, 12, 12), (24, 24, 24), (24, 24, 24)):
         for after in group:
@@ -88,7 +88,7 @@ def test_flops_are_those_of_thirteen_convolutions_and_three_linear_maps():
     assert counter.get_total_flops() == expected
 
 
-def test_what_a_small_image_leaves_is_repeated_49_times():
+def test_vgg16_repeats_the_features_of_small_images():
     torch.manual_seed(0)
     model, images = VGG16(32, 3, 5, width=2, hidden=7).eval(), torch.randn(2, 3, 32, 32)
     assert model.features(images).shape == (2, 16, 1, 1)
@@ -96,7 +96,7 @@ def test_what_a_small_image_leaves_is_repeated_49_times():
     assert torch.equal(model(images), model.head(repeated.flatten(1)))
 
 
-def test_initialisation_is_of_he_for_convolutions_and_of_a_hundredth_for_linear_maps():
+def test_vgg16_initialization_of_convolutions_and_linear_layers():
     torch.manual_seed(0)
     model = VGG16(32, 3, 10, width=16, hidden=64)
     for module in model.modules():
@@ -110,7 +110,7 @@ def test_initialisation_is_of_he_for_convolutions_and_of_a_hundredth_for_linear_
             assert not module.bias.any()
 
 
-def test_dropout_of_a_half_follows_both_hidden_linear_layers():
+def test_vgg16_has_dropout_after_both_hidden_linear_layers():
     with torch.device("meta"):
         kinds = [
             (type(module).__name__, getattr(module, "p", None)) for module in VGG16(32, 3, 10).head
@@ -119,13 +119,13 @@ def test_dropout_of_a_half_follows_both_hidden_linear_layers():
     assert kinds == [linear, relu, dropout, linear, relu, dropout, linear]
 
 
-def test_it_has_the_parameters_of_the_form_for_large_images():
+def test_resnet18_has_the_number_of_parameters_for_large_images():
     with torch.device("meta"):
         model = ResNet18(32, 3, 10)
     assert sum(parameter.numel() for parameter in model.parameters()) == 11_181_642
 
 
-def test_the_form_for_small_images_has_the_parameters_and_operations_of_cordonnier_et_al():
+def test_resnet18_with_small_stem_has_the_costs_of_cordonnier2020():
     model = ResNet18(32, 3, 10, resnet_stem="3x3").eval()
     with torch.no_grad(), flop_counter() as counter:
         assert model.stem(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
@@ -138,24 +138,24 @@ def test_the_form_for_small_images_has_the_parameters_and_operations_of_cordonni
     assert f"{counter.get_total_flops() / 1e9:.1f}B" == paper.flops
 
 
-def test_an_unknown_stem_is_an_error():
+def test_unknown_resnet_stem_is_an_error():
     with pytest.raises(ValueError, match=r"resnet_stem must be one of.*got '5x5'"):
         ResNet18(32, 3, 10, resnet_stem="5x5")
 
 
 @pytest.mark.parametrize(
-    ("size", "places"),
+    ("size", "map_sizes"),
     [
-        pytest.param((32, 32), (256, 64, 16, 4, 1), id="of 32 × 32 the last stage has one place"),
+        pytest.param((32, 32), (256, 64, 16, 4, 1), id="32 × 32 ends with one position"),
         pytest.param((14, 30), (7 * 15, 4 * 8, 2 * 4, 1 * 2, 1 * 1), id="odd sides are rounded up"),
     ],
 )
-def test_flops_are_those_of_twenty_convolutions_and_a_linear_map(size, places):
-    expected, before = 2 * 2 * 3 * 49 * places[0], 3
+def test_resnet18_flops_equal_the_formula(size, map_sizes):
+    expected, before = 2 * 2 * 3 * 49 * map_sizes[0], 3
     for stage, after in enumerate((3, 6, 12, 24)):
-        here = places[stage + 1]
-        expected += 2 * 9 * here * (before * after + 3 * after * after)
-        expected += 2 * here * before * after if stage else 0
+        area = map_sizes[stage + 1]
+        expected += 2 * 9 * area * (before * after + 3 * after * after)
+        expected += 2 * area * before * after if stage else 0
         before = after
     expected += 2 * 24 * 5
     with flop_counter() as counter:
@@ -170,14 +170,16 @@ def test_flops_are_those_of_twenty_convolutions_and_a_linear_map(size, places):
         pytest.param((3, 5), 2, id="the shortcut is a convolution"),
     ],
 )
-def test_a_block_adds_its_shortcut_before_the_last_relu(channels: tuple[int, int], stride: int):
+def test_residual_block_adds_its_shortcut_before_the_last_relu(
+    channels: tuple[int, int], stride: int
+):
     torch.manual_seed(0)
     block, maps = (
         ResidualBlock(*channels, stride).double().eval(),
         torch.randn(2, channels[0], 7, 6).double(),
     )
     weights = [module.weight for module in block.residual if isinstance(module, nn.Conv2d)]
-    scale = 1 / math.sqrt(1 + 1e-5)  # a batch normalisation that has seen nothing
+    scale = 1 / math.sqrt(1 + 1e-5)  # an untrained batch normalization
     hidden = (nn.functional.conv2d(maps, weights[0], stride=stride, padding=1) * scale).relu()
     residual = nn.functional.conv2d(hidden, weights[1], padding=1) * scale
     shortcut = maps
@@ -187,7 +189,7 @@ def test_a_block_adds_its_shortcut_before_the_last_relu(channels: tuple[int, int
     assert relative_error(block(maps), (shortcut + residual).relu()) < 1e-12
 
 
-def test_initialisation_is_of_he_and_nothing_is_dropped():
+def test_resnet18_uses_he_initialization_and_no_dropout():
     torch.manual_seed(0)
     model = ResNet18(32, 3, 10, width=16)
     for module in model.modules():

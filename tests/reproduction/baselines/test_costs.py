@@ -1,4 +1,4 @@
-"""Parameters and FLOPs in the README of the baselines."""
+"""Tests of the parameters and FLOPs in the README of the baselines."""
 
 import ast
 import contextlib
@@ -27,12 +27,12 @@ def read_options(words: list[str]) -> dict[str, Any]:
 
 
 def test_every_model_is_in_the_table():
-    assert {form.split()[0] for form, *_ in ROWS} == set(MODELS)
+    assert {model_options.split()[0] for model_options, *_ in ROWS} == set(MODELS)
 
 
-@pytest.mark.parametrize(("form", "parameters", "mflops"), ROWS)
-def test_the_table_has_the_parameters_and_flops_of_the_models(form, parameters, mflops):
-    name, *options = form.split()
+@pytest.mark.parametrize(("model_options", "parameters", "mflops"), ROWS)
+def test_table_has_the_parameters_and_flops_of_the_models(model_options, parameters, mflops):
+    name, *options = model_options.split()
     device = "cpu" if name in ("performer", "conv_performer", "self_attention") else "meta"
     with torch.device(device), torch.no_grad():  # Tensors on "meta" have only shapes.
         model = model_class(name)(32, 3, 10, **read_options(options)).eval()
@@ -42,7 +42,7 @@ def test_the_table_has_the_parameters_and_flops_of_the_models(form, parameters, 
     assert f"{counter.get_total_flops() / 1e6:,.1f}" == mflops
 
 
-def test_the_paper_counts_only_linear_layers():
+def test_page_has_the_flops_of_linear_layers_as_in_the_paper():
     model = model_class("self_attention")(32, 3, 10).eval()
     with torch.no_grad(), flop_counter() as counter:
         model(torch.zeros(1, 3, 32, 32))

@@ -19,7 +19,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def dense(layer: LinformerAttention, tokens: Tensor) -> Tensor:
+def dense_linformer_attention(layer: LinformerAttention, tokens: Tensor) -> Tensor:
     """Compute eq. 7 of Wang et al. 2020 for each head, and project the concatenated heads."""
     heads = []
     for first in range(0, tokens.shape[-1], layer.dim_head):
@@ -33,26 +33,26 @@ def dense(layer: LinformerAttention, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("num_projected", [FEWER, MORE])
-def test_attention_is_the_papers_formula_in_values_and_gradients(num_projected: int):
+def test_attention_equals_the_formula_in_values_and_gradients(num_projected: int):
     torch.manual_seed(0)
     layer = LinformerAttention(6, 3, 11, num_projected).double()
     tokens = torch.randn(2, 11, 6, dtype=torch.float64, requires_grad=True)
-    found, expected = layer(tokens), dense(layer, tokens)
+    found, expected = layer(tokens), dense_linformer_attention(layer, tokens)
     assert relative_error(found, expected) < 1e-12
     inputs = [
         tokens,
         *(parameter for name, parameter in layer.named_parameters() if name != "output.bias"),
     ]
     weight = torch.randn_like(found)
-    for one, other in zip(
+    for gradient, expected_gradient in zip(
         torch.autograd.grad((weight * found).sum(), inputs),
         torch.autograd.grad((weight * expected).sum(), inputs),
         strict=True,
     ):
-        assert relative_error(one, other) < 1e-10
+        assert relative_error(gradient, expected_gradient) < 1e-10
 
 
-def test_projections_that_are_the_identity_give_softmax_attention():
+def test_identity_projections_give_softmax_attention():
     torch.manual_seed(0)
     layer = LinformerAttention(6, 2, 7, 7).double()
     for projection in (layer.key_projection, layer.value_projection):
@@ -67,14 +67,14 @@ def test_projections_that_are_the_identity_give_softmax_attention():
 
 
 @pytest.mark.parametrize(("tokens", "num_tokens"), [("pixel", 1 + 5 * 7), ("image", 2)])
-def test_the_argument_tokens_says_how_the_image_becomes_tokens(tokens: str, num_tokens: int):
+def test_option_tokens_sets_the_tokens_of_an_image(tokens: str, num_tokens: int):
     model = Linformer((5, 7), 3, 10, tokens=tokens, dim=8, depth=1, heads=2, num_projected=3)
     assert model.position_embedding.shape == (num_tokens, 8)
     area = 35 if tokens == "image" else 1
     assert model.stem.weight.numel() == 8 * 3 * area
 
 
-def test_the_form_with_two_tokens_has_the_parameters_of_the_one_that_horn_et_al_trained():
+def test_linformer_of_two_tokens_has_the_parameters_of_horn2021():
     with torch.device("meta"):
         model = Linformer(32, 3, 10, tokens="image", depth=12, dropout=0.0)
     layer = 4 * 256**2 + 256 + 2 * 64 * 2 + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
@@ -85,7 +85,7 @@ def test_the_form_with_two_tokens_has_the_parameters_of_the_one_that_horn_et_al_
     )
 
 
-def test_the_form_with_a_token_a_pixel_has_a_projection_of_every_token():
+def test_linformer_of_pixels_has_a_projection_of_every_token():
     with torch.device("meta"):
         model = Linformer(32, 3, 10)
     layer = 4 * 256**2 + 256 + 2 * 64 * 1025 + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
@@ -99,9 +99,9 @@ def test_the_form_with_a_token_a_pixel_has_a_projection_of_every_token():
 @pytest.mark.parametrize(
     "num_projected", [pytest.param(5, id="fewer keys"), pytest.param(50, id="more keys")]
 )
-def test_flops_are_those_of_the_products(num_projected: int):
+def test_flops_equal_the_formula(num_projected: int):
     num_tokens, dim, depth = 1 + 5 * 7, 8, 3
-    rows = min(num_projected, num_tokens)  # that the keys' and values' linear maps take
+    rows = min(num_projected, num_tokens)  # tokens that become keys and values
     attention = 2 * num_tokens * dim**2 + 2 * rows * dim**2  # queries and output, keys and values
     attention += 2 * num_projected * num_tokens * dim  # projections of keys and values
     attention += 2 * num_tokens * num_projected * dim  # logits and their sums
@@ -115,7 +115,7 @@ def test_flops_are_those_of_the_products(num_projected: int):
     assert counter.get_total_flops() == expected
 
 
-def test_what_does_not_fit_is_an_error():
+def test_invalid_options_are_errors():
     with pytest.raises(
         ValueError,
         match=r"tokens must be one of 'image', 'pixel'.*got 'pixels'.*Did you mean 'pixel'",

@@ -41,13 +41,11 @@ def draw_images() -> Tensor:
         ("quadratic", "fft"),
     ],
 )
-def test_a_fast_evaluation_gives_the_logits_and_gradients_of_the_dense_one(
-    position, backend, periodic
-):
+def test_fast_backends_give_the_logits_and_gradients_of_dense(position, backend, periodic):
     images, found = draw_images(), []
-    for one in ("dense", backend):
-        model = build(position=position, backend=one, periodic=periodic)
-        assert model.chosen_backends() == (one,)
+    for name in ("dense", backend):
+        model = build(position=position, backend=name, periodic=periodic)
+        assert model.chosen_backends() == (name,)
         logits = model(images)
         logits.square().sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -58,7 +56,7 @@ def test_a_fast_evaluation_gives_the_logits_and_gradients_of_the_dense_one(
 
 
 @pytest.mark.parametrize("position", ["quadratic", "table"])
-def test_at_the_papers_size_the_separable_evaluation_is_the_one_that_runs(position):
+def test_toeplitz_backend_is_chosen_at_the_size_of_the_paper(position):
     model = SelfAttentionNetwork(32, 3, 10, position=position, depth=1)
     assert model.chosen_backends() == ("toeplitz",)
 
@@ -71,14 +69,14 @@ def test_at_the_papers_size_the_separable_evaluation_is_the_one_that_runs(positi
         ("table", "SA learned"),
     ],
 )
-def test_it_has_the_papers_parameters(position, row):
+def test_number_of_parameters_equals_the_paper(position, row):
     with torch.device("meta"):
         model = SelfAttentionNetwork(32, 3, 10, position=position)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert f"{parameters / 1e6:.1f}M" == paper_models()[row].parameters
 
 
-def test_heads_that_attend_to_single_pixels_are_a_convolution():
+def test_heads_that_attend_to_single_pixels_equal_a_convolution():
     model = build(heads=9, depth=1, downsampling=1, periodic=True)
     attention = first_attention(model)
     assert isinstance(attention.relative, LearnedRelativeKernel)
@@ -86,7 +84,7 @@ def test_heads_that_attend_to_single_pixels_are_a_convolution():
         attention.relative.center.copy_(torch.cartesian_prod(*[torch.arange(-1.0, 2.0)] * 2))
         attention.relative.raw_precision.fill_(60.0)
     maps = torch.randn(2, 8, 12, 20).double()
-    # One matrix a head, at the place in the window that its centre is.
+    # Each head has one matrix of the convolution, at the offset of its center in the window.
     weight = attention.output.weight.unflatten(1, (3, 3, 8)).permute(0, 3, 1, 2)
     expected = conv2d(pad(maps, (1, 1, 1, 1), mode="circular"), weight, attention.output.bias)
     found = attention(model.grid.flatten(maps), model.grid)
@@ -95,13 +93,13 @@ def test_heads_that_attend_to_single_pixels_are_a_convolution():
 
 @pytest.mark.parametrize("content", [None, "softmax", "squared_relu"])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_on_a_torus_a_shift_by_whole_blocks_changes_nothing_and_by_a_pixel_does(position, content):
+def test_periodic_network_is_invariant_only_to_shifts_by_whole_blocks(position, content):
     model = build(position=position, content=content, periodic=True).eval()
     assert equivariance_error(model, draw_images(), [(2, -4), (6, 10)]).maximum < 1e-10
     assert equivariance_error(model, draw_images(), [(1, 0)]).maximum > 1e-6
 
 
-def test_content_is_a_factor_of_the_weights():
+def test_content_multiplies_the_attention_by_position():
     with_content, without = build(content="softmax"), build()
     assert first_attention(with_content).query is not None
     assert first_attention(without).query is None
@@ -130,12 +128,12 @@ def test_content_is_a_factor_of_the_weights():
         ({"content": "softmax", "backend": "toeplitz"}, "backend must be one of.*got 'toeplitz'"),
     ],
 )
-def test_what_does_not_fit_is_an_error(options, message):
+def test_invalid_options_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
         build(**options)
 
 
-def test_blocks_may_have_different_numbers_of_heads():
+def test_blocks_can_have_different_numbers_of_heads():
     model = build(heads=[3, 5])
     assert model.heads == (3, 5) == tuple(attention.heads for attention in model.attentions())
     assert build(heads=3).heads == (3, 3)
@@ -144,7 +142,7 @@ def test_blocks_may_have_different_numbers_of_heads():
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("content", [None, "softmax"])
-def test_without_heads_it_is_the_network_with_their_maps_at_zero(position, content):
+def test_copy_without_heads_equals_heads_with_zero_output(position, content):
     model = build(heads=(3, 5), position=position, content=content).eval()
     pruned = model.copy_without_heads([[1], [4, 0, 2]])
     assert pruned.heads == (2, 2)
@@ -157,7 +155,7 @@ def test_without_heads_it_is_the_network_with_their_maps_at_zero(position, conte
     assert relative_error(pruned(draw_images()), model(draw_images())) < 1e-10
 
 
-def test_without_heads_it_has_the_papers_parameters():
+def test_number_of_parameters_of_pruned_heads_equals_the_paper():
     with torch.device("meta"):
         model = SelfAttentionNetwork(
             32, 3, 10, position="generalized_quadratic", heads=(7, 5, 8, 7, 3, 9)
@@ -169,22 +167,24 @@ def test_without_heads_it_has_the_papers_parameters():
 
 
 @pytest.mark.parametrize("heads", [0, (3,), (3, 0), (3, 3, 3)], ids=str)
-def test_numbers_of_heads_that_do_not_fit_are_an_error(heads):
+def test_invalid_numbers_of_heads_are_errors(heads):
     with pytest.raises(ValueError, match=r"heads must be .* for each of depth = 2 blocks"):
         build(heads=heads)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_heads_begin_apart_from_one_another(position: str):
+def test_initial_heads_differ(position: str):
     torch.manual_seed(0)
     kernel = make_position_attention(position, heads=3, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, StationaryRelativeKernel)
     log = kernel.log_weight_at(torch.tensor([[0.0, 0.0], [1.0, -2.0], [3.0, 5.0]]))
     assert log.shape == (3, 3)
-    assert all(not torch.allclose(log[one], log[other]) for one, other in ((0, 1), (1, 2), (0, 2)))
+    assert all(
+        not torch.allclose(log[first], log[second]) for first, second in ((0, 1), (1, 2), (0, 2))
+    )
 
 
-def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one():
+def test_initial_centers_and_widths_of_gaussians():
     torch.manual_seed(0)
     quadratic = make_position_attention("quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
     general = make_position_attention(
@@ -199,13 +199,13 @@ def test_centres_have_a_standard_deviation_of_two_cells_and_gaussians_one_of_one
     assert float(noise.std()) == pytest.approx(0.01, rel=0.05)
 
 
-def test_a_table_has_an_entry_for_every_offset_on_the_grid():
+def test_table_has_an_entry_for_every_offset_of_the_grid():
     kernel = make_position_attention("table", heads=2, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, relative.BiasTable)
     assert kernel.max_offset == 5
 
 
-def test_an_unknown_position_is_an_error_that_offers_the_nearest():
+def test_unknown_position_is_an_error_with_the_closest_name():
     with pytest.raises(
         ValueError, match=r"position must be .*got 'quadratc'.*Did you mean 'quadratic'"
     ):

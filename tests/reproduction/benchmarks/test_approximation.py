@@ -27,7 +27,7 @@ def select(errors: pd.DataFrame, **levels: object) -> pd.DataFrame:
     return errors.loc[(errors[list(levels)] == pd.Series(levels)).all(axis=1)]
 
 
-def test_errors_are_those_of_attention(errors):
+def test_measured_errors_equal_the_errors_of_attention(errors):
     query, key, value = draw_queries_keys_values("output", 0.25, NUM_TOKENS, DIM)
     exact = attention(query, key, value, kernel="softmax")
     expected = []
@@ -59,7 +59,7 @@ def test_errors_fall_with_the_square_root_of_the_number_of_features(errors, kind
     assert fit_error_exponent(line) == pytest.approx(-0.5, abs=0.2)
 
 
-def test_the_tokens_of_a_ball_lie_within_it_and_one_on_its_surface():
+def test_tokens_of_a_ball_are_within_it_with_one_on_its_surface():
     query, key, _ = draw_queries_keys_values("ball", 0.7, NUM_TOKENS, DIM)
     for tokens in (query, key):
         lengths = tokens.norm(dim=-1) * DIM**-0.25

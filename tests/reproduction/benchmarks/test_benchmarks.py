@@ -10,7 +10,7 @@ from reproduction.benchmarks import backends, gpu, layers, million_tokens
 from reproduction.benchmarks.measurement import interleaved_medians
 
 
-def test_steps_take_turns():
+def test_timed_steps_are_interleaved():
     calls: list[str] = []
     now = itertools.count()
     steps = {name: lambda name=name: calls.append(name) for name in "ab"}

@@ -95,7 +95,7 @@ def test_bad_input_of_heads_is_one_line(trained, tmp_path, fails):
     assert "run.json" in fails("heads", tmp_path)
 
 
-def test_a_run_without_a_record_is_named(tmp_path, fails):
+def test_run_without_a_record_is_an_error_with_its_folder(tmp_path, fails):
     train(NETWORK.replace(content=None), tmp_path / "run")
     (tmp_path / "run" / "heads.npz").unlink()
     assert "heads.npz" in fails("heads", tmp_path / "run")

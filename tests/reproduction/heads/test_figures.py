@@ -7,16 +7,16 @@ from tests.reproduction.heads.head_records import head_arrays
 
 
 @pytest.fixture
-def make():
-    def record(*, changed=None, **options):
+def make_record():
+    def change_arrays(*, changed=None, **options):
         return {**head_arrays(**options), **(changed or {})}
 
-    return record
+    return change_arrays
 
 
 @pytest.mark.parametrize("gaussian", [True, False])
-def test_every_layer_has_a_panel_with_the_paths_of_its_heads(make, gaussian):
-    record = make(layers=(3, 1, 2), gaussian=gaussian)
+def test_each_layer_has_a_panel_with_the_paths_of_its_heads(make_record, gaussian):
+    record = make_record(layers=(3, 1, 2), gaussian=gaussian)
     panels = draw_centers_of_heads(record).axes
     assert [panel.get_title() for panel in panels] == ["layer 1", "layer 2", "layer 3"]
     centers = record["center" if gaussian else "mean"]
@@ -26,7 +26,7 @@ def test_every_layer_has_a_panel_with_the_paths_of_its_heads(make, gaussian):
         np.testing.assert_array_equal(line.get_xydata(), centers[:, head, ::-1])
 
 
-def test_maps_have_a_row_for_each_layer_and_show_their_largest_weight():
+def test_attention_maps_have_a_row_per_layer_and_mark_the_largest_weight():
     generator = np.random.default_rng(0)
     maps = [generator.dirichlet(np.ones(35), size=heads).reshape(heads, 5, 7) for heads in (2, 3)]
     figure = draw_attention_maps(maps)
@@ -42,13 +42,13 @@ def test_maps_have_a_row_for_each_layer_and_show_their_largest_weight():
         assert square.get_xy() == (2.5, 1.5)
 
 
-def test_the_table_has_numbers_before_and_after_training(make):
+def test_compare_layers_has_values_before_and_after_training(make_record):
     changed = {
         "window_3": np.array([[1, 2], [7, 7], [9, 4]]),
         "chance_window_3": np.array([2.31, 2.35]),
         "spread": np.array([[1.0, 1.0], [3.0, 3.0], [0.1234, 2.0]]),
         "chance_spread": np.ones(2),
     }
-    table = compare_layers(make(changed=changed))
+    table = compare_layers(make_record(changed=changed))
     assert table.window_3.to_dict() == {1: "1 → 9 (2.31)", 2: "2 → 4 (2.35)"}
     assert table.spread[1] == "1 → 0.123 (1)"

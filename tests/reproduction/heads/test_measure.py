@@ -27,7 +27,7 @@ WINDOW = [(float(down), float(right)) for down in (-1, 0, 1) for right in (-1, 0
 SIZE = (10, 14)
 
 
-class Constant(RelativeModule):
+class FixedKernel(RelativeModule):
     """A module that returns a relative kernel."""
 
     def __init__(self, kernel: RelativeKernel) -> None:
@@ -38,45 +38,47 @@ class Constant(RelativeModule):
         return self.kernel
 
 
-def run_with(position: str) -> Run:
+def make_run(position: str) -> Run:
     return Run.from_fields(model="self_attention", position=position, dim=4)
 
 
-def measure(kernel: RelativeKernel, grid: Grid = GRID) -> dict[str, Tensor]:
+def measure_kernel(kernel: RelativeKernel, grid: Grid = GRID) -> dict[str, Tensor]:
     """Measure one layer with a relative kernel."""
-    return measure_heads([Constant(kernel)], grid)
+    return measure_heads([FixedKernel(kernel)], grid)
 
 
-def sharp(*centers: tuple[float, float], precision: float = 50.0) -> relative.QuadraticBias:
+def make_gaussians(
+    *centers: tuple[float, float], precision: float = 50.0
+) -> relative.QuadraticBias:
     return relative.QuadraticBias(
         torch.tensor(centers, dtype=torch.float64),
         torch.full((len(centers),), precision, dtype=torch.float64),
     )
 
 
-def numbers(heads: dict[str, Tensor], *names: str) -> list[float]:
-    """Return numbers of the only layer."""
+def layer_values(heads: dict[str, Tensor], *names: str) -> list[float]:
+    """Return measured values of the only layer."""
     return [heads[name].item() for name in names]
 
 
-def test_a_sharp_gaussian_attends_to_its_center():
-    heads = measure(sharp((0.0, 0.0), (-2.0, 3.0), (1.0, -1.0)))
+def test_narrow_gaussian_attends_to_its_center():
+    heads = measure_kernel(make_gaussians((0.0, 0.0), (-2.0, 3.0), (1.0, -1.0)))
     assert heads["offset"].tolist() == [[0, 0], [-2, 3], [1, -1]]
     torch.testing.assert_close(heads["mean"], heads["offset"].double())
     torch.testing.assert_close(heads["weight"], torch.ones(3, dtype=torch.float64))
     assert heads["covariance"].abs().max() < 1e-12
 
 
-def test_a_wide_gaussian_has_attention_with_its_own_mean_and_covariance():
+def test_wide_gaussian_has_attention_with_its_mean_and_covariance():
     # On a lattice a Gaussian of standard deviation 1 has variance 1 but for about 8π² e^(−2π²).
-    heads = measure(sharp((0.25, -0.5), precision=0.5), Grid((31, 29)))
+    heads = measure_kernel(make_gaussians((0.25, -0.5), precision=0.5), Grid((31, 29)))
     mean = torch.tensor([0.25, -0.5], dtype=torch.float64)
     torch.testing.assert_close(heads["mean"][0], mean, atol=1e-6, rtol=0)
     identity = torch.eye(2, dtype=torch.float64)
     torch.testing.assert_close(heads["covariance"][0], identity, atol=1e-6, rtol=0)
 
 
-def test_a_table_has_attention_and_no_center():
+def test_table_has_mean_attention_but_no_center():
     torch.manual_seed(0)
     module = EmbeddedBiasTable(2, 3, max_offset=12, embedding_dim=5)
     kernel = module().adapt_to_positions(Positions(GRID))
@@ -109,12 +111,12 @@ def test_a_table_has_attention_and_no_center():
         assert weights[head, y + row, x + column] == weights[head].max()
 
 
-def test_offsets_on_a_torus_are_the_shortest():
-    heads = measure(sharp((6.0, 0.0)), Grid((7, 5), periodic=True))
+def test_offsets_on_a_periodic_grid_are_the_shortest():
+    heads = measure_kernel(make_gaussians((6.0, 0.0)), Grid((7, 5), periodic=True))
     assert heads["offset"].tolist() == [[-1, 0]]
 
 
-def test_layers_may_have_different_numbers_of_heads():
+def test_layers_can_have_different_numbers_of_heads():
     model = SelfAttentionNetwork((10, 14), 1, 3, dim=4, depth=2, heads=(3, 2))
     first, second = (attention.relative for attention in model.attentions())
     assert isinstance(first, LearnedRelativeKernel)
@@ -124,57 +126,63 @@ def test_layers_may_have_different_numbers_of_heads():
     assert math.prod(model.grid.shape) == 35
 
 
-def test_the_heads_of_a_convolution_have_its_window():
-    heads = measure(sharp(*WINDOW, precision=20.0))
-    assert numbers(heads, "local", "distinct", "window_3", "window_5") == [9] * 4
+def test_heads_of_a_convolution_fill_its_window():
+    heads = measure_kernel(make_gaussians(*WINDOW, precision=20.0))
+    assert layer_values(heads, "local", "distinct", "window_3", "window_5") == [9] * 4
     assert heads["spread"] < 1e-3
     assert heads["distance"].item() == pytest.approx(1.0)
 
 
-def test_wide_heads_take_offsets_and_are_not_local():
-    heads = measure(sharp(*WINDOW, precision=0.5))
-    assert numbers(heads, "local", "window_3") == [0, 9]
+def test_wide_heads_have_offsets_but_are_not_local():
+    heads = measure_kernel(make_gaussians(*WINDOW, precision=0.5))
+    assert layer_values(heads, "local", "window_3") == [0, 9]
     assert heads["spread"].item() == pytest.approx(1.0, abs=1e-3)
 
 
 def test_heads_with_the_same_offset_count_once():
-    heads = measure(sharp((0, 1), (0.2, 1.1), (2, -2), (4, 4), (-5, 0), precision=20.0))
-    assert numbers(heads, "distinct", "window_3", "window_5") == [4, 1, 2]
+    heads = measure_kernel(
+        make_gaussians((0, 1), (0.2, 1.1), (2, -2), (4, 4), (-5, 0), precision=20.0)
+    )
+    assert layer_values(heads, "distinct", "window_3", "window_5") == [4, 1, 2]
 
 
-def test_the_spread_is_that_of_the_widest_direction():
+def test_spread_is_the_spread_of_the_widest_direction():
     factor = torch.tensor([[[1.0, 1.0], [-1 / 3, 1 / 3]]], dtype=torch.float64) / math.sqrt(2)
     center = torch.zeros(1, 2, dtype=torch.float64)
-    heads = measure(relative.GeneralizedQuadraticBias(center, factor), Grid((41, 41)))
+    heads = measure_kernel(relative.GeneralizedQuadraticBias(center, factor), Grid((41, 41)))
     assert heads["spread"].item() == pytest.approx(3.0, rel=1e-3)
 
 
-def test_random_centers_take_as_many_offsets_as_their_distribution_says():
+def test_random_centers_fill_the_expected_part_of_the_window():
     heads, cell = 7, NormalDist(0, 2)
-    along = [cell.cdf(place + 0.5) - cell.cdf(place - 0.5) for place in (-1, 0, 1)]
+    along = [cell.cdf(offset + 0.5) - cell.cdf(offset - 0.5) for offset in (-1, 0, 1)]
     expected = sum(1 - (1 - down * right) ** heads for down in along for right in along)
-    chance = measure_random_layers(run_with("quadratic"), [heads], Grid((23, 23)))
+    chance = measure_random_layers(make_run("quadratic"), [heads], Grid((23, 23)))
     # The standard deviation of one draw is about 1.1, and of the mean of 200 therefore 0.08.
     assert chance["chance_window_3"] == pytest.approx(expected, abs=0.3)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_chance_is_reproducible_and_keeps_the_random_state(position):
+def test_random_layers_are_reproducible_and_keep_the_random_state(position):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = measure_random_layers(run_with(position), [3, 2], Grid((5, 7)))
+    first = measure_random_layers(make_run(position), [3, 2], Grid((5, 7)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    again = measure_random_layers(run_with(position), [3, 2], Grid((5, 7)))
+    again = measure_random_layers(make_run(position), [3, 2], Grid((5, 7)))
     assert all(np.array_equal(again[name], values) for name, values in first.items())
     assert first["chance_window_3"].shape == (2,)
 
 
-def test_nan_does_not_end_a_training():
-    assert measure(sharp((math.nan, 0.0), (0.0, 0.0), precision=1.0))["spread"].isnan().all()
+def test_nan_parameters_give_nan_measurements():
+    assert (
+        measure_kernel(make_gaussians((math.nan, 0.0), (0.0, 0.0), precision=1.0))["spread"]
+        .isnan()
+        .all()
+    )
 
 
-def network(**options):
+def make_network(**options):
     torch.manual_seed(0)
     return SelfAttentionNetwork(
         SIZE, 1, 3, **{"dim": 6, "depth": 2, "heads": (3, 2), **options}
@@ -187,8 +195,8 @@ def images():
 
 
 @pytest.mark.parametrize("position", ["quadratic", "generalized_quadratic", "table"])
-def test_without_content_the_maps_are_the_heads_attention_by_position(images, position):
-    model = network(position=position)
+def test_attention_maps_without_content_equal_attention_by_position(images, position):
+    model = make_network(position=position)
     maps = attention_maps(model, images)
     assert [weights.shape for weights in maps] == [(3, 5, 7), (2, 5, 7)]
     heads = measure_heads(
@@ -201,8 +209,8 @@ def test_without_content_the_maps_are_the_heads_attention_by_position(images, po
     assert np.stack([rows - 2, columns - 3], axis=-1).tolist() == heads["offset"].tolist()
 
 
-def test_with_content_they_are_the_mean_over_the_images(images):
-    model = network(content="softmax", position="table")
+def test_attention_maps_with_content_are_means_over_images(images):
+    model = make_network(content="softmax", position="table")
     together = attention_maps(model, images)
     alone = [attention_maps(model, image[None]) for image in images]
     for layer, weights in enumerate(together):
@@ -213,8 +221,8 @@ def test_with_content_they_are_the_mean_over_the_images(images):
     assert np.abs(alone[0][0] - alone[1][0]).max() > 1e-4
 
 
-def test_weights_and_values_give_the_layers_output(images):
-    model = network(content="softmax", position="table")
+def test_attention_weights_give_the_output_of_the_layer(images):
+    model = make_network(content="softmax", position="table")
     layer, tokens = model.attentions()[0], torch.randn(2, 35, 6)
     with torch.no_grad():
         weights = compute_attention_weights(layer, tokens, model.grid)
@@ -222,7 +230,7 @@ def test_weights_and_values_give_the_layers_output(images):
         torch.testing.assert_close(layer.output(mixed.flatten(2)), layer(tokens, model.grid))
 
 
-def test_the_model_is_left_without_hooks(images):
-    model = network()
+def test_attention_maps_leave_no_hooks(images):
+    model = make_network()
     attention_maps(model, images)
     assert not any(layer._forward_pre_hooks for layer in model.attentions())

@@ -12,7 +12,7 @@ from teka.nn import LearnedRelativeKernel
 from teka.training import Run, evaluate, export, restore, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
-ATTENTIVE = Run.from_fields(
+RUN = Run.from_fields(
     image_size=12,
     train_size=64,
     validation_size=32,
@@ -23,15 +23,15 @@ ATTENTIVE = Run.from_fields(
     heads=3,
     epochs=2,
     batch_size=32,
-    learning_rate=1e-8,  # nothing moves by more than rounding
+    learning_rate=1e-8,  # changes no parameter by more than rounding
 )
 
 
 @pytest.fixture(scope="module")
-def with_degenerate_heads(tmp_path_factory):
-    """A run with one head that attends everywhere, and a second layer that attends to stripes."""
+def run_with_degenerate_heads(tmp_path_factory):
+    """Return a run with a head that attends everywhere and a layer that attends to stripes."""
     folder = tmp_path_factory.mktemp("prune") / "run"
-    train(ATTENTIVE, folder, progress_bar=False)
+    train(RUN, folder, progress_bar=False)
     trained = restore(folder)
     assert isinstance(trained.model, SelfAttentionNetwork)
     first, second = (attention.relative for attention in trained.model.attentions())
@@ -46,42 +46,50 @@ def with_degenerate_heads(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pruned(with_degenerate_heads, tmp_path_factory):
+def pruned_run(run_with_degenerate_heads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pruned") / "deep" / "run"
-    pruning = prune_network(with_degenerate_heads, folder, command="teka prune", progress_bar=False)
+    pruning = prune_network(
+        run_with_degenerate_heads, folder, command="teka prune", progress_bar=False
+    )
     return folder, pruning
 
 
-def test_degenerate_heads_are_removed_except_one_per_layer(pruned):
-    folder, (heads, models) = pruned
+def test_degenerate_heads_are_removed_except_one_per_layer(pruned_run):
+    folder, (heads, models) = pruned_run
     assert heads.pruned.tolist() == [False, True, False, True, True, False]
-    assert Run.load(folder) == ATTENTIVE.replace(heads=(2, 1), epochs=1, learning_rate=1e-8 / 10)
+    assert Run.load(folder) == RUN.replace(heads=(2, 1), epochs=1, learning_rate=1e-8 / 10)
     assert models.parameters.pruned == models.parameters.before - 3 * (6 * 6 + 2 + 4)
     assert models.flops.pruned < models.flops.before
     sizes = models[["parameters", "flops"]]
     assert sizes.loc["tuned"].equals(sizes.loc["pruned"])
 
 
-def test_training_starts_from_the_remaining_weights(pruned, with_degenerate_heads):
-    folder, _ = pruned
-    expected = with_degenerate_heads.model.copy_without_heads([[1], [0, 1]])
+def test_training_starts_from_the_weights_of_the_remaining_heads(
+    pruned_run, run_with_degenerate_heads
+):
+    folder, _ = pruned_run
+    expected = run_with_degenerate_heads.model.copy_without_heads([[1], [0, 1]])
     for name, parameter in restore(folder).model.named_parameters():
         torch.testing.assert_close(parameter, expected.get_parameter(name), atol=1e-6, rtol=1e-6)
 
 
-def test_accuracies_before_training(pruned, with_degenerate_heads):
-    _, (_, models) = pruned
-    model, test = with_degenerate_heads.model, with_degenerate_heads.dataset.test
+def test_accuracies_before_training_are_those_of_the_networks(
+    pruned_run, run_with_degenerate_heads
+):
+    _, (_, models) = pruned_run
+    model, test = run_with_degenerate_heads.model, run_with_degenerate_heads.dataset.test
     for name, network in (("before", model), ("pruned", model.copy_without_heads([[1], [0, 1]]))):
         with torch.inference_mode():
             correct = (network(test.images).argmax(dim=1) == test.labels).double().mean()
         assert models.accuracy[name] == pytest.approx(correct.item(), abs=1e-9)
 
 
-def test_the_folder_is_a_finished_run_with_the_pruned_heads(pruned, with_degenerate_heads):
-    folder, (_, models) = pruned
+def test_prune_network_saves_a_finished_run_with_the_pruned_heads(
+    pruned_run, run_with_degenerate_heads
+):
+    folder, (_, models) = pruned_run
     written = json.loads((folder / PRUNING_FILE).read_text())
-    assert written["run"] == str(with_degenerate_heads.folder)
+    assert written["run"] == str(run_with_degenerate_heads.folder)
     assert [head["pruned"] for head in written["heads"]] == [False, True, False, True, True, False]
     assert written["condition_number"] == 1e5
     assert written["tuned"]["accuracy"] == models.accuracy.tuned
@@ -90,8 +98,8 @@ def test_the_folder_is_a_finished_run_with_the_pruned_heads(pruned, with_degener
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, tmp_path):
-    folder, (_, models) = pruned
+def test_pruned_run_can_be_evaluated_audited_exported_and_pruned(pruned_run, tmp_path):
+    folder, (_, models) = pruned_run
     trained = restore(folder)
     assert evaluate(trained).accuracy == models.accuracy.tuned
     settings = AuditSettings(shifts=axis_shifts(1), parts=())
@@ -105,16 +113,19 @@ def test_the_result_can_be_evaluated_shifted_exported_and_pruned_again(pruned, t
     assert again.accuracy.before == models.accuracy.tuned
 
 
-def test_the_error_without_degenerate_heads_suggests_thresholds(pruned, tmp_path):
-    folder, _ = pruned
+def test_run_without_degenerate_heads_is_an_error_with_thresholds(pruned_run, tmp_path):
+    folder, _ = pruned_run
     with pytest.raises(ValueError, match=r"degenerate heads, .*The largest condition_number"):
         prune_network(restore(folder), tmp_path / "again", condition_number=1e12)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_threshold_may_be_infinite(with_degenerate_heads, tmp_path):
+def test_threshold_can_be_infinite(run_with_degenerate_heads, tmp_path):
     prune_network(
-        with_degenerate_heads, tmp_path / "run", condition_number=float("inf"), progress_bar=False
+        run_with_degenerate_heads,
+        tmp_path / "run",
+        condition_number=float("inf"),
+        progress_bar=False,
     )
     content = json.loads((tmp_path / "run" / PRUNING_FILE).read_text())
     assert [head["pruned"] for head in content["heads"]] == [False, True, *[False] * 4]
@@ -128,25 +139,25 @@ def test_a_run_of_another_model_is_an_error(trained, tmp_path):
         prune_network(trained, tmp_path / "out")
 
 
-def test_a_folder_with_files_is_an_error(with_degenerate_heads, tmp_path):
+def test_a_folder_with_files_is_an_error(run_with_degenerate_heads, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for out in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ValueError, match=r"out must be a folder that is empty"):
-            prune_network(with_degenerate_heads, out)
+            prune_network(run_with_degenerate_heads, out)
 
 
-def test_nothing_is_written_if_the_training_fails(with_degenerate_heads, tmp_path):
-    broken = with_degenerate_heads.model.copy_without_heads([[], []])
+def test_nothing_is_written_if_the_training_fails(run_with_degenerate_heads, tmp_path):
+    broken = run_with_degenerate_heads.model.copy_without_heads([[], []])
     with torch.no_grad():
         broken.head.weight.fill_(float("nan"))
-    run = dataclasses.replace(with_degenerate_heads, model=broken)
+    run = dataclasses.replace(run_with_degenerate_heads, model=broken)
     with pytest.raises(FloatingPointError):
         prune_network(run, tmp_path / "out", progress_bar=False)
     assert not any(tmp_path.iterdir())
 
 
 def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp_path):
-    # At this learning rate nothing moves by more than rounding.
+    # This learning rate changes no parameter by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
     start = load_weights_before_training(trained.model.state_dict())
     train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False)
@@ -155,7 +166,7 @@ def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, trained.model.get_parameter(name))
     (tmp_path / "run" / "result.json").unlink()
-    other = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
+    other = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
     options = {"dataset": trained.dataset, "progress_bar": False}
     train(
         run,

@@ -26,41 +26,41 @@ RUN = Run.from_fields(
 
 
 @pytest.fixture
-def save(tmp_path):
-    def to_file(arrays):
-        np.savez_compressed(tmp_path / "heads.npz", **arrays)
+def save_arrays(tmp_path):
+    def write_file(load_arrays):
+        np.savez_compressed(tmp_path / "heads.npz", **load_arrays)
         return tmp_path / "heads.npz"
 
-    return to_file
+    return write_file
 
 
-def test_arrays_are_read_as_saved(save):
-    arrays = head_arrays()
-    record = load_head_record(save(arrays))
-    assert record.keys() == arrays.keys()
-    for name, array in arrays.items():
+def test_head_record_is_saved_and_loaded(save_arrays):
+    load_arrays = head_arrays()
+    record = load_head_record(save_arrays(load_arrays))
+    assert record.keys() == load_arrays.keys()
+    for name, array in load_arrays.items():
         np.testing.assert_array_equal(record[name], array)
 
 
-def test_pickled_objects_are_refused(save):
+def test_pickled_objects_are_an_error(save_arrays):
     with pytest.raises(ValueError, match="allow_pickle"):
-        load_head_record(save({**head_arrays(), "encoding": np.array([None], dtype=object)}))
+        load_head_record(save_arrays({**head_arrays(), "encoding": np.array([None], dtype=object)}))
 
 
-def arrays(folder):
+def load_arrays(folder):
     with np.load(folder / HEADS_FILE, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
+def recorded_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded") / "run"
     train(RUN, folder)
     return folder
 
 
-def test_the_record_has_the_start_and_every_epoch(recorded):
-    record = arrays(recorded)
+def test_record_has_the_start_and_every_epoch(recorded_folder):
+    record = load_arrays(recorded_folder)
     assert record["epoch"].tolist() == [0, 1, 2, 3]
     assert record["layer"].tolist() == [0, 0, 0, 1, 1]
     assert record["center"].shape == (4, 5, 2)
@@ -69,9 +69,9 @@ def test_the_record_has_the_start_and_every_epoch(recorded):
     assert record["grid"].tolist() == [4, 4]
 
 
-def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_checkpoint(recorded):
-    record = arrays(recorded)
-    weights = read_weights(recorded / CHECKPOINTS / LAST)
+def test_record_begins_with_initial_and_ends_with_final_parameters(recorded_folder):
+    record = load_arrays(recorded_folder)
+    weights = read_weights(recorded_folder / CHECKPOINTS / LAST)
     last = torch.cat([weights[f"blocks.{block}.attention.relative.center"] for block in (0, 1)])
     np.testing.assert_array_equal(record["center"][-1], last.double().numpy())
     torch.manual_seed(RUN.seed)
@@ -86,33 +86,33 @@ def test_the_start_are_the_initial_parameters_and_the_end_those_of_the_last_chec
     assert (record["center"][0] != record["center"][-1]).any()
 
 
-def test_a_checkpoint_holds_the_moments(recorded):
-    callbacks = read_checkpoint(recorded / CHECKPOINTS / LAST)["callbacks"]
+def test_checkpoint_has_the_recorded_moments(recorded_folder):
+    callbacks = read_checkpoint(recorded_folder / CHECKPOINTS / LAST)["callbacks"]
     moments = callbacks[HeadRecorder.__name__]["moments"]
     assert isinstance(moments, list)
     means = np.stack([moment["mean"].numpy() for moment in moments])
-    np.testing.assert_array_equal(means, arrays(recorded)["mean"])
+    np.testing.assert_array_equal(means, load_arrays(recorded_folder)["mean"])
 
 
-def test_a_resumed_run_has_the_record_of_an_uninterrupted_one(recorded, tmp_path):
+def test_resumed_run_has_the_record_of_an_uninterrupted_run(recorded_folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(RUN, tmp_path / "broken", callbacks=[InterruptAt(7)])
     assert (tmp_path / "broken" / HEADS_FILE).is_file()
     train(RUN, tmp_path / "broken", resume=True)
-    whole, resumed = arrays(recorded), arrays(tmp_path / "broken")
+    whole, resumed = load_arrays(recorded_folder), load_arrays(tmp_path / "broken")
     assert whole.keys() == resumed.keys()
     for name, array in whole.items():
         np.testing.assert_array_equal(array, resumed[name], err_msg=name)
 
 
-def test_a_run_that_began_without_a_record_has_one_from_there_on(recorded, tmp_path, monkeypatch):
+def test_record_can_begin_when_a_run_is_resumed(recorded_folder, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(SelfAttentionNetwork, "training_callbacks", lambda *arguments: [])
         with pytest.raises(KeyboardInterrupt):
             train(RUN, tmp_path / "run", callbacks=[InterruptAt(4)])
     assert not (tmp_path / "run" / HEADS_FILE).exists()
     train(RUN, tmp_path / "run", resume=True)
-    assert arrays(tmp_path / "run")["epoch"].tolist() == [1, 2, 3]
+    assert load_arrays(tmp_path / "run")["epoch"].tolist() == [1, 2, 3]
 
 
 def test_other_models_leave_no_record(trained):

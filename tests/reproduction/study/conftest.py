@@ -59,7 +59,7 @@ def tiny_study(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def finished(tiny_study, tmp_path_factory):
+def finished_folder(tiny_study, tmp_path_factory):
     """Return the folder of the small study, trained by two processes without interruption."""
     folder = tmp_path_factory.mktemp("finished")
     return run_study(read_study(tiny_study), folder, processes=2, command="study tiny.yaml")
@@ -72,7 +72,7 @@ def tiny_fields():
 
 
 @pytest.fixture
-def write(tmp_path):
+def write_study(tmp_path):
     """Write the YAML file of a study and return its path."""
 
     def write_file(fields):

@@ -37,7 +37,7 @@ def dataset():
     return Dataset("made", split, split, split, num_classes=2)
 
 
-def test_in_lossless_mode_only_images_with_the_margins_are_shifted(dataset):
+def test_lossless_mode_shifts_only_images_with_margins(dataset):
     measure = MeasureSettings(mode="lossless", shifts=((0, 0), (0, -1), (0, 2)), classes=(1, 0))
     results = measure_model(ClassByColumn().eval(), dataset, measure)
     assert results["accuracy"] == 1.0
@@ -73,7 +73,7 @@ def test_a_class_without_images_is_left_out(dataset):
     assert set(results["classes"]) == {1}
 
 
-def test_unchanged_predictions_are_counted_over_every_circular_shift_or_the_given_shifts(dataset):
+def test_unchanged_predictions_are_counted_over_all_or_given_shifts(dataset):
     asked = {
         "circular": StabilitySettings(),
         "zero": StabilitySettings(((0.0, 1.0), (1.0, 0.0)), images=3),
@@ -96,7 +96,7 @@ def test_unchanged_predictions_are_counted_over_every_circular_shift_or_the_give
     }  # the model has no other size, which the window would ask for
 
 
-def test_a_crop_that_the_model_does_not_take_is_not_measured():
+def test_crop_of_a_size_that_the_model_rejects_is_not_measured():
     images = torch.rand(4, 1, 8, 8)
     split = Split(images, torch.tensor([0, 1, 1, 0]))
     dataset = Dataset("made", split, split, split, num_classes=2)

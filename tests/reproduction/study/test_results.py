@@ -12,7 +12,7 @@ RESULTS = {
 }
 
 
-def test_read_results_table_has_a_row_for_each_trained_model_in_the_order_of_the_study(save_study):
+def test_results_table_has_a_row_per_model_in_the_order_of_the_study(save_study):
     results = read_results_table(*save_study(RESULTS))
     assert results.index.names == ["data", "kernel", "seed"]
     assert list(results.index) == list(RESULTS)
@@ -30,7 +30,7 @@ def test_a_folder_without_results_is_an_error(save_study, tmp_path):
         read_results_table(study, tmp_path)
 
 
-def test_cpu_seconds_are_steps_times_the_seconds_of_one(save_study):
+def test_cpu_seconds_are_steps_times_seconds_per_step(save_study):
     study, folder = save_study(RESULTS)
     models = [{"labels": {"data": "mnist", "kernel": "softmax"}, "seconds": 0.02}]
     write_json(folder / "step_seconds.json", {"models": models})

@@ -45,28 +45,28 @@ def reproducible(folder):
     }
 
 
-def test_every_result_is_saved_and_checkpoints_are_removed(finished):
-    assert load_saved_results(finished / "cells.jsonl.gz").keys() == NAMES
-    assert not list((finished / "training").rglob("*.ckpt"))
+def test_every_result_is_saved_and_checkpoints_are_removed(finished_folder):
+    assert load_saved_results(finished_folder / "cells.jsonl.gz").keys() == NAMES
+    assert not list((finished_folder / "training").rglob("*.ckpt"))
 
 
-def test_a_finished_study_is_not_trained_again(finished, tiny_study):
-    before = (finished / "cells.jsonl.gz").stat().st_mtime_ns
-    run_study(read_study(tiny_study), finished)
-    assert (finished / "cells.jsonl.gz").stat().st_mtime_ns == before
+def test_a_finished_study_is_not_trained_again(finished_folder, tiny_study):
+    before = (finished_folder / "cells.jsonl.gz").stat().st_mtime_ns
+    run_study(read_study(tiny_study), finished_folder)
+    assert (finished_folder / "cells.jsonl.gz").stat().st_mtime_ns == before
 
 
-def part(finished, only):
+def part(finished_folder, only):
     """Return the reproducible values of some of the models."""
     beginning = "squared-relu--none" if "position" in only else "squared-relu"
     return {
         name: numbers
-        for name, numbers in reproducible(finished).items()
+        for name, numbers in reproducible(finished_folder).items()
         if name.startswith(beginning)
     }
 
 
-def test_a_killed_study_resumes_with_the_same_numbers(finished, tiny_study, tmp_path):
+def test_a_killed_study_resumes_with_the_same_numbers(finished_folder, tiny_study, tmp_path):
     out, study = tmp_path / "out", read_study(tiny_study)
     get_reusable_executor().shutdown()  # a fork has nothing of it that works
     options = {"processes": 2, "command": "teka study", "only": HALF}
@@ -83,20 +83,20 @@ def test_a_killed_study_resumes_with_the_same_numbers(finished, tiny_study, tmp_
     process.kill()
     process.join()
     first = reproducible(out)
-    assert 1 <= len(first) < len(part(finished, HALF))
+    assert 1 <= len(first) < len(part(finished_folder, HALF))
     # Its processes end too, so that no two processes train one model.
     while any(map(is_running, children)) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not any(map(is_running, children))
     run_study(study, out, **options)
-    assert reproducible(out) == part(finished, HALF)
+    assert reproducible(out) == part(finished_folder, HALF)
 
 
 def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
-    finished, tiny_study, tmp_path
+    finished_folder, tiny_study, tmp_path
 ):
     folder = tmp_path / "other"
-    shutil.copytree(finished, folder)
+    shutil.copytree(finished_folder, folder)
     content = load_saved_results(folder / "cells.jsonl.gz")["softmax--none--seed-3"]
     content["run"]["dim"] = 16
     save_model_results(folder / "cells.jsonl.gz", "softmax--none--seed-3", content)
@@ -104,8 +104,10 @@ def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
         run_study(read_study(tiny_study), folder)
 
 
-def test_older_results_can_lack_fields_and_have_none_as_dropout(finished, tiny_study, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "older")
+def test_older_results_can_lack_fields_and_have_none_as_dropout(
+    finished_folder, tiny_study, tmp_path
+):
+    folder = shutil.copytree(finished_folder, tmp_path / "older")
     for name, content in load_saved_results(folder / "cells.jsonl.gz").items():
         del content["run"]["epsilon"]
         content["run"]["dropout"] = None
@@ -113,19 +115,21 @@ def test_older_results_can_lack_fields_and_have_none_as_dropout(finished, tiny_s
     run_study(read_study(tiny_study), folder)
 
 
-def test_an_error_in_a_study_model_names_the_model(tiny_fields, write, tmp_path):
+def test_an_error_in_a_study_model_names_the_model(tiny_fields, write_study, tmp_path):
     tiny_fields["factors"]["position"]["absolute"]["patch_size"] = 3
     with pytest.raises(
         ValueError,
         match=r"study model squared-relu--absolute--seed-0: .*multiples of patch_size = 3",
     ):
-        run_study(read_study(write(tiny_fields)), tmp_path / "out", only={"position": ["absolute"]})
+        run_study(
+            read_study(write_study(tiny_fields)), tmp_path / "out", only={"position": ["absolute"]}
+        )
 
 
-def test_a_model_whose_loss_diverges_is_saved_as_failed(tiny_fields, write, tmp_path):
+def test_a_model_whose_loss_diverges_is_saved_as_failed(tiny_fields, write_study, tmp_path):
     tiny_fields["base"] |= {"learning_rate": 1e30, "gradient_clip": 0.0, "warmup": 0.0, "epochs": 2}
     only = {"kernel": ["softmax"], "seed": ["0"]}
-    folder = run_study(read_study(write(tiny_fields)), tmp_path / "out", only=only)
+    folder = run_study(read_study(write_study(tiny_fields)), tmp_path / "out", only=only)
     content = load_saved_results(folder / "cells.jsonl.gz")["softmax--none--seed-0"]
     assert "the loss is" in content["failed"]
     assert "accuracy" not in content
@@ -146,7 +150,7 @@ def test_the_error_after_a_killed_process_explains_how_to_resume(tiny_study, tmp
     assert not list(out.rglob("*.part"))  # which a write that was interrupted left
 
 
-def test_calls_with_different_models_share_a_folder(finished, tiny_study, tmp_path):
+def test_calls_with_different_models_share_a_folder(finished_folder, tiny_study, tmp_path):
     out, study = tmp_path / "out", read_study(tiny_study)
     calls = []
     for seed in ("0", "3"):
@@ -156,10 +160,10 @@ def test_calls_with_different_models_share_a_folder(finished, tiny_study, tmp_pa
     for call in calls:
         call.join(240)
     assert [call.exitcode for call in calls] == [0, 0]
-    assert reproducible(out) == part(finished, THIRD)
+    assert reproducible(out) == part(finished_folder, THIRD)
 
 
-def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_study, tmp_path):
+def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished_folder, tiny_study, tmp_path):
     # Both workers are forks of one process that has imported what they need.
     multiprocessing.set_forkserver_preload(
         ["lightning.pytorch", "teka.training", "reproduction.study"]
@@ -170,7 +174,7 @@ def test_the_workers_of_a_dask_cluster_give_the_same_numbers(finished, tiny_stud
             parallel = f"dask:{cluster.scheduler_address}"
             study = read_study(tiny_study)
             out = run_study(study, tmp_path / "out", parallel=parallel, only=THIRD)
-    assert reproducible(out) == part(finished, THIRD)
+    assert reproducible(out) == part(finished_folder, THIRD)
 
 
 @pytest.mark.parametrize("parallel", ["slurm", "dask"])
@@ -179,7 +183,7 @@ def test_an_unknown_engine_is_an_error(parallel, tiny_study, tmp_path):
         run_study(read_study(tiny_study), tmp_path / "out", parallel=parallel)
 
 
-def test_a_cluster_that_does_not_answer_is_an_error(tiny_study, tmp_path):
+def test_unreachable_dask_cluster_is_an_error(tiny_study, tmp_path):
     with (
         set_dask_config({"distributed.comm.timeouts.connect": 1}),
         pytest.raises(OSError, match=r"127\.0\.0\.1:9"),
@@ -187,7 +191,7 @@ def test_a_cluster_that_does_not_answer_is_an_error(tiny_study, tmp_path):
         run_study(read_study(tiny_study), tmp_path / "out", parallel="dask:tcp://127.0.0.1:9")
 
 
-def test_no_process_is_an_error(tiny_study, tmp_path):
+def test_zero_processes_are_an_error(tiny_study, tmp_path):
     with pytest.raises(ValueError, match=r"processes must be at least 1.*got 0"):
         run_study(read_study(tiny_study), tmp_path / "out", processes=0)
     assert not (tmp_path / "out").exists()

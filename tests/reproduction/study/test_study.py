@@ -9,10 +9,8 @@ def names(study_models):
     return [study_model.name for study_model in study_models]
 
 
-def test_study_models_are_the_grid_seed_by_seed_without_combinations_that_are_left_out(
-    tiny_fields, write
-):
-    assert names(read_study(write(tiny_fields)).models()) == [
+def test_study_models_are_the_grid_without_excluded_combinations(tiny_fields, write_study):
+    assert names(read_study(write_study(tiny_fields)).models()) == [
         "softmax--none--seed-0",
         "squared-relu--none--seed-0",
         "squared-relu--absolute--seed-0",
@@ -22,9 +20,9 @@ def test_study_models_are_the_grid_seed_by_seed_without_combinations_that_are_le
     ]
 
 
-def test_levels_override_the_base(tiny_fields, write):
+def test_levels_override_the_base(tiny_fields, write_study):
     tiny_fields["factors"]["position"]["absolute"]["dim"] = 16
-    study = read_study(write(tiny_fields))
+    study = read_study(write_study(tiny_fields))
     run = study.make_study_model({"kernel": "squared relu", "position": "absolute"}, 3).run
     assert (run.kernel, run.position, run.dim, run.heads, run.seed) == (
         "squared_relu",
@@ -35,8 +33,8 @@ def test_levels_override_the_base(tiny_fields, write):
     )
 
 
-def test_only_selects_study_models(tiny_fields, write):
-    study_models = read_study(write(tiny_fields)).models(
+def test_only_selects_study_models(tiny_fields, write_study):
+    study_models = read_study(write_study(tiny_fields)).models(
         {"kernel": ["squared relu"], "seed": ["3"]}
     )
     assert names(study_models) == ["squared-relu--none--seed-3", "squared-relu--absolute--seed-3"]
@@ -50,22 +48,24 @@ def test_only_selects_study_models(tiny_fields, write):
         ({"kernel": ["softmax"], "position": ["absolute"]}, "not all left out"),
     ],
 )
-def test_unknown_levels_in_only_are_errors(tiny_fields, write, only, message):
+def test_unknown_levels_in_only_are_errors(tiny_fields, write_study, only, message):
     with pytest.raises(ValueError, match=message):
-        read_study(write(tiny_fields)).models(only)
+        read_study(write_study(tiny_fields)).models(only)
 
 
-def test_missing_keys_have_default_values(write):
-    study = read_study(write({"name": "least", "factors": {"kernel": {"elu": {"kernel": "elu"}}}}))
+def test_missing_keys_have_default_values(write_study):
+    study = read_study(
+        write_study({"name": "least", "factors": {"kernel": {"elu": {"kernel": "elu"}}}})
+    )
     assert study.seeds == (0,)
     assert study.measure == MeasureSettings()
 
 
-def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
+def test_fields_next_to_a_recipe_override_it(tiny_fields, write_study):
     tiny_fields["base"].pop("batch_size")
     tiny_fields["base"] |= {"recipe": "horn2021", "learning_rate": 0.25}
     tiny_fields["factors"]["position"]["none"] |= {"recipe": "teka", "dropout": 0.5}
-    study = read_study(write(tiny_fields))
+    study = read_study(write_study(tiny_fields))
     absolute = study.make_study_model({"kernel": "squared relu", "position": "absolute"}, 0).run
     assert (absolute.optimizer, absolute.batch_size, absolute.learning_rate) == ("adam", 22, 0.25)
     none = study.make_study_model({"kernel": "squared relu", "position": "none"}, 0).run
@@ -91,24 +91,24 @@ def test_fields_next_to_a_recipe_override_it(tiny_fields, write):
         ({"measure": {"stability": {"crop": {}}}}, "crop_size must be the size of the crop"),
     ],
 )
-def test_invalid_keys_are_errors(tiny_fields, write, change, message):
+def test_invalid_keys_are_errors(tiny_fields, write_study, change, message):
     with pytest.raises(ValueError, match=message):
-        read_study(write({**tiny_fields, **change}))
+        read_study(write_study({**tiny_fields, **change}))
 
 
-def test_an_invalid_field_of_a_run_names_the_study_model(tiny_fields, write):
+def test_an_invalid_field_of_a_run_names_the_study_model(tiny_fields, write_study):
     tiny_fields["factors"]["kernel"]["softmax"]["kernels"] = "elu"
     with pytest.raises(
         ValueError,
         match=r"study model softmax, none: run key with model='performer' must be .*got 'kernels'",
     ):
-        read_study(write(tiny_fields))
+        read_study(write_study(tiny_fields))
 
 
-def test_an_unknown_recipe_is_an_error(tiny_fields, write):
+def test_an_unknown_recipe_is_an_error(tiny_fields, write_study):
     tiny_fields["base"]["recipe"] = "grandmother"
     with pytest.raises(ValueError, match=r"recipe must be one of.*got 'grandmother'"):
-        read_study(write(tiny_fields))
+        read_study(write_study(tiny_fields))
 
 
 @pytest.mark.parametrize("content", ["a: [1", "- 1"])
@@ -119,13 +119,13 @@ def test_an_invalid_file_is_an_error(tmp_path, content):
         read_study(path)
 
 
-def test_levels_with_the_same_file_name_are_errors(tiny_fields, write):
+def test_levels_with_the_same_file_name_are_errors(tiny_fields, write_study):
     tiny_fields["factors"]["kernel"] |= {"squared-relu": {"kernel": "squared_relu"}}
     with pytest.raises(ValueError, match="levels whose names differ in letters or digits"):
-        read_study(write(tiny_fields))
+        read_study(write_study(tiny_fields))
 
 
-def test_a_study_model_is_named_after_its_levels_and_seed():
+def test_study_model_is_named_after_its_levels_and_seed():
     labels = {"data": "Fashion-MNIST", "kernel": "elu+1", "position": "content + rotation heads"}
     assert (
         StudyModel(labels, Run(seed=3)).name
@@ -145,7 +145,7 @@ def test_the_zero_shift_is_always_measured_first():
     assert MeasureSettings().shifts == ((0, 0),)
 
 
-def test_stability_settings_are_read(tiny_fields, write):
+def test_stability_settings_are_read(tiny_fields, write_study):
     tiny_fields["measure"]["stability"] = {"fourier": {"shifts": [[0.5, 0]], "images": 3}}
-    measure = read_study(write(tiny_fields)).measure
+    measure = read_study(write_study(tiny_fields)).measure
     assert measure.stability == {"fourier": StabilitySettings(((0.5, 0.0),), 3)}

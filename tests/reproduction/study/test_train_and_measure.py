@@ -16,11 +16,11 @@ from teka.training.trainer import load_data
 
 
 @pytest.fixture(scope="module")
-def results(finished):
-    return load_saved_results(finished / "cells.jsonl.gz")
+def results(finished_folder):
+    return load_saved_results(finished_folder / "cells.jsonl.gz")
 
 
-def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(results):
+def test_learning_curve_is_equally_spaced_and_ends_at_the_last_step(results):
     for content in results.values():
         assert content["steps"] == 4
         assert [point["step"] for point in content["learning_curve"]] == [2, 3, 4]
@@ -29,7 +29,7 @@ def test_the_learning_curve_is_equally_spaced_and_ends_with_the_last_step(result
         assert content["process_seconds"] == pytest.approx(seconds[-1], abs=1e-3)
 
 
-def test_a_model_without_positions_is_equivariant_and_one_with_absolute_positions_is_not(results):
+def test_only_the_model_without_absolute_positions_is_equivariant(results):
     none, absolute = (
         results["squared-relu--none--seed-0"],
         results["squared-relu--absolute--seed-0"],
@@ -45,7 +45,7 @@ def test_a_model_without_positions_is_equivariant_and_one_with_absolute_position
         )
 
 
-def test_a_result_has_its_conditions(results):
+def test_result_has_the_conditions_of_its_training(results):
     content = results["softmax--none--seed-3"]
     assert (content["seed"], content["test_images"], content["shifted_images"]) == (3, 50, 20)
     assert content["shifts"] == [[0, 0], [0, 3], [-2, 1]]
@@ -53,9 +53,9 @@ def test_a_result_has_its_conditions(results):
     assert {"command", "teka", "torch", "hardware", "date"} <= content.keys()
 
 
-def test_models_are_saved_as_model_files(finished, results):
+def test_models_are_saved_as_model_files(finished_folder, results):
     for name, content in results.items():
-        facts = encode(read_config(finished / "models" / name).facts)
+        facts = encode(read_config(finished_folder / "models" / name).facts)
         assert facts["run"]["seed"] == content["seed"]
         assert facts["training"]["validation_accuracy"] == content["learning_curve"][-1]["accuracy"]
         assert 0 <= facts["evaluation"]["accuracy"] <= 1
@@ -76,17 +76,19 @@ def test_flops_count_matrix_products(tiny_study):
     assert stem < flops < 100 * stem
 
 
-def test_a_run_without_validation_images_is_an_error(tiny_fields, write, tmp_path):
+def test_a_run_without_validation_images_is_an_error(tiny_fields, write_study, tmp_path):
     tiny_fields["base"]["validation_size"] = 0
-    study = read_study(write(tiny_fields))
+    study = read_study(write_study(tiny_fields))
     study_model = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
     with pytest.raises(ValueError, match=r"validation_size must be at least 1"):
         train_and_measure(study_model, tmp_path, measure=study.measure)
 
 
-def test_a_run_with_early_stopping_is_measured_after_every_epoch(tiny_fields, write, tmp_path):
+def test_a_run_with_early_stopping_is_measured_after_every_epoch(
+    tiny_fields, write_study, tmp_path
+):
     tiny_fields["base"] |= {"epochs": 30, "patience": 1, "learning_rate": 1e-9, "warmup": 0.0}
-    study = read_study(write(tiny_fields))
+    study = read_study(write_study(tiny_fields))
     study_model = study.make_study_model({"kernel": "softmax", "position": "none"}, 0)
     content = train_and_measure(study_model, tmp_path, measure=study.measure)
     curve = content["learning_curve"]
@@ -97,23 +99,23 @@ def test_a_run_with_early_stopping_is_measured_after_every_epoch(tiny_fields, wr
     assert (content["steps"], content["epochs"]) == (steps[-1], len(steps))
 
 
-def test_the_record_of_the_heads_of_a_self_attention_network_is_saved(tiny_fields, write, tmp_path):
+def test_record_of_the_attention_heads_is_saved(tiny_fields, write_study, tmp_path):
     tiny_fields["base"] |= {"model": "self_attention", "dim": 6, "heads": 3, "depth": 2}
     for name in ("stem", "periodic"):
         tiny_fields["base"].pop(name)
     tiny_fields["factors"] = {"position": {"quadratic": {"position": "quadratic"}}}
     del tiny_fields["leave_out"], tiny_fields["reference"]
-    study = read_study(write(tiny_fields))
+    study = read_study(write_study(tiny_fields))
     (study_model, _) = study.models()
     train_and_measure(study_model, tmp_path, measure=study.measure)
     assert (tmp_path / "heads" / f"{study_model.name}.npz").is_file()
 
 
 def test_every_model_is_timed_and_the_tables_use_the_seconds(
-    finished, tiny_study, tmp_path, monkeypatch
+    finished_folder, tiny_study, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("reproduction.study.train_and_measure.SECONDS", 0.0)
-    shutil.copy(finished / "cells.jsonl.gz", tmp_path)
+    shutil.copy(finished_folder / "cells.jsonl.gz", tmp_path)
     study, threads = read_study(tiny_study), []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     path = measure_step_seconds(study, tmp_path, processes=2, command="study tiny.yaml")
