@@ -8,8 +8,8 @@ from teka.audit.movement import Movement
 from tests.audit.page.audit_reports import (
     CROSS,
     LARGEST,
-    example_answer,
     example_pixels,
+    example_prediction,
     make_example,
     make_metrics,
 )
@@ -49,7 +49,7 @@ def answer_shown(page, row=0):
 def expect_shown(page, pixels, index, shift, *, label):
     moved = np.roll(pixels, shift, axis=(0, 1))
     assert np.array_equal(shown_pixels(page)[..., 0], moved[..., 0])
-    answer, probability = example_answer(index, shift)
+    answer, probability = example_prediction(index, shift)
     mark = "✓" if answer == label else "✗"
     assert answer_shown(page) == [f"{answer} {mark}", f"{100 * probability:.1f} %"]
 

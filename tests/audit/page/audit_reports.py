@@ -1,4 +1,4 @@
-"""Reports of audits with known numbers: a patch model that answers otherwise the further its images are moved."""
+"""Audit reports with known metrics of a patch model, whose accuracy falls with the shift."""
 
 import base64
 import itertools
@@ -20,12 +20,12 @@ HEIGHT, WIDTH = 11, 7
 
 
 def example_pixels(index=0, channels=1, height=HEIGHT, width=WIDTH):
-    """Levels (H, W, C) of which no two rows or columns are alike."""
+    """Return levels (H, W, C) without equal rows or columns."""
     return np.random.default_rng(index).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def example_answer(index, shift):
-    """Class and probability that the patch model gives: right where both steps are multiples of 4."""
+def example_prediction(index, shift):
+    """Return the predicted class and its probability, correct where both steps are multiples of 4."""
     down, right = shift
     off = (down % 4 != 0) + (right % 4 != 0)
     return (index + off) % 10, round(0.9 - 0.2 * off - 0.01 * abs(down) - 0.001 * abs(right), 3)
@@ -34,7 +34,7 @@ def example_answer(index, shift):
 def make_example(
     index=0, mode="circular", shifts=SQUARE, *, channels=1, label=None, height=HEIGHT, width=WIDTH
 ):
-    answers = [example_answer(index, shift) for shift in shifts]
+    answers = [example_prediction(index, shift) for shift in shifts]
     levels = base64.b64encode(example_pixels(index, channels, height, width).tobytes()).decode(
         "ascii"
     )
@@ -72,14 +72,16 @@ def make_curve(values, spread=0.02, *, is_share=True):
 
 
 def make_metrics(movement=None, shifts=SQUARE, *, fall=0.5, skipped=(), output="logits"):
-    """Numbers of a mode in which accuracy falls by `fall` off the multiples of 4, and a little with distance."""
+    """Return the metrics of a mode whose accuracy falls by `fall` at shifts off the multiples of 4."""
     movement = movement or Movement("circular")
 
-    def lost(shift):
+    def accuracy_loss(shift):
         off = sum(step % 4 != 0 for step in shift) / 2
         return fall * (0.8 * off + 0.2 * min(1.0, sum(map(abs, shift)) / (2 * LARGEST)))
 
-    error = make_curve([1.5 * lost(shift) + 1e-7 * any(shift) for shift in shifts], is_share=False)
+    error = make_curve(
+        [1.5 * accuracy_loss(shift) + 1e-7 * any(shift) for shift in shifts], is_share=False
+    )
     if output != "logits":
         method = "bootstrap over images"
         numbers = {
@@ -89,8 +91,8 @@ def make_metrics(movement=None, shifts=SQUARE, *, fall=0.5, skipped=(), output="
         return Metrics(
             movement, output, 60, tuple(shifts), tuple(skipped), {"error": error}, numbers, 0.95
         )
-    accuracy = [0.97 - lost(shift) for shift in shifts]
-    agreement = [1 - lost(shift) for shift in shifts]
+    accuracy = [0.97 - accuracy_loss(shift) for shift in shifts]
+    agreement = [1 - accuracy_loss(shift) for shift in shifts]
     consistency = sum(agreement) / len(agreement)
     known = {
         "accuracy": 0.97,
@@ -109,7 +111,7 @@ def make_metrics(movement=None, shifts=SQUARE, *, fall=0.5, skipped=(), output="
 
 
 def make_layers():
-    """A strided patch embedding, absolute positions after it, one block."""
+    """Return findings for a strided patch embedding, absolute positions and one block."""
 
     def layer(name, kind, interior, border, aliasing, added, grid=(3, 2)):
         return LayerFinding(
@@ -147,7 +149,7 @@ def make_layers():
 
 
 def make_report(name="patch model", **further):
-    """The report of a model in one mode, with something in every field."""
+    """Return the report of a model in one mode, with a value in every field."""
     metrics = further.pop("metrics", (make_metrics(),))
     square = metrics[0].shifts if metrics else SQUARE
     fields = {

@@ -8,7 +8,7 @@ from teka.reporting import plots
 
 @pytest.fixture(autouse=True)
 def figures(monkeypatch):
-    """Collect the figures of a test instead of converting them to SVG, which takes most of the time.
+    """Collect the figures of a test instead of converting them to SVG, which is slow.
 
     tests/reporting/test_plots.py tests the conversion.
     """

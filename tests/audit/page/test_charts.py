@@ -13,19 +13,19 @@ from teka.audit.page.charts import (
 from tests.audit.page.audit_reports import CROSS, SQUARE, make_layers, make_metrics, make_report
 
 
-def figure_of(*metrics, curve="accuracy", **options):
+def draw_metrics(*metrics, curve="accuracy", **options):
     reports = [make_report(f"model {index}", caveats=()) for index in range(len(metrics))]
     return draw_curves(reports, dict(enumerate(metrics)), curve, "correct (%)", **options)
 
 
-def accuracy_figure(names, metrics):
+def draw_accuracy(names, metrics):
     reports = [make_report(name, caveats=()) for name in names]
     return draw_curves(reports, metrics, "accuracy", "correct (%)")
 
 
-def test_charts_contain_the_shifts_along_each_axis_in_order_and_in_percent(figures):
+def test_charts_show_the_shifts_along_each_axis_in_percent(figures):
     metrics = [make_metrics(shifts=SQUARE[::-1]), make_metrics(shifts=CROSS, fall=0.1)]
-    charts = figure_of(*metrics)["charts"]
+    charts = draw_metrics(*metrics)["charts"]
     for figure, shift_of in zip(
         figures, (lambda step: (0, step), lambda step: (step, 0)), strict=True
     ):
@@ -43,9 +43,9 @@ def test_bands_are_drawn_for_few_models_with_intervals(figures):
     metrics = [make_metrics(shifts=CROSS) for _ in range(MOST_BANDS + 1)]
     curve = metrics[0].curves["accuracy"]
     without = dataclasses.replace(curve, method="none, which needs 10 images or more")
-    figure_of(*metrics[:-1])
-    figure_of(*metrics)
-    figure_of(dataclasses.replace(metrics[0], curves={"accuracy": without}))
+    draw_metrics(*metrics[:-1])
+    draw_metrics(*metrics)
+    draw_metrics(dataclasses.replace(metrics[0], curves={"accuracy": without}))
     assert [len(figure.axes[0].collections) for figure in figures[::2]] == [2 * MOST_BANDS, 0, 0]
     wide, narrow = (
         band.get_paths()[0].vertices[:, 1] for band in figures[0].axes[0].collections[:2]
@@ -60,50 +60,50 @@ def rows_along_dx(metrics):
 
 def test_axes_without_shifts_have_no_chart():
     along_dx = make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))
-    assert len(accuracy_figure(["one"], {0: along_dx})["charts"]) == 1
-    assert accuracy_figure(["one"], {0: make_metrics(shifts=((0, 0), (2, 2)))}) == {}
-    assert accuracy_figure(["one"], {0: make_metrics(shifts=((0,), (1,)))}) == {}
+    assert len(draw_accuracy(["one"], {0: along_dx})["charts"]) == 1
+    assert draw_accuracy(["one"], {0: make_metrics(shifts=((0, 0), (2, 2)))}) == {}
+    assert draw_accuracy(["one"], {0: make_metrics(shifts=((0,), (1,)))}) == {}
 
 
-def test_models_keep_their_color(figures):
-    moved, still = make_metrics(), make_metrics(shifts=((0, 0),))
-    accuracy_figure(["one", "two", "three"], {0: still, 2: moved})
-    accuracy_figure(["one", "two", "three"], {1: moved, 2: moved})
+def test_models_have_the_same_color_in_all_charts(figures):
+    moved, unshifted = make_metrics(), make_metrics(shifts=((0, 0),))
+    draw_accuracy(["one", "two", "three"], {0: unshifted, 2: moved})
+    draw_accuracy(["one", "two", "three"], {1: moved, 2: moved})
     assert figures[0].axes[0].lines[0].get_color() == figures[2].axes[0].lines[1].get_color()
 
 
-def test_metrics_that_are_no_shares_start_at_zero(figures):
-    figure_of(make_metrics(fall=0.0), make_metrics(fall=0.5), curve="error")
+def test_axis_of_errors_starts_at_zero(figures):
+    draw_metrics(make_metrics(fall=0.0), make_metrics(fall=0.5), curve="error")
     assert figures[0].axes[0].get_ylim()[0] == 0
 
 
-def test_differences_have_a_line_at_zero(figures):
+def test_chart_of_differences_has_a_line_at_zero(figures):
     metrics = make_metrics(shifts=CROSS)
     below = [value - 1 for value in metrics.curves["accuracy"].values]
     curve = dataclasses.replace(metrics.curves["accuracy"], values=tuple(below), method="none")
-    figure_of(dataclasses.replace(metrics, curves={"accuracy": curve}), difference=True)
+    draw_metrics(dataclasses.replace(metrics, curves={"accuracy": curve}), difference=True)
     (axes,) = figures[0].axes
     assert axes.get_ylim()[0] < 0
     assert list(axes.lines[-1].get_ydata()) == [0, 0]
 
 
-def test_rows_of_a_heat_map_go_down_and_columns_to_the_right(figures):
+def test_heat_map_has_dy_downwards_and_dx_to_the_right(figures):
     values = dict.fromkeys(SQUARE, 0.9) | {(-4, 3): 0.1}
     draw_heat_map(HeatMap("accuracy", values), (1.0, 0.0), "A heat map.")
     axes = figures[0].axes[0]
     cells = axes.collections[0].get_array().reshape(9, 9)
-    # dy = −4 is the first row, dx = +3 the last column but one.
+    # dy = −4 is the first row, and dx = +3 is the second to last column.
     assert np.argwhere(cells > 0.5).tolist() == [[0, 7]]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
 
 
-def test_shifts_that_were_not_measured_are_empty_cells(figures):
+def test_heat_map_leaves_unmeasured_shifts_empty(figures):
     draw_heat_map(HeatMap("accuracy", dict.fromkeys(CROSS, 1.0)), (1.0, 0.9), "A heat map.")
     cells = figures[0].axes[0].collections[0].get_array()
     assert np.ma.count_masked(cells) == len(SQUARE) - len(CROSS)
 
 
-def test_worst_is_the_lowest_share_or_the_highest_error():
+def test_worst_shift_has_the_lowest_share_or_the_highest_error():
     values = {(0, 0): 0.5, (0, 1): 0.2, (1, 0): 0.9}
     assert HeatMap("agreement", values).worst_shift == (0, 1)
     assert HeatMap("error", values).worst_shift == (1, 0)

@@ -24,7 +24,7 @@ def difference(value, p_value, method="bootstrap over images"):
 
 
 def make_pair(first, second, value, p_value, mode="circular", method="bootstrap over images"):
-    """The first minus the second in share at every shift, and half as much in error, the other way round."""
+    """Return a pair with a difference of `value` in accuracy and −`value` / 2 in mean error."""
     values = tuple(value if any(shift) else 0.0 for shift in SQUARE)
     lower, upper = (tuple(one + end for one in values) for end in (-0.1, 0.1))
     curve = Curve(values, lower, upper, lower, upper, "bootstrap over images")
@@ -37,15 +37,15 @@ def make_pair(first, second, value, p_value, mode="circular", method="bootstrap 
     )
 
 
-def reports_of(*names, **further):
-    return [make_report(name, caveats=(), **further) for name in names]
+def make_reports(*names, **changes):
+    return [make_report(name, caveats=(), **changes) for name in names]
 
 
 PAIRS = (make_pair(0, 1, -0.5, 0.0001), make_pair(0, 2, -0.48, 0.0002), make_pair(1, 2, 0.02, 0.8))
 
 
-def test_the_best_model_is_named_with_its_evidence():
-    headline, evidence = describe_best_model(PAIRS[:1], reports_of("patches", "rotation"))
+def test_best_model_is_named_with_its_evidence():
+    headline, evidence = describe_best_model(PAIRS[:1], make_reports("patches", "rotation"))
     better = "rotation is significantly better than patches in accuracy at every shift"
     assert headline == f"Mode circular: {better}."
     assert evidence == [
@@ -55,8 +55,8 @@ def test_the_best_model_is_named_with_its_evidence():
     ]
 
 
-def test_models_without_a_significant_difference_are_named_together():
-    headline, (first, _) = describe_best_model(PAIRS, reports_of(*NAMES))
+def test_models_without_a_significant_difference_are_a_tie():
+    headline, (first, _) = describe_best_model(PAIRS, make_reports(*NAMES))
     tie = "no significant difference between rotation and table"
     assert headline == f"Mode circular: {tie} in accuracy at every shift."
     assert first == (
@@ -65,25 +65,25 @@ def test_models_without_a_significant_difference_are_named_together():
     )
 
 
-def test_a_metric_that_one_pair_lacks_ranks_no_model():
-    reports = reports_of(*NAMES)
+def test_metric_that_one_pair_lacks_has_no_best_model():
+    reports = make_reports(*NAMES)
     headline, _ = describe_best_model(PAIRS[:2], reports)
     assert headline == "Mode circular: no best model, because no metric is defined for every pair."
     assert "patches minus rotation" in comparison_text(PAIRS[:2], reports)
 
 
-def test_a_model_whose_numbers_are_void_does_not_compete():
+def test_model_with_invalid_results_is_not_compared():
     void = Caveat("constant predictor", "invalidates", "It says 3.")
     reports = [
-        *reports_of("patches"),
+        *make_reports("patches"),
         make_report("rotation", caveats=(void,)),
-        *reports_of("table"),
+        *make_reports("table"),
     ]
     headline, evidence = describe_best_model(PAIRS, reports)
     assert headline.startswith("Mode circular: table is significantly better than patches in ")
     excluded = "rotation is not compared, because its results are invalid: constant predictor."
     assert evidence[-1] == excluded
-    # Of two models one is left: neither a winner nor a difference is shown, in text, Markdown or on the page.
+    # Only one of two models is left, so text, Markdown and page show no best model and no difference.
     headline = "Mode circular: no comparison, because only patches has valid results."
     assert describe_best_model(PAIRS[:1], reports[:2]) == (headline, [excluded])
     text, page = comparison_text(PAIRS[:1], reports[:2]), render_audit_page(reports[:2], PAIRS[:1])
@@ -91,7 +91,7 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
         assert headline in shown
         assert "no two models" not in shown
         assert "−50.0" not in shown
-    # Without the first model the others are subtracted from the second.
+    # Without the first model, the second model is the reference.
     others = [reports[1], reports[0], reports[2]]
     (section,) = comparison_sections(PAIRS, others)
     assert [(pair.first, pair.second) for pair in section["pairs"]] == [(1, 2)]
@@ -99,8 +99,8 @@ def test_a_model_whose_numbers_are_void_does_not_compete():
     assert "patches minus table" in comparison_text(PAIRS, others)
 
 
-def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
-    # The third model has no classes, so that only the mean error is defined for all.
+def test_models_with_a_common_metric_are_compared_if_a_third_lacks_it():
+    # The pairs with the third model lack the accuracy.
     for_three = [
         dataclasses.replace(
             pair,
@@ -115,14 +115,14 @@ def test_models_that_share_a_number_are_compared_though_a_third_lacks_it():
         )
         for pair in PAIRS[1:]
     ]
-    headline, evidence = describe_best_model([PAIRS[0], *for_three], reports_of(*NAMES))
+    headline, evidence = describe_best_model([PAIRS[0], *for_three], make_reports(*NAMES))
     better = "rotation is significantly better than patches in accuracy at every shift"
     assert headline == f"Mode circular: {better}."
     assert evidence[-1] == "Not compared, because their outputs do not define this metric: table."
 
 
-def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs():
-    page = render_audit_page(reports_of(*NAMES), PAIRS)
+def test_page_shows_all_pairs_with_p_values_and_differences():
+    page = render_audit_page(make_reports(*NAMES), PAIRS)
     assert page.index("no significant difference between") < page.index(">All results<")
     for part in (
         "−50.0",
@@ -133,25 +133,25 @@ def test_the_page_has_every_pair_its_p_values_and_the_shifts_at_which_it_differs
         "Every other pair",
     ):
         assert part in page, part
-    (section,) = comparison_sections(PAIRS, reports_of(*NAMES))
+    (section,) = comparison_sections(PAIRS, make_reports(*NAMES))
     assert [(pair.first, pair.second) for pair in section["pairs"]] == [(0, 1), (0, 2), (1, 2)]
     _, _, others = page.partition("<summary>Every other pair</summary>")
     assert "+2.0" in others
     assert "−50.0" not in others.partition("</details>")[0]
     figure = section["draw_curves"]()
     assert figure["name"] == "accuracy of patches minus that of the other model (points)"
-    # The first model is 50 points worse, so that its accuracy minus that of others is negative.
+    # The first model is 50 points worse, so the differences of its accuracy are negative.
     assert "rotation from -50 to 0" in figure["charts"][0]
     assert len(figure["charts"]) == 2
 
 
-def test_a_missing_interval_is_a_dash_and_says_how_many_images_it_needs():
+def test_missing_interval_is_a_dash_with_a_reason():
     pairs = [make_pair(0, 1, -0.5, 0.2, method="none, which needs 10 images or more")]
-    (section,) = comparison_sections(pairs, reports_of("patches", "rotation"))
+    (section,) = comparison_sections(pairs, make_reports("patches", "rotation"))
     cells = format_differences(section["pairs"][0].comparison)
     assert cells["mean_error"] == ("+0.25", "–", "p = 0.200")
     assert section["missing"] == "–: no interval, which needs 10 images or more."
-    text = comparison_text(pairs, reports_of("patches", "rotation"))
+    text = comparison_text(pairs, make_reports("patches", "rotation"))
     assert "+0.25               –  p = 0.200" in text
     assert text.endswith("–: no interval, which needs 10 images or more.")
     assert "0.25 (no interval, p = 0.200)" in " ".join(text.split())
@@ -159,14 +159,14 @@ def test_a_missing_interval_is_a_dash_and_says_how_many_images_it_needs():
 
 def test_each_mode_has_its_own_best_model():
     pairs = [make_pair(0, 1, -0.5, 0.0001), make_pair(0, 1, 0.5, 0.0001, mode="zero")]
-    sections = comparison_sections(pairs, reports_of("patches", "rotation"))
+    sections = comparison_sections(pairs, make_reports("patches", "rotation"))
     assert [section["mode"] for section in sections] == ["circular", "zero"]
     assert [section["headline"].split()[2] for section in sections] == ["rotation", "patches"]
 
 
 @pytest.mark.parametrize("count", [3, 10])
-def test_of_many_models_caveats_stand_once_and_what_belongs_to_one_is_folded(count):
-    names = [f"model {at}" for at in range(count)]
+def test_common_caveat_is_shown_once_and_many_models_are_collapsed(count):
+    names = [f"model {index}" for index in range(count)]
     caveat = Caveat("few images", "limits", "60 images.")
     text = render_audit_page([make_report(name, caveats=(caveat,)) for name in names])
     assert text.count("60 images.") == 1
@@ -195,7 +195,7 @@ def test_of_many_models_caveats_stand_once_and_what_belongs_to_one_is_folded(cou
         ),
     ],
 )
-def test_the_cost_in_accuracy_says_whether_it_is_significant(ends, p_value, words):
+def test_accuracy_cost_states_its_significance(ends, p_value, words):
     pair = make_pair(0, 1, 0.1, 0.5)
     assert "is unknown" in describe_accuracy_cost([pair])
     pair.comparison.numbers["accuracy"] = dataclasses.replace(

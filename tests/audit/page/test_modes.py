@@ -4,14 +4,14 @@ from teka.audit.page.modes import _color_limits, describe_mode, mode_sections
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 
 
-def test_sizes_and_background_are_said_where_they_matter():
+def test_mode_description_states_sizes_and_background_where_used():
     assert describe_mode(Movement("zero", (0.5, 0.25, 0.0))).endswith("Background: 0.5, 0.25, 0.")
     assert describe_mode(Movement("canvas", canvas_size=40)).endswith("Canvas: 40 × 40 pixels.")
     assert describe_mode(Movement("crop", crop_size=(24, 28))).endswith("Window: 24 × 28 pixels.")
     assert "Background" not in describe_mode(Movement("circular", 0.5))
 
 
-def test_a_mode_has_its_curves_and_the_maps_of_every_model():
+def test_mode_section_has_curves_and_a_map_of_each_model():
     (section,) = mode_sections([make_report("one"), make_report("two")])
     assert section["mode"] == "circular"
     assert [figure["name"] for figure in section["curves"]] == [
@@ -22,7 +22,7 @@ def test_a_mode_has_its_curves_and_the_maps_of_every_model():
     assert [figure["model"] for figure in section["maps"]] == [0, 1]
 
 
-def test_modes_come_in_the_order_of_the_reports():
+def test_mode_sections_are_in_the_order_of_the_reports():
     zero = make_metrics(Movement("zero", 0.5))
     sections = mode_sections([make_report(), make_report(metrics=(zero, make_metrics()))])
     assert [section["mode"] for section in sections] == ["circular", "zero"]
@@ -32,19 +32,19 @@ def test_modes_come_in_the_order_of_the_reports():
     assert {figure["model"] for figure in sections[1]["maps"]} == {1}
 
 
-def test_shifts_along_the_axes_alone_have_no_map():
+def test_shifts_along_the_axes_only_have_no_map():
     (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=CROSS),))])
     assert section["maps"] == []
     assert len(section["curves"][0]["charts"]) == 2
 
 
-def test_outputs_without_answers_show_their_error_at_once():
+def test_dense_outputs_show_the_error_first():
     (section,) = mode_sections([make_report(metrics=(make_metrics(output="dense"),))])
     assert [figure["name"] for figure in section["curves"]] == ["relative error"]
     assert section["maps"][0]["name"] == "At each shift: relative error"
 
 
-def test_a_map_names_the_worst_shift():
+def test_map_names_the_worst_shift():
     (section,) = mode_sections([make_report()])
     (figure,) = section["maps"]
     assert figure["words"].startswith("Lowest: 49.5 % at dx ")
@@ -52,12 +52,12 @@ def test_a_map_names_the_worst_shift():
     assert flat["maps"][0]["words"] == "97.0 % at every shift."
 
 
-def test_images_of_one_axis_have_neither():
+def test_one_dimensional_shifts_have_no_curves_and_no_map():
     (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=((0,), (1,))),))])
     assert (section["curves"], section["maps"]) == ([], [])
 
 
-def test_color_limits_span_the_values_of_all_models_and_not_rounding():
+def test_color_limits_span_all_models_and_exceed_rounding_errors():
     exact = HeatMap("error", {(0, 0): 0.0, (1, 1): 1e-7})
     broken = HeatMap("error", {(0, 0): 0.0, (1, 1): 2.0})
     assert _color_limits([exact, broken]) == (0.0, 2.0)

@@ -10,11 +10,11 @@ from teka.audit.report import AuditReport, Failure
 from teka.audit.statistics.intervals import Estimate
 from tests.audit.page.audit_reports import CROSS, make_example, make_metrics, make_report
 
-VOID = {"meta", "br", "wbr", "input", "link", "img"}
+VOID_ELEMENTS = {"meta", "br", "wbr", "input", "link", "img"}
 
 
 class Page(HTMLParser):
-    """The page's elements, its text, and whether every element is closed."""
+    """Parser that collects the elements, the unclosed elements and the text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -24,7 +24,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -41,11 +41,11 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     @property
-    def heads(self):
+    def visible_text(self):
         return re.sub(r"\s+", " ", self.text)
 
 
-def two_modes(name="patch model"):
+def report_of_two_modes(name="patch model"):
     zero = Movement("zero", 0.25)
     examples = (make_example(3), make_example(4, "zero", CROSS))
     return make_report(
@@ -55,8 +55,8 @@ def two_modes(name="patch model"):
     )
 
 
-def test_the_page_needs_nothing_but_itself():
-    text = render_audit_page([two_modes(), make_report("rotation")])
+def test_page_has_no_external_resources():
+    text = render_audit_page([report_of_two_modes(), make_report("rotation")])
     page = Page(text)
     assert page.open == []
     assert not {tag for tag, _ in page.elements} & {
@@ -82,8 +82,8 @@ def test_the_page_needs_nothing_but_itself():
     assert policy.startswith("default-src 'none';")
 
 
-def test_the_page_says_its_language_and_every_link_leads_somewhere():
-    page = Page(render_audit_page([two_modes()]))
+def test_page_has_a_language_and_valid_links():
+    page = Page(render_audit_page([report_of_two_modes()]))
     assert page.all("html") == [{"lang": "en"}]
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all(
         "meta"
@@ -96,20 +96,20 @@ def test_the_page_says_its_language_and_every_link_leads_somewhere():
     assert {one["for"] for one in page.all("label") if "for" in one} <= set(ids)
 
 
-def test_every_drawing_says_what_it_shows():
+def test_every_drawing_has_a_description():
     drawings = [
         one
         for one in Page(render_audit_page([make_report()])).all("svg")
         if one.get("aria-hidden") != "true"
     ]
     assert all(one["role"] == "img" and len(one["aria-label"]) > 20 for one in drawings)
-    # The first curve is also on the first screen; no others show the same.
+    # Only the first curve is drawn twice, because it is also at the top of the page.
     assert len({one["aria-label"] for one in drawings}) == len(drawings) - 1
 
 
-def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
-    text = Page(render_audit_page([make_report()])).heads
-    places = [
+def test_page_shows_the_verdict_then_caveats_by_severity():
+    text = Page(render_audit_page([make_report()])).visible_text
+    positions = [
         text.index(words)
         for words in (
             "52.0 % at the worst shift",
@@ -118,11 +118,11 @@ def test_the_verdict_comes_first_and_the_gravest_caveat_before_the_others():
             "accuracy, unshifted (%)",
         )
     ]
-    assert places == sorted(places)
+    assert positions == sorted(positions)
 
 
-def test_every_part_of_a_report_is_there():
-    text = Page(render_audit_page([two_modes()])).heads
+def test_page_shows_every_part_of_a_report():
+    text = Page(render_audit_page([report_of_two_modes()])).visible_text
     for words in (
         "Mode circular", "Mode zero", "Background: 0.25.", "17 of 18",
         "is the first layer to break equivariance inside the image", "blocks.0.attention.output.dense", "its output is no tensor",
@@ -132,42 +132,44 @@ def test_every_part_of_a_report_is_there():
         assert words in text, words
 
 
-def test_what_a_report_lacks_is_left_out():
+def test_page_leaves_out_missing_parts_of_a_report():
     bare = make_report(layers=None, caveats=(), failures=(), examples=(), noise_floor=None)
-    text = Page(render_audit_page([bare])).heads
+    text = Page(render_audit_page([bare])).visible_text
     for words in (
         "Layers", "Before you trust", "Not measured", "Images whose", "Numerical noise",
     ):  # fmt: skip
         assert words not in text, words
 
 
-def test_an_audit_that_measured_nothing_says_why():
-    nothing = make_report(
+def test_report_without_a_measured_mode_states_the_reason():
+    empty_report = make_report(
         metrics=(), examples=(), failures=(Failure("mode circular", "the model gave NaN"),)
     )
-    text = Page(render_audit_page([nothing])).heads
+    text = Page(render_audit_page([empty_report])).visible_text
     assert "No mode could be measured" in text
     assert "mode circular : the model gave NaN" in text
 
 
-def test_dense_outputs_have_errors_and_no_answers():
+def test_dense_outputs_have_errors_and_no_accuracy():
     page = Page(
         render_audit_page([make_report(metrics=(make_metrics(output="dense"),), examples=())])
     )
-    assert "mean error" in page.heads
-    assert "accuracy, unshifted (%)" not in page.heads
-    assert "Relative error" in page.heads
+    assert "mean error" in page.visible_text
+    assert "accuracy, unshifted (%)" not in page.visible_text
+    assert "Relative error" in page.visible_text
 
 
-def test_several_models_stand_beside_each_other():
-    page = Page(render_audit_page([two_modes("patches"), make_report("rotation", caveats=())]))
-    assert page.heads.count("Below each number is") == 1
-    assert "patches and rotation under shifts" in page.heads
+def test_page_lists_several_models():
+    page = Page(
+        render_audit_page([report_of_two_modes("patches"), make_report("rotation", caveats=())])
+    )
+    assert page.visible_text.count("Below each number is") == 1
+    assert "patches and rotation under shifts" in page.visible_text
     for words in ("patches circular 97.0", "patches zero 97.0", "rotation circular 97.0"):
-        assert words in page.heads, words
+        assert words in page.visible_text, words
 
 
-def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none():
+def test_page_of_one_model_has_three_tiles_and_of_several_none():
     text = render_audit_page([make_report()])
     tiles = re.findall(
         '<span class="meaning">([^<]*)</span><span class="tile">([^<]*)</span>', text
@@ -184,13 +186,13 @@ def test_one_model_has_three_numbers_on_its_first_screen_and_several_have_none()
     assert 'class="tile"' not in render_audit_page([make_report(), make_report("rotation")])
 
 
-def test_a_procedure_of_the_literature_is_shown_with_its_source():
+def test_published_protocol_is_shown_with_its_source():
     share = Estimate(0.994, 0.99, 0.997, 0.95, "wilson")
     protocol = ProtocolResult(
         "horn2021", "Columns are moved.", "Horn et al. 2021", {"images, class 1": 854},
         {"mean accuracy, class 1": share}, {"class 1": make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))},
     )  # fmt: skip
-    text = Page(render_audit_page([make_report(protocols=(protocol,))])).heads
+    text = Page(render_audit_page([make_report(protocols=(protocol,))])).visible_text
     for words in (
         "Published protocol: horn2021",
         "Columns are moved.",
@@ -201,7 +203,7 @@ def test_a_procedure_of_the_literature_is_shown_with_its_source():
         assert words in text, words
 
 
-def test_names_are_escaped():
+def test_page_escapes_names():
     evil = "<script>alert('x')</script>\" onload=\"y"
     report = make_report(
         evil, verdict=(evil,), data={"name": evil, "class_names": [evil] * 10}, model={evil: evil}
@@ -212,7 +214,7 @@ def test_names_are_escaped():
     assert not any("onload" in attributes for _, attributes in page.elements)
 
 
-def test_the_page_of_a_report_is_that_of_its_file(tmp_path):
+def test_page_of_a_saved_report_equals_that_of_the_report(tmp_path):
     report = make_report()
     read = AuditReport.read(report.write(tmp_path / "audit.json"))
     path = write_page([read], tmp_path / "audit.html")
@@ -220,20 +222,20 @@ def test_the_page_of_a_report_is_that_of_its_file(tmp_path):
     assert path.read_text(encoding="utf-8") == render_audit_page([report])
 
 
-def test_no_report_is_refused(tmp_path):
+def test_page_without_a_report_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="reports"):
         write_page([], tmp_path / "audit.html")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("pairs", [1.5, "1", [(0, 1)]])
-def test_wrong_pairs_are_refused(pairs, tmp_path, unchecked_annotations):
+def test_invalid_pairs_are_an_error(pairs, tmp_path, unchecked_annotations):
     with pytest.raises(ValueError, match=r"^pairs must be"):
         write_page([make_report()], tmp_path / "audit.html", pairs)
     assert not list(tmp_path.iterdir())
 
 
-def test_names_from_a_file_are_text_without_control_characters():
+def test_page_shows_names_without_control_characters():
     name = "<img src=x>\x1b[2J\u202e"
     page = render_audit_page([make_report(name=name), make_report(name="plain")])
     assert Page(page).open == []

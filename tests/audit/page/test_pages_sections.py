@@ -21,7 +21,7 @@ from teka.reporting.plots import line_color
 from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, make_report
 
 
-def test_there_is_a_column_for_what_any_mode_has():
+def test_audit_columns_are_the_metrics_of_any_mode():
     dense = make_report(metrics=(make_metrics(output="dense"),))
     assert audit_columns([dense]) == ["mean_error", "maximum_error"]
     assert audit_columns([dense, make_report()]) == [
@@ -29,7 +29,7 @@ def test_there_is_a_column_for_what_any_mode_has():
     ]
 
 
-def test_a_number_that_a_mode_has_not_is_left_blank():
+def test_audit_rows_leave_missing_metrics_blank():
     reports = [make_report(metrics=(make_metrics(output="dense"),)), make_report()]
     dense, logits = audit_rows(reports)
     assert "accuracy" not in dense.cells
@@ -37,7 +37,7 @@ def test_a_number_that_a_mode_has_not_is_left_blank():
     assert logits.cells["accuracy"] == ("97.0", "95.0–98.5")
 
 
-def test_rows_are_those_of_every_mode_of_every_model():
+def test_audit_rows_are_modes_of_models():
     report = make_report(
         metrics=(make_metrics(), make_metrics(Movement("zero"), skipped=((9, 9),)))
     )
@@ -47,13 +47,13 @@ def test_rows_are_those_of_every_mode_of_every_model():
     ]  # fmt: skip
 
 
-def test_shares_say_that_they_are_percent():
+def test_headings_of_shares_have_a_percent_sign():
     page = render_audit_page([make_report()])
     for head in ("consistency (%)", "mean error"):
         assert page.count(f">{head}<") == 2, head
 
 
-def test_the_gravest_come_first_and_equals_keep_their_order():
+def test_caveats_are_sorted_by_severity_and_then_by_order():
     caveats = [
         Caveat("a", "note", ""),
         Caveat("b", "limits", ""),
@@ -65,7 +65,7 @@ def test_the_gravest_come_first_and_equals_keep_their_order():
     assert set(models.values()) == {"one"}
 
 
-def protocol(share):
+def make_protocol_result(share):
     number = Estimate(share, share - 0.01, share + 0.01, 0.95, "wilson")
     moved = make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))
     return ProtocolResult(
@@ -78,11 +78,11 @@ def protocol(share):
     )
 
 
-def test_models_stand_below_each_other_in_one_procedure():
+def test_protocol_section_lists_its_models():
     reports = [
-        make_report("one", protocols=(protocol(0.9),)),
+        make_report("one", protocols=(make_protocol_result(0.9),)),
         make_report("none"),
-        make_report("two", protocols=(protocol(0.5),)),
+        make_report("two", protocols=(make_protocol_result(0.5),)),
     ]
     (section,) = protocol_sections(reports)
     assert list(section["results"]) == [0, 2]
@@ -99,7 +99,7 @@ def test_models_stand_below_each_other_in_one_procedure():
     assert "two from 74.5 to 97" in curve["charts"][0]
 
 
-def test_without_a_procedure_there_is_no_section():
+def test_report_without_a_protocol_has_no_protocol_section():
     assert protocol_sections([make_report()]) == []
 
 
@@ -113,20 +113,20 @@ def noise_rows(*reports):
     ]
 
 
-def test_the_noise_of_every_model_is_listed():
+def test_noise_of_every_model_is_listed():
     rows = noise_rows(make_report("one"), make_report("two"))
     assert [model for model, *_ in rows] == ["one", "one", "two", "two"]
     assert [row[2] for row in rows[:2]] == ["0", "3.1e−7"]
     assert 'id="noise"' not in render_audit_page([make_report(noise_floor=None)])
 
 
-def test_a_precision_that_was_not_measured_says_why():
+def test_missing_precision_has_a_reason():
     report = make_report(noise_floor=NoiseFloor(1e-8, None, "not a module"))
     assert [row[1:] for row in noise_rows(report)] == [["1.0e−8", ""], ["–", "not a module"]]
 
 
 def settings_groups(**changes):
-    """What stands below each head of the settings, by its name."""
+    """Return the entries below each heading of the settings section."""
     _, _, section = render_audit_page([make_report(**changes)]).partition('<h2 id="settings">')
     groups = re.findall('<h4>(.*?)</h4>\n<dl class="settings">(.*?)</dl>', section, flags=re.DOTALL)
     return {
@@ -135,67 +135,73 @@ def settings_groups(**changes):
     }
 
 
-def pairs(**settings):
+def settings_entries(**settings):
     return settings_groups(settings=settings)["Settings"]
 
 
-def test_names_are_written_for_people():
-    assert pairs(num_resamples=1000, weights_sha256="ab") == {
+def test_settings_have_readable_names():
+    assert settings_entries(num_resamples=1000, weights_sha256="ab") == {
         "Number of resamples": "1,000",
         "Weights SHA-256": "ab",
     }
 
 
-def test_what_is_not_known_is_left_out_but_zero_and_no_are_not():
-    assert pairs(device=None, note="", seed=0, labelled=False) == {"Seed": "0", "Labelled": "no"}
+def test_settings_leave_out_unknown_values_but_not_zero_or_false():
+    assert settings_entries(device=None, note="", seed=0, labelled=False) == {
+        "Seed": "0",
+        "Labelled": "no",
+    }
 
 
-def test_long_lists_are_shortened():
+def test_settings_shorten_long_lists():
     shifts = [[down, right] for down in range(-8, 9) for right in range(-8, 9)]
-    assert pairs(shifts=shifts) == {"Shifts": "289, from (−8, −8) to (8, 8)"}
-    assert pairs(names=list("abcdefghijklmnop")) == {"Names": "16, from a to p"}
-    assert pairs(shifts=[[0, 1], [0, 2]], modes=[]) == {"Shifts": "(0, 1), (0, 2)", "Modes": "none"}
+    assert settings_entries(shifts=shifts) == {"Shifts": "289, from (−8, −8) to (8, 8)"}
+    assert settings_entries(names=list("abcdefghijklmnop")) == {"Names": "16, from a to p"}
+    assert settings_entries(shifts=[[0, 1], [0, 2]], modes=[]) == {
+        "Shifts": "(0, 1), (0, 2)",
+        "Modes": "none",
+    }
 
 
-def test_a_group_without_anything_is_left_out():
+def test_settings_leave_out_empty_groups():
     assert list(settings_groups()) == ["Model", "Data", "Settings", "Command and environment"]
     assert list(settings_groups(model={})) == ["Data", "Settings", "Command and environment"]
 
 
-def content_of(*reports):
+def decoded_examples(*reports):
     return json.loads(examples_to_json(reports))
 
 
-def test_answers_stand_in_the_order_of_their_shifts():
+def test_example_predictions_are_in_the_order_of_shifts():
     example = make_example(3)
-    content = content_of(make_report(examples=(example,)))
-    (shown,) = content["examples"]
-    assert content["shifts"][shown["shifts"]] == [list(shift) for shift in SQUARE]
-    assert tuple(shown["predictions"]) == example.predictions
-    assert tuple(shown["probabilities"]) == example.probabilities
+    content = decoded_examples(make_report(examples=(example,)))
+    (shown_example,) = content["examples"]
+    assert content["shifts"][shown_example["shifts"]] == [list(shift) for shift in SQUARE]
+    assert tuple(shown_example["predictions"]) == example.predictions
+    assert tuple(shown_example["probabilities"]) == example.probabilities
 
 
-def test_an_image_that_two_models_saw_is_there_once():
-    content = content_of(
+def test_common_image_of_two_models_is_stored_once():
+    content = decoded_examples(
         make_report("one"),
         make_report("none", examples=()),
         make_report("two", examples=(make_example(1),)),
     )
-    shown = [(example["model"], example["image"]) for example in content["examples"]]
-    assert shown == [(0, 0), (0, 1), (2, 1)]
+    shown_example = [(example["model"], example["image"]) for example in content["examples"]]
+    assert shown_example == [(0, 0), (0, 1), (2, 1)]
     assert content["pixels"] == [make_example(3).image, make_example(1).image]
     assert len(content["shifts"]) == 1
 
 
-def test_an_image_of_other_pixels_is_another_image():
+def test_images_with_different_pixels_are_stored_separately():
     other = dataclasses.replace(make_example(3), image=make_example(4).image)
-    content = content_of(
+    content = decoded_examples(
         make_report("one", examples=(make_example(3),)), make_report("two", examples=(other,))
     )
     assert [example["image"] for example in content["examples"]] == [0, 1]
 
 
-def test_background_and_window_are_in_levels_and_pixels():
+def test_example_movement_has_background_levels_and_seen_size():
     movements = (
         Movement("zero", (0.5, 0.0, 1.0)),
         Movement("crop", crop_size=5),
@@ -205,20 +211,20 @@ def test_background_and_window_are_in_levels_and_pixels():
         metrics=tuple(make_metrics(movement) for movement in movements),
         examples=tuple(make_example(0, movement.mode, channels=3) for movement in movements),
     )
-    zero, crop, canvas = (example["movement"] for example in content_of(report)["examples"])
+    zero, crop, canvas = (example["movement"] for example in decoded_examples(report)["examples"])
     assert zero == {"mode": "zero", "background": [128, 0, 255], "seen": [11, 7]}
     assert crop["seen"] == [5, 5]
     assert canvas["background"] == [51, 51, 51]
 
 
-def test_nothing_in_it_ends_the_script():
+def test_examples_json_cannot_end_the_script_element():
     evil = "</script><!--&"
     text = examples_to_json([make_report(evil, data={"name": "x", "class_names": [evil]})])
     assert not set("<>&") & set(text)
     assert json.loads(text)["models"][0]["classes"] == [evil]
 
 
-def test_results_that_a_caveat_invalidates_are_gray():
+def test_invalid_results_are_gray():
     void = Caveat("constant predictor", "invalidates", "It says 3.")
     valid, invalid = make_report("valid"), make_report("invalid", caveats=(void,))
     alone = render_audit_page([invalid])

@@ -4,12 +4,12 @@ from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.text import audit_text, summary_markdown
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
-from tests.audit.page.test_compared import PAIRS, reports_of
+from tests.audit.page.test_compared import PAIRS, make_reports
 
 WIDTH = 100
 
 
-def test_columns_stand_under_their_heads():
+def test_columns_are_aligned_with_their_headings():
     zero = make_metrics(Movement("zero"), CROSS, fall=0.3)
     lines = audit_text([make_report(metrics=(make_metrics(), zero))]).splitlines()
     head, rows = lines[0], [lines[2], lines[4]]
@@ -22,28 +22,28 @@ def test_columns_stand_under_their_heads():
     assert [row.split()[0] for row in rows] == ["circular", "zero"]
 
 
-def test_every_number_has_its_interval_below_it():
+def test_metrics_have_intervals_in_the_next_line():
     lines = audit_text([make_report()]).splitlines()
     end = lines[0].index("unshifted") + len("unshifted")
     assert lines[3][:end].split() == ["95.0–98.5"]
 
 
-def test_it_fits_a_terminal():
+def test_text_fits_a_terminal():
     reports = [make_report("a model with a name of some length"), make_report("rotation")]
     assert max(map(len, audit_text(reports).splitlines())) <= WIDTH
 
 
-def test_verdict_layers_and_caveats_follow_in_this_order():
+def test_text_has_verdict_layers_failures_and_caveats_in_order():
     text = audit_text([make_report()])
     words = (
         "52.0 % at the worst shift", "> add_position is the first layer to break equivariance",
         "x protocol zhang2019 failed", "! Limited validity (few images)", "! Worth knowing (phases unseen)",
     )  # fmt: skip
-    places = [text.index(one) for one in words]
-    assert places == sorted(places)
+    positions = [text.index(phrase) for phrase in words]
+    assert positions == sorted(positions)
 
 
-def test_several_models_are_named_in_their_rows_and_above_their_findings():
+def test_several_models_are_named_in_rows_and_above_findings():
     lines = audit_text([make_report("patches"), make_report("rotation")]).splitlines()
     assert [line.split()[0] for line in lines[:7]] == [
         "model", "mode", "-" * len(lines[2]), "patches", "circular", "rotation", "circular",
@@ -51,7 +51,7 @@ def test_several_models_are_named_in_their_rows_and_above_their_findings():
     assert lines.count("patches") == lines.count("rotation") == 1
 
 
-def test_a_caveat_that_several_models_share_is_written_once():
+def test_common_caveat_is_written_once_with_its_models():
     reports = [make_report("patches"), make_report("rotation"), make_report("table", caveats=())]
     text = audit_text(reports)
     assert text.count("! Limited validity (few images; patches and rotation): ") == 1
@@ -59,20 +59,20 @@ def test_a_caveat_that_several_models_share_is_written_once():
     assert "(few images; all models)" in audit_text(reports[:2])
 
 
-def test_numbers_of_other_outputs_have_columns_of_their_own():
+def test_dense_outputs_have_their_own_columns():
     dense = make_report("dense", metrics=(make_metrics(output="dense"),))
     head, _, row, *_ = audit_text([dense]).splitlines()
     assert head.split() == ["mode", "images", "largest", "error"]
     assert row.split() == ["circular", "60", "0.71"]
 
 
-def test_shifts_left_out_are_said():
+def test_text_states_the_number_of_skipped_shifts():
     assert "Shifts: 81 of 83." in audit_text(
         [make_report(metrics=(make_metrics(skipped=((9, 9), (8, 8))),))]
     )
 
 
-def test_the_summary_has_verdict_numbers_and_caveats():
+def test_summary_has_verdict_metrics_and_caveats():
     text = summary_markdown([make_report()])
     assert text.startswith("**patch model.** The answer changes with position")
     assert "| circular | 60 | 97.0<br>95.0–98.5 |" in text
@@ -80,8 +80,8 @@ def test_the_summary_has_verdict_numbers_and_caveats():
     assert "Below each number is its 95 % interval." in text
 
 
-def test_the_summary_of_several_models_begins_with_the_best():
-    text = summary_markdown(reports_of("patches", "rotation", "table"), PAIRS)
+def test_summary_of_several_models_begins_with_the_comparison():
+    text = summary_markdown(make_reports("patches", "rotation", "table"), PAIRS)
     assert text.startswith(
         "**Mode circular: no significant difference between rotation and table in accuracy"
     )
@@ -91,13 +91,13 @@ def test_the_summary_of_several_models_begins_with_the_best():
     assert text.index("no significant difference") < text.index("| rotation<br>circular |")
 
 
-def test_a_caveat_of_several_models_stands_once_in_the_summary():
+def test_summary_shows_a_common_caveat_once():
     text = summary_markdown([make_report("patches"), make_report("rotation")])
     assert text.count("- all models: Limited validity, **few images**.") == 1
     assert text.count("few images") == 1
 
 
-def test_names_from_a_file_are_shown_as_they_are():
+def test_summary_escapes_names():
     name = "<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800"
     report = dataclasses.replace(
         make_report(caveats=(Caveat("constant predictor", "invalidates", name),)), name=name

@@ -19,8 +19,8 @@ from teka.codec import decode, encode
 SHIFTS = tuple((0, step) for step in range(-2, 3))
 
 
-def logits_of(noise, num_images, seed, strength=2.0):
-    """Logits (shifts, images, classes) and labels; the farther the shift the more noise."""
+def noisy_logits(noise, num_images, seed, strength=2.0):
+    """Return logits (shifts, images, classes) with noise that grows with the shift, and labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(5, (num_images,), generator=torch.Generator().manual_seed(99))
     clean = strength * torch.nn.functional.one_hot(labels, 5) + torch.randn(
@@ -36,11 +36,11 @@ def logits_of(noise, num_images, seed, strength=2.0):
 @pytest.fixture
 def pair(measure):
     return tuple(
-        measure(SHIFTS, *logits_of(noise, 83, seed)) for noise, seed in ((0.2, 0), (1.5, 1))
+        measure(SHIFTS, *noisy_logits(noise, 83, seed)) for noise, seed in ((0.2, 0), (1.5, 1))
     )
 
 
-def test_every_difference_is_that_of_the_summaries(pair):
+def test_differences_equal_those_of_the_summaries(pair):
     comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
     first, second = (summarize(responses, num_resamples=100) for responses in pair)
     assert set(comparison.numbers) == set(COMPARED_NUMBERS)
@@ -56,20 +56,20 @@ def test_every_difference_is_that_of_the_summaries(pair):
         assert curve.values == pytest.approx([one - other for one, other in both], abs=1e-12)
 
 
-def test_swapping_the_models_changes_signs_only(pair):
+def test_swapped_models_change_only_the_sign(pair):
     forward = compare_responses(*pair, num_resamples=200, num_flips=99)
     backward = compare_responses(*reversed(pair), num_resamples=200, num_flips=99)
     for name, number in forward.numbers.items():
         other = backward.numbers[name]
         ends = (-other.value, -other.upper, -other.lower, other.p_value)
-        # Resamples of shares are not symmetric, because two images are added in a fixed order.
+        # Resamples of shares are not symmetric, because two pseudo-images are added in a fixed order.
         tolerance = 0.03 if NUMBERS[name].is_share else 1e-9
         assert (number.value, number.lower, number.upper, number.p_value) == pytest.approx(
             ends, abs=tolerance
         )
 
 
-def test_a_model_does_not_differ_from_itself(pair):
+def test_comparison_of_a_model_with_itself_has_no_difference(pair):
     comparison = compare_responses(pair[0], pair[0], num_resamples=100, num_flips=99)
     for number in comparison.numbers.values():
         assert (number.value, number.p_value) == (0.0, 1.0)
@@ -80,9 +80,10 @@ def test_a_model_does_not_differ_from_itself(pair):
     assert all(low < 0 < high for low, high in zip(accuracy.lower, accuracy.upper, strict=True))
 
 
-def test_a_plain_difference_is_found_at_every_far_shift_also_after_adjustment(measure):
+def test_large_difference_is_significant_at_every_shift(measure):
     models = [
-        measure(SHIFTS, *logits_of(noise, 200, seed, 4.0)) for noise, seed in ((0.0, 0), (4.0, 1))
+        measure(SHIFTS, *noisy_logits(noise, 200, seed, 4.0))
+        for noise, seed in ((0.0, 0), (4.0, 1))
     ]
     comparison = compare_responses(*models, num_resamples=100, num_flips=999)
     accuracy = comparison.curves["accuracy"]
@@ -95,7 +96,7 @@ def test_a_plain_difference_is_found_at_every_far_shift_also_after_adjustment(me
 
 
 def logits_with_errors(measure, size, seed):
-    clean, labels = logits_of(0.0, 60, 0)
+    clean, labels = noisy_logits(0.0, 60, 0)
     errors = torch.rand(clean.shape, generator=torch.Generator().manual_seed(seed))
     errors[2] = 0.0  # the zero shift
     return measure(SHIFTS, (clean + size * errors).float(), labels)
@@ -121,12 +122,12 @@ def test_small_differences_above_the_noise_are_significant(measure):
         assert number.p_value == pytest.approx(0.001)
 
 
-def test_noise_is_a_number(pair):
+def test_negative_noise_is_an_error(pair):
     with pytest.raises(ValueError, match="noise must be a number of at least 0, got -1"):
         compare_responses(*pair, noise=-1.0)
 
 
-def test_p_values_of_shares_are_those_of_the_exact_mcnemar_test(respond):
+def test_p_values_of_shares_equal_the_exact_mcnemar_test(respond):
     labels = torch.zeros(30, dtype=torch.int64)
     first, second = torch.zeros(2, 5, 30, dtype=torch.int64)
     second[:, :7] = 1
@@ -139,10 +140,10 @@ def test_p_values_of_shares_are_those_of_the_exact_mcnemar_test(respond):
         assert comparison.numbers[name].p_value == pytest.approx(exact, abs=0.02)
 
 
-def test_bands_and_intervals_cover_no_difference_where_there_is_none(measure):
+def test_bands_and_intervals_of_equal_models_cover_zero(measure):
     trials, band, interval, small = 80, 0, 0, 0
     for trial in range(trials):
-        models = [measure(SHIFTS, *logits_of(0.7, 60, 2 * trial + model)) for model in range(2)]
+        models = [measure(SHIFTS, *noisy_logits(0.7, 60, 2 * trial + model)) for model in range(2)]
         comparison = compare_responses(*models, num_resamples=100, num_flips=99, seed=trial)
         curve = comparison.curves["accuracy"]
         band += all(
@@ -157,7 +158,7 @@ def test_bands_and_intervals_cover_no_difference_where_there_is_none(measure):
     assert small / trials < 0.2
 
 
-def test_only_shifts_that_both_finished_are_compared(pair):
+def test_comparison_uses_shifts_complete_for_both_models(pair):
     evaluated = pair[1].evaluated.clone()
     evaluated[0, 3] = False
     comparison = compare_responses(
@@ -166,7 +167,7 @@ def test_only_shifts_that_both_finished_are_compared(pair):
     assert comparison.shifts == SHIFTS[1:]
 
 
-def test_what_one_model_lacks_is_left_out(pair):
+def test_metrics_that_one_model_lacks_are_left_out(pair):
     lacking = dict.fromkeys(
         ("predictions", "probability_change", "overlap", "cosine_distance", "rank")
     )
@@ -176,14 +177,14 @@ def test_what_one_model_lacks_is_left_out(pair):
     assert set(comparison.numbers) == {"mean_error"}
 
 
-def test_other_images_and_no_flips_are_refused(pair):
+def test_different_images_or_zero_flips_are_errors(pair):
     with pytest.raises(ValueError, match=r"^second\.labels"):
         compare_responses(pair[0], dataclasses.replace(pair[1], labels=1 - pair[1].labels))
     with pytest.raises(ValueError, match=r"^num_flips must be .*got 0"):
         compare_responses(*pair, num_flips=0)
 
 
-def test_the_comparison_survives_json(pair):
+def test_comparison_survives_json(pair):
     comparison = compare_responses(*pair, num_resamples=100, num_flips=99)
     assert (
         decode(Comparison, json.loads(json.dumps(encode(comparison), allow_nan=False)))
@@ -191,7 +192,7 @@ def test_the_comparison_survives_json(pair):
     )
 
 
-def test_intervals_of_shares_are_close_to_those_of_bonett_and_price(respond):
+def test_intervals_of_shares_are_close_to_bonett_and_price(respond):
     labels = torch.zeros(100, dtype=torch.int64)
     first, second = torch.zeros(2, 1, 100, dtype=torch.int64)
     second[:, :8] = 1
@@ -205,19 +206,19 @@ def test_intervals_of_shares_are_close_to_those_of_bonett_and_price(respond):
     )
 
 
-def test_the_p_value_tends_to_the_share_of_all_sign_flips():
+def test_p_value_approximates_the_exact_sign_flip_test():
     differences = np.random.default_rng(2).standard_normal(9) + 0.4
     signs = np.array(list(itertools.product((-1.0, 1.0), repeat=9)))
     exact = (np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean()
     assert sign_flip_test(differences, num_flips=40_000) == pytest.approx(exact, abs=0.01)
 
 
-def test_no_difference_has_p_one_and_a_clear_one_the_smallest_p_value():
+def test_p_value_is_one_without_difference_and_smallest_if_clear():
     assert sign_flip_test(np.zeros(20), num_flips=99) == 1.0
     assert sign_flip_test(np.ones(50), num_flips=99) == pytest.approx(0.01)
 
 
-def test_neither_the_scale_nor_the_direction_of_differences_matters():
+def test_p_value_does_not_depend_on_scale_or_sign():
     differences = np.random.default_rng(0).random(31) - 0.4
     factors = (1.0, -1e-9, 1e6)
     assert len({sign_flip_test(factor * differences, num_flips=500) for factor in factors}) == 1

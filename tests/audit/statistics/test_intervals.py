@@ -32,7 +32,7 @@ TRIALS = 150
 
 # R. G. Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine
 # 17 (1998), table I, method 3.
-def test_wilson_intervals_are_the_published_ones():
+def test_wilson_intervals_equal_published_values():
     for successes, trials, lower, upper in [
         (81, 263, 0.2553, 0.3662),
         (15, 148, 0.0624, 0.1605),
@@ -60,7 +60,7 @@ counts = st.integers(1, 10**7).flatmap(
 
 @settings(max_examples=100, deadline=None)
 @given(counts, st.floats(0.01, 0.9999))
-def test_both_ends_solve_the_equation_of_the_score_test(count, confidence):
+def test_wilson_ends_solve_the_score_test_equation(count, confidence):
     successes, trials = count
     share = successes / trials
     ends = wilson_interval(successes, trials, confidence)
@@ -73,13 +73,13 @@ def test_both_ends_solve_the_equation_of_the_score_test(count, confidence):
     assert mirrored == pytest.approx((1 - ends[1], 1 - ends[0]), abs=1e-14)
 
 
-def test_wilson_interval_takes_arrays_that_broadcast():
+def test_wilson_interval_broadcasts_arrays():
     lower, upper = wilson_interval(np.array([[0], [3], [5]]), np.array([5, 7]))
     assert lower.shape == upper.shape == (3, 2)
     assert (lower[1, 1], upper[1, 1]) == wilson_interval(3, 7)
 
 
-def test_impossible_counts_and_confidences_are_errors():
+def test_invalid_counts_and_confidences_are_errors():
     for successes, trials, confidence, argument in [
         (-1, 5, 0.95, "successes"),
         (6, 5, 0.95, "successes"),
@@ -95,7 +95,7 @@ def test_impossible_counts_and_confidences_are_errors():
             wilson_interval(successes, trials, confidence)
 
 
-def test_the_bootstrap_agrees_with_scipy():
+def test_bootstrap_equals_scipy():
     values = np.random.default_rng(0).exponential(size=60)
     bootstrap = ImageBootstrap(60, BootstrapSettings(num_resamples=20_000))
     ends = bootstrap.percentile_interval(values.mean(), bootstrap.resample_means(values))
@@ -105,7 +105,7 @@ def test_the_bootstrap_agrees_with_scipy():
     assert ends == pytest.approx((expected.low, expected.high), abs=0.01)
 
 
-def test_all_rows_share_the_resamples():
+def test_all_rows_use_the_same_resamples():
     values = np.random.default_rng(0).random((3, 40))
     bootstrap = ImageBootstrap(40, FEW)
     np.testing.assert_allclose(
@@ -122,13 +122,13 @@ def test_constant_rows_get_the_critical_value_of_independent_rows():
         assert (2 * stats.norm.cdf(critical) - 1) ** num_rows == pytest.approx(0.95)
 
 
-def correlated(shifts, images, correlation, random):
-    """Return standard normal values of images at shifts; those of an image depend on each other."""
+def correlated_values(shifts, images, correlation, random):
+    """Return standard normal values of images at shifts, correlated within each image."""
     common, own = random.standard_normal((1, images)), random.standard_normal((shifts, images))
     return correlation**0.5 * common + (1 - correlation) ** 0.5 * own
 
 
-def averaged(values, bootstrap):
+def average_estimate(values, bootstrap):
     means = values.mean(axis=1)
     return ImageAverage(means, bootstrap.resample_means(values), values - means[:, None])
 
@@ -138,13 +138,11 @@ def covers(lower, upper, truth):
 
 
 @pytest.mark.parametrize(("images", "share", "correlation"), [(60, 0.8, 0.5), (200, 0.99, 0.0)])
-def test_the_band_covers_the_shares_of_all_shifts_and_the_intervals_do_not(
-    images, share, correlation
-):
+def test_band_covers_the_shares_of_all_shifts_unlike_intervals(images, share, correlation):
     random = np.random.default_rng(0)
     band = alone = lowest = 0
     for seed in range(TRIALS):
-        outcomes = correlated(25, images, correlation, random) < NormalDist().inv_cdf(share)
+        outcomes = correlated_values(25, images, correlation, random) < NormalDist().inv_cdf(share)
         bootstrap = ImageBootstrap(images, BootstrapSettings(num_resamples=200, seed=seed))
         curve = estimate_share_curve(outcomes, bootstrap)
         band += covers(curve.band_lower, curve.band_upper, share)
@@ -157,24 +155,24 @@ def test_the_band_covers_the_shares_of_all_shifts_and_the_intervals_do_not(
     assert alone / TRIALS < 0.85
 
 
-def test_the_band_and_the_interval_of_skewed_averages_cover():
+def test_band_and_interval_of_skewed_averages_cover():
     random = np.random.default_rng(1)
     band = interval = 0
     for seed in range(TRIALS):
-        values = np.exp(correlated(15, 100, 0.5, random))
+        values = np.exp(correlated_values(15, 100, 0.5, random))
         bootstrap = ImageBootstrap(100, BootstrapSettings(num_resamples=200, seed=seed))
-        curve = estimate_mean_curve(averaged(values, bootstrap), bootstrap)
+        curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
         band += covers(curve.band_lower, curve.band_upper, math.exp(0.5))
         interval += curve.lower[0] <= math.exp(0.5) <= curve.upper[0]
     assert band / TRIALS > 0.9
     assert interval / TRIALS > 0.9
 
 
-def test_a_mean_over_images_covers_although_shifts_of_an_image_depend_on_each_other():
+def test_interval_of_a_mean_covers_with_correlated_shifts():
     random = np.random.default_rng(2)
     images = pairs = 0
     for _ in range(TRIALS):
-        # Half of the images are stable at nearly all shifts, half at hardly any: the mean is ½.
+        # Half of the images are stable at nearly all shifts and half at few shifts, so the mean is ½.
         stable = random.random(80) < 0.5
         agrees = random.random((24, 80)) < np.where(stable, 0.98, 0.02)
         number = estimate_share(agrees.mean(axis=0), ImageBootstrap(80, FEW))
@@ -185,7 +183,7 @@ def test_a_mean_over_images_covers_although_shifts_of_an_image_depend_on_each_ot
     assert pairs / TRIALS < 0.5
 
 
-def test_a_share_known_by_definition_has_no_interval_and_another_share_of_one_has():
+def test_share_of_one_has_an_interval_unless_it_is_by_definition():
     curve = estimate_share_curve(np.ones((3, 40), dtype=bool), ImageBootstrap(40, FEW), known=1)
     assert curve.lower[1] == curve.band_lower[1] == 1.0
     assert curve.lower[0] == wilson_interval(40, 40)[0]
@@ -194,14 +192,14 @@ def test_a_share_known_by_definition_has_no_interval_and_another_share_of_one_ha
 
 
 def test_bands_contain_intervals_which_contain_values():
-    normal = correlated(11, 37, 0.3, np.random.default_rng(3))
+    normal = correlated_values(11, 37, 0.3, np.random.default_rng(3))
     bootstrap = ImageBootstrap(37, FEW)
     values = np.exp(normal)
     shares = 1 / (1 + values)
     for curve in (
         estimate_share_curve(normal < 1, bootstrap),
-        estimate_mean_curve(averaged(values, bootstrap), bootstrap),
-        estimate_mean_curve(averaged(shares, bootstrap), bootstrap, is_share=True),
+        estimate_mean_curve(average_estimate(values, bootstrap), bootstrap),
+        estimate_mean_curve(average_estimate(shares, bootstrap), bootstrap, is_share=True),
         estimate_difference_curve(normal, ImageBootstrap(39, FEW)),
     ):
         rows = (curve.band_lower, curve.lower, curve.values, curve.upper, curve.band_upper)
@@ -209,10 +207,10 @@ def test_bands_contain_intervals_which_contain_values():
             assert all(low <= high for low, high in zip(below, above, strict=True))
 
 
-def test_few_images_have_no_bootstrap_but_shares_have_the_interval_of_wilson():
+def test_few_images_have_wilson_intervals_of_shares_only():
     bootstrap = ImageBootstrap(9, FEW)
     values = np.random.default_rng(0).random((1, 9))
-    curve = estimate_mean_curve(averaged(values, bootstrap), bootstrap)
+    curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
     assert curve.lower == curve.band_upper == curve.values
     assert curve.method == estimate_extreme(curve, "highest", 0.95).method == NO_INTERVAL
     share = estimate_share(values[0], bootstrap)
@@ -220,10 +218,10 @@ def test_few_images_have_no_bootstrap_but_shares_have_the_interval_of_wilson():
     assert share.lower < share.value < share.upper
 
 
-def test_equal_images_give_an_average_without_interval_and_a_share_with_one():
+def test_equal_images_have_an_interval_of_shares_only():
     bootstrap = ImageBootstrap(40, FEW)
     values = np.full((1, 40), 0.107)
-    curve = estimate_mean_curve(averaged(values, bootstrap), bootstrap)
+    curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
     assert estimate_extreme(curve, "highest", 0.95).method == NO_SPREAD
     share = estimate_share(values[0], bootstrap)
     assert share.lower < share.value < share.upper
@@ -244,7 +242,7 @@ def test_wilson_of_a_mean_share_rounds_the_number_of_successes_outward():
     assert (between.lower, between.upper) == (wilson_interval(3, 10)[0], wilson_interval(4, 10)[1])
 
 
-def test_the_extreme_has_the_ends_of_the_band():
+def test_extreme_has_the_ends_of_the_band():
     outcomes = np.random.default_rng(0).random((5, 60)) < 0.8
     curve = estimate_share_curve(outcomes, ImageBootstrap(60, FEW))
     lowest = estimate_extreme(curve, "lowest", 0.95)

@@ -6,12 +6,12 @@ from teka.codec import decode, encode
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 95.0])
-def test_a_confidence_outside_zero_and_one_is_an_error(confidence):
+def test_confidence_outside_zero_and_one_is_an_error(confidence):
     with pytest.raises(ValueError, match=r"^confidence must be"):
         BootstrapSettings(confidence=confidence)
 
 
-def test_each_end_of_an_interval_needs_a_resample_beyond_it():
+def test_few_resamples_for_the_confidence_are_an_error():
     assert BootstrapSettings(0.95, 40).num_resamples == 40
     with pytest.raises(ValueError, match=r"^num_resamples must be .* = 40.*got 39"):
         BootstrapSettings(0.95, 39)
@@ -19,7 +19,7 @@ def test_each_end_of_an_interval_needs_a_resample_beyond_it():
         BootstrapSettings(0.99, 199)
 
 
-def test_estimates_and_curves_are_written_and_read():
+def test_estimates_and_curves_survive_json():
     for saved in (
         Estimate(0.5, 0.4, 0.7, 0.95, "wilson"),
         Curve((1.0,), (0.5,), (2.0,), (0.2,), (3.0,), "wilson"),

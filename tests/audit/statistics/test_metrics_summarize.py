@@ -23,7 +23,7 @@ def random_responses(measure):
     return measure(LINE, logits, torch.randint(7, (53,), generator=generator))
 
 
-def test_the_numbers_are_those_worked_out_by_hand(respond):
+def test_metrics_equal_hand_computed_values(respond):
     # Four images at five shifts; the zero shift is in the middle.
     predictions = [[0, 1, 2, 2], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 0, 3], [1, 1, 0, 3]]
     metrics = summarize(respond(LINE, predictions, [0, 1, 2, 0]))
@@ -38,10 +38,10 @@ def test_the_numbers_are_those_worked_out_by_hand(respond):
     assert value["consistency_when_correct"] == pytest.approx(9 / 12)
 
 
-def test_a_constant_predictor_is_consistent_and_all_that_is_not_known_is_left_open(respond):
+def test_constant_predictor_is_consistent_with_a_wide_interval(respond):
     metrics = summarize(respond(LINE, torch.ones(5, 30, dtype=torch.int64), torch.arange(30) % 3))
     assert metrics.curves["accuracy"].values == (1 / 3,) * 5
-    # All shifts go together: the band is as if there were one, up to the draws.
+    # All shifts have equal predictions, so the band is about as wide as the interval of one shift.
     assert metrics.curves["accuracy"].band_lower[0] == pytest.approx(
         metrics.curves["accuracy"].lower[0], abs=0.02
     )
@@ -49,7 +49,7 @@ def test_a_constant_predictor_is_consistent_and_all_that_is_not_known_is_left_op
     assert (number.value, number.lower, number.upper) == (1.0, *wilson_interval(30, 30))
 
 
-def test_an_answer_by_position_is_never_consistent(respond):
+def test_position_dependent_predictions_have_consistency_zero(respond):
     positions = torch.arange(20)
     predictions = torch.stack([positions + step for _, step in LINE])
     metrics = summarize(respond(LINE, predictions, positions))
@@ -59,7 +59,7 @@ def test_an_answer_by_position_is_never_consistent(respond):
     )
 
 
-def test_every_number_has_its_interval_around_it(random_responses):
+def test_intervals_and_bands_contain_the_values(random_responses):
     metrics = summarize(random_responses, num_resamples=200)
     assert set(metrics.curves) == set(CURVES)
     assert set(metrics.numbers) == set(NUMBERS)
@@ -71,18 +71,14 @@ def test_every_number_has_its_interval_around_it(random_responses):
         assert all(
             value <= high for value, high in zip(curve.values, curve.band_upper, strict=True)
         )
-        ones = (
-            "agreement",
-            "overlap",
-            "retrieval",
-        )  # which are 1 at the zero shift, where others are 0
+        ones = ("agreement", "overlap", "retrieval")  # 1 at the zero shift, where errors are 0
         if name != "accuracy":
             assert (
                 curve.band_lower[2] == curve.values[2] == curve.band_upper[2] == float(name in ones)
             )
 
 
-def test_means_leave_out_the_zero_shift(random_responses):
+def test_means_exclude_the_zero_shift(random_responses):
     numbers = summarize(random_responses, num_resamples=100).numbers
     moved = [0, 1, 3, 4]
     expected = random_responses.cosine_distance[moved].double().mean().item()
@@ -92,7 +88,7 @@ def test_means_leave_out_the_zero_shift(random_responses):
     assert numbers["maximum_error"].value == pytest.approx(errors.max().item())
 
 
-def test_the_error_is_that_of_the_equivariance_meter():
+def test_error_equals_equivariance_error():
     images = torch.randn(12, 2, 5, 7, dtype=torch.float64)
     shifts = square_shifts(1)
     movement = Movement("circular")
@@ -100,15 +96,15 @@ def test_the_error_is_that_of_the_equivariance_meter():
     def function(batch):
         return batch * torch.linspace(1, 2, 7, dtype=torch.float64)
 
-    unmoved = function(images)
-    targets = torch.stack([movement.move(unmoved, shift) for shift in shifts])
-    answers = torch.stack([function(movement.move(images, shift)) for shift in shifts])
+    unshifted = function(images)
+    targets = torch.stack([movement.move(unshifted, shift) for shift in shifts])
+    outputs = torch.stack([function(movement.move(images, shift)) for shift in shifts])
     responses = Responses(
         movement,
         shifts,
         "dense",
         torch.ones(9, 12, dtype=torch.bool),
-        (answers - targets).square().flatten(2).sum(2),
+        (outputs - targets).square().flatten(2).sum(2),
         targets.square().flatten(2).sum(2),
     )
     metrics = summarize(responses, num_resamples=100)
@@ -121,18 +117,20 @@ def test_the_error_is_that_of_the_equivariance_meter():
     assert metrics.numbers["maximum_error"].value == pytest.approx(meter.maximum)
 
 
-def test_an_exact_model_has_no_error_and_an_output_of_nothing_neither(respond):
+def test_exact_model_and_zero_outputs_have_no_error(respond):
     assert (
         summarize(respond(LINE, torch.zeros(5, 20, dtype=torch.int64)))
         .numbers["maximum_error"]
         .upper
         == 0.0
     )
-    silent = respond(LINE, torch.zeros(5, 20, dtype=torch.int64), norm_squared=torch.zeros(5, 20))
-    assert summarize(silent).curves["error"].values == (0.0,) * 5
+    zero_outputs = respond(
+        LINE, torch.zeros(5, 20, dtype=torch.int64), norm_squared=torch.zeros(5, 20)
+    )
+    assert summarize(zero_outputs).curves["error"].values == (0.0,) * 5
 
 
-def test_an_error_with_no_norm_to_be_compared_with_is_left_out(respond):
+def test_error_without_a_norm_is_left_out(respond):
     errors = torch.zeros(5, 20)
     errors[0] = 1.0
     predictions = torch.zeros(5, 20, dtype=torch.int64)
@@ -143,30 +141,30 @@ def test_an_error_with_no_norm_to_be_compared_with_is_left_out(respond):
     assert "mean_error" not in metrics.numbers
 
 
-def test_shifts_that_were_not_finished_are_left_out(random_responses):
+def test_incomplete_shifts_are_skipped(random_responses):
     evaluated = random_responses.evaluated.clone()
     evaluated[4, 50:] = False
-    part = dataclasses.replace(random_responses, evaluated=evaluated)
-    metrics = summarize(part, num_resamples=100)
+    incomplete = dataclasses.replace(random_responses, evaluated=evaluated)
+    metrics = summarize(incomplete, num_resamples=100)
     assert metrics.shifts == LINE[:4]
     assert metrics.skipped_shifts == LINE[4:]
     assert metrics.num_images == 53
 
 
-def test_the_zero_shift_alone_defines_no_comparison(respond):
+def test_zero_shift_alone_has_no_consistency(respond):
     metrics = summarize(
         respond([(0, 0)], torch.zeros(1, 15, dtype=torch.int64), torch.zeros(15, dtype=torch.int64))
     )
     assert set(metrics.numbers) == {"accuracy", "minimum_accuracy", "worst_shift_accuracy"}
 
 
-def test_a_zero_shift_that_was_not_finished_is_refused(respond):
+def test_incomplete_zero_shift_is_an_error(respond):
     evaluated = torch.tensor([[True, False]])
     with pytest.raises(ValueError, match="zero shift"):
         summarize(respond([(0, 0)], torch.zeros(1, 2, dtype=torch.int64), evaluated=evaluated))
 
 
-def test_the_seed_fixes_the_numbers_and_they_survive_json(random_responses):
+def test_metrics_are_reproducible_and_survive_json(random_responses):
     first, same, other = (
         summarize(random_responses, num_resamples=100, seed=seed) for seed in (1, 1, 2)
     )
@@ -175,6 +173,6 @@ def test_the_seed_fixes_the_numbers_and_they_survive_json(random_responses):
     assert decode(Metrics, json.loads(json.dumps(encode(first), allow_nan=False))) == first
 
 
-def test_a_number_that_responses_do_not_define_is_left_out(respond):
+def test_undefined_metrics_are_left_out(respond):
     bare = summarize(respond([(0, 0)], torch.zeros(1, 3, dtype=torch.int64)))
     assert not {"accuracy", "consistency", "maximum_error"} & bare.numbers.keys()
