@@ -13,9 +13,9 @@ CIRCULAR = Movement("circular")
 
 @pytest.fixture
 def respond() -> Callable[..., Responses]:
-    """Responses with given predictions (S, N) and, if given, labels; every table that follows from nothing is zero."""
+    """Return a function that makes responses from predictions (S, N), with zero errors by default."""
 
-    def made(shifts, predictions, labels=None, **tables):
+    def make_responses(shifts, predictions, labels=None, **tables):
         predictions = torch.as_tensor(predictions)
         zeros = torch.zeros(predictions.shape)
         tables = {"error_squared": zeros, "norm_squared": zeros + 1, **tables}
@@ -29,20 +29,20 @@ def respond() -> Callable[..., Responses]:
             **tables,
         )
 
-    return made
+    return make_responses
 
 
 @pytest.fixture
 def measure() -> Callable[..., Responses]:
-    """Responses as measured of random logits (S, N, K), one for each shift, with every table that any output has."""
+    """Return a function that makes responses from logits (S, N, K), with all optional tables."""
 
     def make_responses(shifts, logits, labels):
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
         columns = torch.arange(logits.shape[1])
         tables: list[dict[str, Any]] = [
-            compare_vectors(each, logits[zero], "logits")
-            | feature_distances(each, logits[zero], columns)
-            for each in logits
+            compare_vectors(shifted, logits[zero], "logits")
+            | feature_distances(shifted, logits[zero], columns)
+            for shifted in logits
         ]
         stacked: dict[str, Any] = {
             name: torch.stack([table[name] for table in tables]) for name in tables[0]

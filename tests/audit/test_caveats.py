@@ -21,11 +21,11 @@ from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 from teka.nn import Attention
 
-THREE = torch.arange(30) % 3
-ONES = torch.ones(30, dtype=torch.int64)
+THREE_CLASSES = torch.arange(30) % 3
+ONE_CLASS = torch.ones(30, dtype=torch.int64)
 
 
-def responses(predictions: Tensor, labels: Tensor | None) -> Responses:
+def make_responses(predictions: Tensor, labels: Tensor | None) -> Responses:
     shifts = tuple((0, step) for step in range(len(predictions)))
     zeros = torch.zeros(predictions.shape, dtype=torch.float64)
     evaluated = torch.ones(predictions.shape, dtype=torch.bool)
@@ -34,14 +34,14 @@ def responses(predictions: Tensor, labels: Tensor | None) -> Responses:
     )
 
 
-def test_an_unknown_severity_is_refused():
+def test_unknown_severity_is_an_error():
     with pytest.raises(
         ValueError, match=r"severity must be one of .*got 'limit'.*Did you mean 'limits'"
     ):
         Caveat("resize", "limit", "one pixel is two")
 
 
-def test_a_part_that_trains_is_named():
+def test_submodule_in_training_mode_has_a_note():
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
     assert not list(warn_about_training_mode(module))
     module[1].train()
@@ -50,27 +50,27 @@ def test_a_part_that_trains_is_named():
     assert "1 of its parts, the first '1'" in caveat.message
 
 
-def test_a_difference_between_two_equal_calls_invalidates_and_rounding_does_not():
+def test_nondeterminism_above_rounding_errors_invalidates():
     (caveat,) = warn_about_nondeterminism(0.02)
     assert caveat.severity == "invalidates"
     assert "differ by 0.02" in caveat.message
     assert not list(warn_about_nondeterminism(1e-7))
 
 
-def test_layers_that_are_equivariant_in_expectation_only_are_named():
-    class Drawing(nn.Module):
+def test_layers_equivariant_in_expectation_have_a_caveat():
+    class RandomLayer(nn.Module):
         def __init__(self, kind: object) -> None:
             super().__init__()
             self.equivariance = kind
 
     (caveat,) = warn_about_random_features(
-        nn.ModuleDict({"first": Drawing({"shift": "in expectation"}), "last": nn.ReLU()})
+        nn.ModuleDict({"first": RandomLayer({"shift": "in expectation"}), "last": nn.ReLU()})
     )
     assert caveat.severity == "limits"
     assert "1 layers (the first 'first')" in caveat.message
     assert not list(
         warn_about_random_features(
-            nn.Sequential(Drawing({"shift": "exact"}), Drawing({}), Drawing("anything"))
+            nn.Sequential(RandomLayer({"shift": "exact"}), RandomLayer({}), RandomLayer("anything"))
         )
     )
     joint, rotary = (
@@ -81,28 +81,26 @@ def test_layers_that_are_equivariant_in_expectation_only_are_named():
     assert "1 layers (the first 'first')" in caveat.message
 
 
-def test_images_are_few_if_the_interval_is_wider_than_five_points():
-    for images, found in [(50, 1), (100, 1), (150, 0), (10_000, 0)]:
+def test_few_images_have_a_caveat():
+    for images, num_caveats in [(50, 1), (100, 1), (150, 0), (10_000, 0)]:
         caveats = list(warn_about_few_images(images, 0.95))
-        assert [one.severity for one in caveats] == ["limits"] * found, (images, found)
-        assert images != 50 or "from 78.6 to 95.7 %" in caveats[0].message, (images, found)
+        assert [caveat.severity for caveat in caveats] == ["limits"] * num_caveats, images
+        assert images != 50 or "from 78.6 to 95.7 %" in caveats[0].message
 
 
-def normalised_over_batches(*, running: bool) -> nn.Module:
+def batch_norm_model(*, running: bool) -> nn.Module:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(3, track_running_stats=running)
     return nn.Sequential(nn.Conv2d(3, 3, 3), norm, nn.Flatten(), nn.LazyLinear(5)).eval()
 
 
-def test_an_image_that_is_answered_otherwise_when_alone_is_found_with_the_layer():
+def test_batch_dependent_output_has_a_caveat_with_the_layer():
     images = torch.randn(5, 3, 7, 7)
-    (caveat,) = warn_about_batch_dependence(normalised_over_batches(running=False), images, 0.0)
+    (caveat,) = warn_about_batch_dependence(batch_norm_model(running=False), images, 0.0)
     assert (caveat.name, caveat.severity) == ("batch statistics", "invalidates")
     assert "no running statistics in 1." in caveat.message
-    assert not list(warn_about_batch_dependence(normalised_over_batches(running=True), images, 0.0))
-    assert not list(
-        warn_about_batch_dependence(normalised_over_batches(running=False), images[:1], 0.0)
-    )
+    assert not list(warn_about_batch_dependence(batch_norm_model(running=True), images, 0.0))
+    assert not list(warn_about_batch_dependence(batch_norm_model(running=False), images[:1], 0.0))
     assert list(
         warn_about_batch_dependence(
             lambda batch: batch.flatten(1) - batch.flatten(1).mean(0), images, 0.0
@@ -110,7 +108,7 @@ def test_an_image_that_is_answered_otherwise_when_alone_is_found_with_the_layer(
     )
 
 
-def test_a_difference_of_batches_within_the_noise_is_none():
+def test_batch_dependence_within_the_noise_has_no_caveat():
     def noisy(images: Tensor) -> Tensor:
         return images.flatten(1) * (1 + 0.05 * (len(images) == 1))
 
@@ -119,14 +117,14 @@ def test_a_difference_of_batches_within_the_noise_is_none():
     assert len(list(warn_about_batch_dependence(noisy, images, 0.0))) == 1
 
 
-def normalised() -> Tensor:
+def normalized_images() -> Tensor:
     images = torch.zeros(3, 2, 7, 11)
     images[:, :, 2:5, 3:8] = torch.rand(3, 2, 5, 3).transpose(2, 3)
     return (images - 0.1307) / 0.3081
 
 
-def test_normalised_images_filled_with_zero_are_found():
-    images = normalised()
+def test_zero_fill_of_normalized_images_has_a_caveat():
+    images = normalized_images()
     (caveat,) = warn_about_fill_value(images, Movement("zero"))
     assert caveat.severity == "limits"
     assert "100.0 % of the border's pixels are -0.424" in caveat.message
@@ -142,36 +140,38 @@ def test_normalised_images_filled_with_zero_are_found():
         assert not list(warn_about_fill_value(images, movement))
 
 
-def test_natural_images_get_a_note_if_they_were_normalised():
+def test_zero_fill_of_normalized_natural_images_has_a_note():
     torch.manual_seed(0)
     (caveat,) = warn_about_fill_value(torch.randn(3, 3, 7, 11), Movement("zero"))
     assert caveat.severity == "note"
     assert not list(warn_about_fill_value(torch.rand(3, 3, 7, 11), Movement("zero")))
 
 
-def test_a_constant_predictor_is_found():
-    for labels in [THREE, None]:
-        (caveat,) = warn_about_equal_predictions(responses(ONES.expand(4, -1), labels))
+def test_constant_predictor_has_a_caveat():
+    for labels in [THREE_CLASSES, None]:
+        (caveat,) = warn_about_equal_predictions(make_responses(ONE_CLASS.expand(4, -1), labels))
         assert (caveat.name, caveat.severity) == ("constant predictor", "invalidates"), labels
         right = "" if labels is None else ", the label of 33.3 % of the images"
         assert f"100.0 % of all predictions are class 1{right}." in caveat.message, labels
 
 
-def test_nearly_all_answers_alike_are_a_collapse_and_answers_of_many_classes_are_not():
+def test_nearly_equal_predictions_have_a_caveat():
     predictions = torch.ones(4, 30, dtype=torch.int64)
     predictions[0, 0] = 0
-    (caveat,) = warn_about_equal_predictions(responses(predictions, THREE))
+    (caveat,) = warn_about_equal_predictions(make_responses(predictions, THREE_CLASSES))
     assert caveat.name == "collapsed predictions"
-    assert not list(warn_about_equal_predictions(responses(THREE.expand(4, -1), THREE)))
+    assert not list(
+        warn_about_equal_predictions(make_responses(THREE_CLASSES.expand(4, -1), THREE_CLASSES))
+    )
 
 
-def test_images_of_one_class_limit_what_a_flat_curve_says():
-    (caveat,) = warn_about_equal_predictions(responses(ONES.expand(4, -1), ONES))
+def test_images_of_one_class_have_a_caveat():
+    (caveat,) = warn_about_equal_predictions(make_responses(ONE_CLASS.expand(4, -1), ONE_CLASS))
     assert (caveat.name, caveat.severity) == ("one class", "limits")
-    assert not list(warn_about_chance_accuracy(responses(ONES.expand(2, -1), ONES)))
+    assert not list(warn_about_chance_accuracy(make_responses(ONE_CLASS.expand(2, -1), ONE_CLASS)))
 
 
-def test_outputs_without_classes_have_no_caveat_about_predictions():
+def test_dense_outputs_have_no_caveat_about_predictions():
     zeros = torch.zeros(1, 2, dtype=torch.float64)
     dense = Responses(
         Movement("circular"),
@@ -184,19 +184,21 @@ def test_outputs_without_classes_have_no_caveat_about_predictions():
     assert not list(warn_about_equal_predictions(dense))
 
 
-def test_a_model_at_chance_is_found_and_a_better_one_not():
+def test_chance_accuracy_has_a_caveat():
     labels = torch.arange(300) % 3
-    (caveat,) = warn_about_chance_accuracy(responses((labels * 0)[None].expand(2, -1), labels))
+    (caveat,) = warn_about_chance_accuracy(make_responses((labels * 0)[None].expand(2, -1), labels))
     assert caveat.severity == "invalidates"
     assert "33.3 % of 300 images are classified correctly" in caveat.message
-    assert not list(warn_about_chance_accuracy(responses(labels.expand(2, -1), labels)))
-    assert not list(warn_about_chance_accuracy(responses(labels.expand(2, -1), None)))
-    # Of two images that are both right, chance says nothing; that they are few is another caveat.
-    assert not list(warn_about_chance_accuracy(responses(labels[:2].expand(2, -1), labels[:2])))
+    assert not list(warn_about_chance_accuracy(make_responses(labels.expand(2, -1), labels)))
+    assert not list(warn_about_chance_accuracy(make_responses(labels.expand(2, -1), None)))
+    # Two correct images are too few for a caveat about chance. Another caveat warns about few images.
+    assert not list(
+        warn_about_chance_accuracy(make_responses(labels[:2].expand(2, -1), labels[:2]))
+    )
 
 
-def test_shifts_by_whole_patches_alone_are_found():
-    for shifts, stride, found in [
+def test_shifts_by_multiples_of_the_stride_have_a_caveat():
+    for shifts, stride, has_caveat in [
         ([(0, 0), (0, 4), (-8, 12)], (4, 4), True),
         (square_shifts(2), (4, 4), False),
         ([(0, 0), (0, 0.5)], (2, 2), False),
@@ -204,13 +206,14 @@ def test_shifts_by_whole_patches_alone_are_found():
         ([(0, 0)], (4, 4), False),
     ]:
         caveats = list(warn_about_missed_aliasing(tuple(shifts), stride))
-        assert bool(caveats) == found, (shifts, stride, found)
+        assert bool(caveats) == has_caveat, (shifts, stride, has_caveat)
         assert (
-            not found or "a multiple of the model's stride of 4 × 4 pixels" in caveats[0].message
-        ), (shifts, stride, found)
+            not has_caveat
+            or "a multiple of the model's stride of 4 × 4 pixels" in caveats[0].message
+        ), (shifts, stride, has_caveat)
 
 
-def test_images_at_another_scale_than_in_use_are_noted():
+def test_other_scale_than_in_use_has_a_note():
     (found,) = warn_about_other_scale(235, 240)
     assert "resized images to a shorter side of 240" in found.message
     assert "own transform resizes to a shorter side of 235" in found.message
@@ -220,7 +223,7 @@ def test_images_at_another_scale_than_in_use_are_noted():
     assert not list(warn_about_other_scale(None, (240, 240)))
 
 
-def test_shifts_of_resized_images_are_counted_in_both_pixels():
+def test_resizing_caveat_gives_the_shift_in_both_resolutions():
     (after,) = warn_about_resizing((28, 28), (224, 224), before_resize=False, max_shift=8)
     assert "Images of 28 × 28 were resized to 224 × 224 and then shifted" in after.message
     assert "8 pixels is 1 pixels" in after.message

@@ -10,68 +10,68 @@ from tests.raising import raises_for
 BATCH = torch.arange(2 * 1 * 5 * 7, dtype=torch.float64).reshape(2, 1, 5, 7)
 
 
-def network(seed=0):
+def make_network(seed=0):
     torch.manual_seed(seed)
     return nn.Linear(2, 3)
 
 
-def call(function):
+def call_on_batch(function):
     return call_model(function, BATCH, "at shift (1, 2)").values
 
 
-def test_a_module_is_in_evaluation_within_the_context_and_as_it_was_after_it():
+def test_evaluation_mode_restores_training_modes():
     module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()).eval())
-    before = [part.training for part in module.modules()]
+    before = [submodule.training for submodule in module.modules()]
 
     def fail() -> None:
         with evaluation_mode(module):
-            assert not any(part.training for part in module.modules())
+            assert not any(submodule.training for submodule in module.modules())
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert [part.training for part in module.modules()] == before
+    assert [submodule.training for submodule in module.modules()] == before
     assert True in before
     assert False in before
 
 
-def test_no_module_is_no_context():
+def test_evaluation_mode_accepts_no_module():
     with evaluation_mode(None):
         pass
 
 
-def test_the_logits_of_what_has_some_are_taken_out_of_it():
-    class Answer:
+def test_call_model_selects_the_logits():
+    class Output:
         logits = BATCH.sum((1, 2))
 
-    for answer in (Answer(), {"loss": 0.5, "logits": Answer.logits}):
-        assert torch.equal(call(lambda _, answer=answer: answer), Answer.logits)
+    for output in (Output(), {"loss": 0.5, "logits": Output.logits}):
+        assert torch.equal(call_on_batch(lambda _, output=output: output), Output.logits)
 
 
-def test_the_model_runs_in_inference_mode():
-    assert call(
+def test_model_runs_in_inference_mode():
+    assert call_on_batch(
         lambda batch: torch.full((2, 1), float(torch.is_inference_mode_enabled()))
     ).tolist() == [[1], [1]]
 
 
-def test_what_a_model_raises_is_the_cause_of_an_error_that_says_where():
+def test_error_of_the_model_names_the_shift_and_keeps_the_cause():
     with pytest.raises(
         ModelError, match=r"the model raised RuntimeError at shift \(1, 2\): .*shapes"
     ) as caught:
-        call(nn.Linear(3, 4).double())
+        call_on_batch(nn.Linear(3, 4).double())
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert isinstance(caught.value, ValueError)
 
 
-def test_the_error_of_too_little_memory_gives_a_hint():
+def test_out_of_memory_error_suggests_a_smaller_batch_size():
     def fail(batch):
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(ModelError, match="no room; a smaller batch_size needs less memory"):
-        call(fail)
+        call_on_batch(fail)
 
 
-def test_what_is_no_output_is_refused():
+def test_invalid_outputs_are_errors():
     for function, message in [
         (
             lambda batch: (batch, batch),
@@ -83,10 +83,10 @@ def test_what_is_no_output_is_refused():
         (lambda batch: batch[:, :0], r"shape \(2, 0, 5, 7\)"),
     ]:
         with raises_for(message, ModelError, match=message):
-            call(function)
+            call_on_batch(function)
 
 
-def test_a_lazy_module_has_no_weights_before_its_first_image():
+def test_weights_hash_of_an_uninitialized_lazy_module_is_an_error():
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
     with pytest.raises(ValueError, match=r"1\.weight of the model has no shape yet"):
         weights_hash(lazy)
@@ -94,7 +94,7 @@ def test_a_lazy_module_has_no_weights_before_its_first_image():
     assert len(weights_hash(lazy)) == 64
 
 
-def test_the_hash_of_a_tensor_is_that_of_its_dtype_shape_and_values():
+def test_tensor_hash_depends_on_dtype_shape_and_values():
     values = torch.arange(6, dtype=torch.float32)
     assert tensor_hash(values.reshape(2, 3).T.contiguous().T) == tensor_hash(values.reshape(2, 3))
     different = (
@@ -105,24 +105,24 @@ def test_the_hash_of_a_tensor_is_that_of_its_dtype_shape_and_values():
         -values,
         values.bfloat16(),
     )
-    assert len({tensor_hash(one) for one in different}) == len(different)
+    assert len({tensor_hash(tensor) for tensor in different}) == len(different)
     assert tensor_hash(torch.empty(0, 3)) != tensor_hash(torch.empty(3, 0))
 
 
-def test_the_hash_of_weights_is_that_of_the_module_or_of_its_method():
-    model = network()
-    assert weights_hash(model) == weights_hash(model.forward) == weights_hash(network())
-    assert weights_hash(model) != weights_hash(network(1))
+def test_weights_hash_of_a_method_is_that_of_its_module():
+    model = make_network()
+    assert weights_hash(model) == weights_hash(model.forward) == weights_hash(make_network())
+    assert weights_hash(model) != weights_hash(make_network(1))
     assert weights_hash(torch.sin) == "unknown"
 
 
-def test_a_compiled_model_is_audited_as_the_one_it_was_made_from():
+def test_audit_of_a_compiled_model_equals_that_of_the_original():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)).eval()
     settings, images = AuditSettings(shifts=[(0, 1)]), torch.rand(3, 1, 8, 8)
     plain, compiled = (
-        audit(one, images, settings=settings)
-        for one in (model, torch.compile(model, backend="eager"))
+        audit(module, images, settings=settings)
+        for module in (model, torch.compile(model, backend="eager"))
     )
     assert compiled.name == "Sequential"
     assert compiled.model["weights_sha256"] == plain.model["weights_sha256"]

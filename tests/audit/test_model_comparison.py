@@ -14,7 +14,7 @@ OPTIONS = ImageOptions("digits", images=40)
 
 
 def model_with_error(size):
-    """A model whose features depend on the position of the content by a small amount."""
+    """Return a model whose features depend slightly on the position of the content."""
 
     def features(images):
         weights = torch.arange(images.shape[3], dtype=images.dtype)
@@ -24,27 +24,29 @@ def model_with_error(size):
 
 
 @pytest.fixture(scope="module")
-def compared():
-    cases = [make_audit_inputs(model_with_error(s), OPTIONS, SETTINGS) for s in (1e-4, 2e-2)]
-    return cases, [audit(case.function, case.images, None, case.settings) for case in cases]
+def inputs_and_reports():
+    audit_inputs = [make_audit_inputs(model_with_error(s), OPTIONS, SETTINGS) for s in (1e-4, 2e-2)]
+    return audit_inputs, [
+        audit(inputs.function, inputs.images, None, inputs.settings) for inputs in audit_inputs
+    ]
 
 
-def p_value(cases, reports):
-    (pair,) = compare_models(cases, reports).pairs
+def p_value(audit_inputs, reports):
+    (pair,) = compare_models(audit_inputs, reports).pairs
     return pair.comparison.numbers["mean_error"].p_value
 
 
-def test_a_difference_above_the_noise_is_significant(compared):
-    assert p_value(*compared) < 0.001
+def test_difference_above_the_noise_is_significant(inputs_and_reports):
+    assert p_value(*inputs_and_reports) < 0.001
 
 
 @pytest.mark.parametrize("floor", [NoiseFloor(0.5, None), NoiseFloor(0.0, 0.5)])
-def test_a_difference_within_the_measured_noise_of_one_model_is_not_significant(compared, floor):
-    cases, (first, second) = compared
-    assert p_value(cases, [first, replace(second, noise_floor=floor)]) == 1.0
+def test_difference_within_the_measured_noise_is_not_significant(inputs_and_reports, floor):
+    audit_inputs, (first, second) = inputs_and_reports
+    assert p_value(audit_inputs, [first, replace(second, noise_floor=floor)]) == 1.0
 
 
-def test_a_difference_within_the_rounding_errors_of_the_dtype_is_not_significant(compared):
-    cases, (first, second) = compared
-    metrics = tuple(replace(each, epsilon=0.25) for each in second.metrics)
-    assert p_value(cases, [first, replace(second, metrics=metrics)]) == 1.0
+def test_difference_within_rounding_errors_is_not_significant(inputs_and_reports):
+    audit_inputs, (first, second) = inputs_and_reports
+    metrics = tuple(replace(mode_metrics, epsilon=0.25) for mode_metrics in second.metrics)
+    assert p_value(audit_inputs, [first, replace(second, metrics=metrics)]) == 1.0

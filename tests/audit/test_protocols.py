@@ -16,20 +16,20 @@ from teka.codec import decode, encode
 
 
 def bars(column: int, number: int) -> Tensor:
-    """Images of 32 × 32 with one lit column."""
+    """Return images of 32 × 32 pixels with one lit column."""
     images = torch.zeros(number, 1, 32, 32)
     images[:, :, 4:28, column] = 1.0
     return images
 
 
 def left_half(images: Tensor) -> Tensor:
-    """Class 1 where the left half is brighter."""
+    """Return logits of class 1 for images with a brighter left half."""
     left, right = images[:, 0, :, :16].sum((1, 2)), images[:, 0, :, 16:].sum((1, 2))
     return torch.stack([right, left], dim=1)
 
 
 def corner_class(images: Tensor) -> Tensor:
-    """Class 1 where the upper left quarter is brighter than the lower right one."""
+    """Return logits of class 1 for images whose upper left is brighter than their lower right."""
     _, _, height, width = images.shape
     first = images[:, 0, : height // 2, : width // 2].sum((1, 2))
     second = images[:, 0, height // 2 :, width // 2 :].sum((1, 2))
@@ -37,7 +37,7 @@ def corner_class(images: Tensor) -> Tensor:
 
 
 def first_pixel_class(images: Tensor) -> Tensor:
-    """Class 1 where the upper left pixel is lit."""
+    """Return logits of class 1 for images whose upper left pixel is lit."""
     lit = images[:, 0, 0, 0]
     return torch.stack([1 - lit, lit], dim=1)
 
@@ -46,20 +46,20 @@ def random_bits(*shape: int) -> Tensor:
     return (torch.rand(*shape, generator=torch.Generator().manual_seed(0)) > 0.5).float()
 
 
-def horn() -> ProtocolResult:
-    # A column at 8 has 8 blank ones before it, of which 7 count; at 9 all 8 count.
+def horn_result() -> ProtocolResult:
+    # Of the 8 blank columns before a bar at column 8, the protocol counts 7. At column 9 it counts 8.
     images = torch.cat([bars(8, 3), bars(9, 5), bars(15, 4), bars(22, 2), bars(23, 7)])
     return run_horn2021(left_half, images, torch.tensor([1] * 12 + [0] * 9))
 
 
-def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_those_worked_out_by_hand():
-    result = horn()
+def test_horn_has_hand_computed_counts_and_accuracies():
+    result = horn_result()
     assert result.counts == {"images, class 1": 9, "images, all classes": 11}
-    ones = result.metrics["class 1"]
-    assert ones.shifts == tuple((0, step) for step in range(-8, 9))
-    # A bar at 9 leaves the left half at shifts from 7 on, one at 15 at shifts from 1 on.
+    class_1 = result.metrics["class 1"]
+    assert class_1.shifts == tuple((0, step) for step in range(-8, 9))
+    # A bar at column 9 leaves the left half at shifts ≥ 7, one at column 15 at shifts ≥ 1.
     expected = [((9 + step < 16) * 5 + (15 + step < 16) * 4) / 9 for step in range(-8, 9)]
-    assert ones.curves["accuracy"].values == pytest.approx(expected)
+    assert class_1.curves["accuracy"].values == pytest.approx(expected)
     assert result.numbers["mean accuracy, class 1"].value == pytest.approx(sum(expected) / 17)
     assert result.numbers["minimum accuracy, class 1"].value == 0.0
     assert decode(ProtocolResult, encode(result)) == result
@@ -81,21 +81,21 @@ def test_horn_counts_a_margin_of_eight_but_one_columns_and_its_accuracies_are_th
         ),
     ],
 )
-def test_horn_refuses_what_it_is_not_defined_for(images, labels, message: str):
+def test_horn_with_unsupported_images_or_labels_is_an_error(images, labels, message: str):
     with pytest.raises(ValueError, match=message):
         run_horn2021(left_half, images, labels)
 
 
-def test_zhangs_consistency_is_that_of_the_authors_loop():
+def test_zhang_consistency_equals_the_loop_of_the_authors():
     images = random_bits(7, 1, 256, 256)
 
-    def answers(batch: Tensor) -> Tensor:
+    def predict(batch: Tensor) -> Tensor:
         assert batch.shape[2:] == (224, 224)
         return first_pixel_class(batch)
 
-    result = run_zhang2019(answers, images, settings=AuditSettings(batch_size=3, seed=4))
+    result = run_zhang2019(predict, images, settings=AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
-    agree, seen = 0, 0
+    num_equal, num_images = 0, 0
     for _ in range(5):
         for start in (0, 3, 6):
             batch = images[start : start + 3]
@@ -103,57 +103,59 @@ def test_zhangs_consistency_is_that_of_the_authors_loop():
             crops = [
                 batch[:, :, off[0] : off[0] + 224, off[1] : off[1] + 224] for off in (first, second)
             ]
-            agree += int((answers(crops[0]).argmax(1) == answers(crops[1]).argmax(1)).sum())
-            seen += len(batch)
-    assert result.numbers["consistency of two crops"].value == pytest.approx(agree / seen)
-    assert 0 < agree < seen
+            num_equal += int((predict(crops[0]).argmax(1) == predict(crops[1]).argmax(1)).sum())
+            num_images += len(batch)
+    assert result.numbers["consistency of two crops"].value == pytest.approx(num_equal / num_images)
+    assert 0 < num_equal < num_images
     assert result.counts == {"images": 7, "passes": 5, "batch size": 3}
     with pytest.raises(ValueError, match="256, 256"):
-        run_zhang2019(answers, torch.zeros(2, 1, 224, 224))
+        run_zhang2019(predict, torch.zeros(2, 1, 224, 224))
 
 
 @pytest.mark.parametrize(("side", "max_shift"), [(9, 3), (37, 32)])
-def test_chamans_circular_consistency_is_that_of_the_authors_loop(side: int, max_shift: int):
+def test_chaman_circular_consistency_equals_the_loop_of_the_authors(side: int, max_shift: int):
     torch.manual_seed(0)
     images = torch.rand(7, 1, side, side + 1) ** 4
     result = run_chaman2021(corner_class, images, settings=AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
-    agree = 0
+    num_equal = 0
     for start in (0, 3, 6):
         batch = images[start : start + 3]
         shifts = [np.random.randint(-max_shift, max_shift, 2) for _ in range(2)]
-        answers = [
+        predict = [
             corner_class(torch.roll(batch, shifts=(int(s[0]), int(s[1])), dims=(2, 3))).argmax(1)
             for s in shifts
         ]
-        agree += int((answers[0] == answers[1]).sum())
-    assert result.numbers["consistency of two shifts, circular"].value == pytest.approx(agree / 7)
+        num_equal += int((predict[0] == predict[1]).sum())
+    assert result.numbers["consistency of two shifts, circular"].value == pytest.approx(
+        num_equal / 7
+    )
     assert result.counts["largest shift"] == max_shift
 
 
-def test_chamans_zero_padded_consistency_is_that_of_the_authors_slices():
+def test_chaman_zero_padded_consistency_equals_the_authors_slices():
     torch.manual_seed(0)
     images, most = torch.rand(7, 1, 9, 10) ** 4, 3
     result = run_chaman2021(corner_class, images, settings=AuditSettings(batch_size=7, seed=5))
     np.random.seed(5)
     shifts = [np.random.randint(-most, most, 2) for _ in range(2)]
     padded = functional.pad(images, (most,) * 4)
-    answers = [
+    predict = [
         corner_class(padded[:, :, s[0] + most : s[0] - most, s[1] + most : s[1] - most]).argmax(1)
         for s in shifts
     ]
-    expected = float((answers[0] == answers[1]).double().mean())
+    expected = float((predict[0] == predict[1]).double().mean())
     assert result.numbers["consistency of two shifts, zero-padded"].value == pytest.approx(expected)
     with pytest.raises(ValueError, match="at least 3 for protocol 'chaman2021'"):
         run_chaman2021(corner_class, torch.zeros(2, 1, 2, 9))
 
 
-def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_do_not():
-    images, places = random_bits(11, 1, 5, 7), []
+def test_images_of_a_batch_share_a_pair_of_random_positions():
+    images, positions = random_bits(11, 1, 5, 7), []
 
-    def move(batch: Tensor, place: tuple[int, int]) -> Tensor:
-        places.append(place)
-        return batch.roll(place, (2, 3))
+    def move(batch: Tensor, position: tuple[int, int]) -> Tensor:
+        positions.append(position)
+        return batch.roll(position, (2, 3))
 
     settings = AuditSettings(batch_size=4, seed=2)
     agreement = compare_random_positions(
@@ -161,7 +163,7 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
     )
     random = np.random.RandomState(2)
     expected = [tuple(random.randint(-2, 2, 2).tolist()) for _ in range(18)]
-    assert places == expected
+    assert positions == expected
     for row in range(3):
         for index, start in enumerate((0, 4, 8)):
             (down, right), (down_too, right_too) = expected[
@@ -179,7 +181,7 @@ def test_images_of_a_batch_share_a_pair_of_numpys_draws_and_batches_and_passes_d
         (nn.Identity().eval(), 1, 2, "the output of the model must be one of classes"),
     ],
 )
-def test_pairs_that_cannot_be_asked_are_refused(
+def test_invalid_arguments_of_random_positions_are_errors(
     function, passes: int, batch_size: int, message: str
 ):
     with pytest.raises(ValueError, match=message):

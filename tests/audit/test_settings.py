@@ -6,31 +6,31 @@ from teka.audit import square_shifts
 from teka.audit.settings import AuditSettings
 
 
-def test_by_default_the_shifts_are_a_square_that_fits_the_images():
+def test_default_shifts_are_a_square_that_fits_the_images():
     assert AuditSettings().shifts_for((32, 40)) == square_shifts(8)
     assert AuditSettings().shifts_for((9, 40)) == square_shifts(2)
 
 
-def test_the_zero_shift_is_always_among_them_and_a_number_is_a_step_along_the_last_axis():
+def test_shifts_include_zero_and_numbers_apply_to_the_last_axis():
     assert AuditSettings(shifts=[3, (1, 0), (0, 3)]).shifts_for((9, 9)) == ((0, 0), (0, 3), (1, 0))
     for table in (np.array([[0, 3]]), torch.tensor([[0, 3]])):
         assert AuditSettings(shifts=table).to_dict((9, 9))["shifts"] == [[0, 0], [0, 3]]
 
 
-def test_a_canvas_has_room_for_every_shift_and_a_crop_leaves_it():
+def test_canvas_and_crop_sizes_leave_room_for_every_shift():
     settings = AuditSettings(shifts=[(0, 3), (-1, 0)])
     assert settings.movement("canvas", (9, 11)).canvas_size == (11, 17)
     assert settings.movement("crop", (9, 11)).crop_size == (7, 5)
     assert settings.movement("zero", (9, 11)).canvas_size is None
 
 
-def test_sizes_that_were_given_are_kept():
+def test_explicit_sizes_are_kept():
     settings = AuditSettings(shifts=[(0, 1)], canvas_size=20, crop_size=(4, 5))
     assert settings.movement("canvas", (9, 11)).canvas_size == 20
     assert settings.movement("crop", (9, 11)).crop_size == (4, 5)
 
 
-def test_fractions_need_a_whole_pixel_of_room():
+def test_fractional_shifts_need_a_whole_pixel_of_room():
     assert AuditSettings(shifts=[(0.5, 1.25)]).movement("canvas", (9, 9)).canvas_size == (11, 13)
 
 
@@ -49,13 +49,13 @@ def test_fractions_need_a_whole_pixel_of_room():
         ("num_examples", -1, r"num_examples must be .*got -1"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(
+def test_invalid_settings_are_errors(
     argument: str, value: object, message: str, unchecked_annotations: None
 ):
     with pytest.raises(ValueError, match=message):
         AuditSettings(**{argument: value})  # pyright: ignore[reportArgumentType]
 
 
-def test_a_shift_with_too_many_steps_is_refused_where_the_images_are_known():
+def test_shift_with_too_many_steps_is_an_error():
     with pytest.raises(ValueError, match="one step for each of the 2 axes"):
         AuditSettings(shifts=[(0, 1, 2)]).shifts_for((9, 9))

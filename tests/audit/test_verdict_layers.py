@@ -7,10 +7,10 @@ from teka.audit.verdict import BREAK_PLACES, explain_layers
 from tests.audit.page.audit_reports import make_layers, make_report
 
 
-def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positions():
+def test_layers_that_break_first_come_first():
     aliasing = "is the first layer to break equivariance at shifts"
-    blamed = [(role, name) for role, name, _ in explain_layers(make_layers())]
-    assert blamed == [
+    roles = [(role, name) for role, name, _ in explain_layers(make_layers())]
+    assert roles == [
         ("is the first layer to break equivariance inside the image", "add_position"),
         (f"{aliasing} that are not a multiple of its stride", "embed"),
         ("adds the most error", "add_position"),
@@ -19,14 +19,14 @@ def test_layers_that_break_come_before_those_that_add_and_those_that_hold_positi
     ]
 
 
-def test_nobody_is_blamed_where_nothing_was_measured():
+def test_report_without_findings_has_no_layers_section():
     assert explain_layers(None) == []
     assert 'id="layers"' in render_audit_page([make_report()])
     for layers in (None, dataclasses.replace(make_layers(), findings=())):
         assert 'id="layers"' not in render_audit_page([make_report(layers=layers)])
 
 
-def test_the_fix_is_named_beside_the_layers_that_it_changes():
+def test_fix_is_named_with_the_layers_that_it_changes():
     layers = make_layers()
     assert not any("teka fix" in words for *_, words in explain_layers(layers))
     fixes = {
@@ -50,7 +50,7 @@ def test_every_kind_of_break_has_a_role():
     assert set(BREAK_PLACES) == set(BREAKS)
 
 
-def test_the_table_has_every_layer_and_marks_the_first_that_breaks():
+def test_table_has_every_layer_and_marks_the_first_break():
     _, _, table = render_audit_page([make_report()]).partition('<table class="small">')
     rows = re.findall("<tr.*?</tr>", table.partition("</table>")[0], flags=re.DOTALL)
     cells = [re.findall("<t[hd].*?>(.*?)</t[hd]>", row) for row in rows]
@@ -68,7 +68,7 @@ def test_the_table_has_every_layer_and_marks_the_first_that_breaks():
     assert cells[4][2:4] == ["vector", "4"]
 
 
-def test_what_was_left_out_is_said():
+def test_page_lists_skipped_layers_by_reason():
     page = render_audit_page([make_report()])
     assert "Not compared: dropout (its output is no tensor)." in page
     skipped = {"a": "why", "b": "not called", "c": "why"}

@@ -100,7 +100,7 @@ def test_model_with_invalid_results_is_not_compared():
 
 
 def test_models_with_a_common_metric_are_compared_if_a_third_lacks_it():
-    # The pairs with the third model lack the accuracy.
+    # The pairs with the third model define no metric.
     for_three = [
         dataclasses.replace(
             pair,
