@@ -122,7 +122,7 @@ def sample_efficiency(
 
 
 def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
-    """Parse the values of --only, such as "kernel=relu, softmax", into levels by factor."""
+    """Parse values of --only: "kernel=relu, softmax" gives {"kernel": ["relu", "softmax"]}."""
     only: dict[str, list[str]] = {}
     for option in options:
         factor, _, levels = option.partition("=")

@@ -107,7 +107,7 @@ def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, f
 
 
 def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a table of the measured times, each with the estimated costs of its backend.
+    """Return a table of the measured times of all backends, next to their estimated times.
 
     Args:
         rows: Content of the result file: kernels and sizes of an attention, with its times.

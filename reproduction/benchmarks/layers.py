@@ -35,7 +35,7 @@ UNIT = "four products"
 OUT = Path(__file__).with_suffix(".json")
 
 
-class FourProducts(nn.Module):
+class LinearLayersOfAttention(nn.Module):
     """The four linear layers of an attention layer, without the attention itself.
 
     The benchmark compares the times of all layers with the time of this one.
@@ -58,7 +58,7 @@ class FourProducts(nn.Module):
         return join_heads(self.projections[3], heads)
 
 
-class PlainLayer(FourProducts):
+class PlainLayer(LinearLayersOfAttention):
     """teka's default layer in plain PyTorch, without masks and protection against overflow."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class SelfAttention(nn.MultiheadAttention):
         return super().forward(tokens, tokens, tokens, need_weights=False)[0]
 
 
-class RotarySoftmax(FourProducts):
+class RotarySoftmax(LinearLayersOfAttention):
     """PyTorch's softmax attention with rotary positions from the library rotary-embedding-torch."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def make_performer() -> nn.Module:
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    UNIT: FourProducts,
+    UNIT: LinearLayersOfAttention,
     "teka": TekaLayer,
     "teka, causal": partial(TekaLayer, causal=True),
     "plain": PlainLayer,
@@ -177,7 +177,7 @@ def time_layers(
 
 
 def print_time_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the time of each layer by number of tokens, and its ratio to that of `FourProducts`."""
+    """Print the time of each layer by number of tokens, and its ratio to the linear layers."""
     for backward, direction in ((False, "forward"), (True, "forward and backward")):
         columns = {row["tokens"]: row["ms"] for row in rows if row["backward"] == backward}
         table = pd.DataFrame(columns)

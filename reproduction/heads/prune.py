@@ -69,9 +69,10 @@ def prune_network(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Remove the degenerate heads of a trained network, and continue its training.
 
-    The second training has the recipe of the first one, with a third of the epochs and a tenth of
-    the learning rate, as in the code of the source. The result is the folder of a finished run with
-    an additional file, `pruning.json`. The folder is written atomically.
+    A degenerate head attends to all tokens equally, or to a thin stripe. The second training uses
+    the recipe of the first one, with a third of the epochs and a tenth of the learning rate, as in
+    the published code. The result is the folder of a finished run with an additional file,
+    `pruning.json`. The folder is written atomically.
 
     Source: Cordonnier et al. 2020, A.1.
 

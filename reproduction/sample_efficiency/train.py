@@ -161,5 +161,5 @@ def load_centered_on_canvas(data: str, image_size: int, data_dir: str | None) ->
 def move_test_images(
     images: Float[Tensor, "images channels 32 32"], margin: int
 ) -> Float[Tensor, "images channels 32 32"]:
-    """Move every test image to a random position, which is the same for all models."""
+    """Move each test image to a random position of its own, the same in every call."""
     return make_random_movement(margin)(images, Generator().manual_seed(TEST_SEED))

@@ -201,7 +201,7 @@ def run_layer(layer: Attention, tokens: Tensor, grid: Grid | None) -> None:
 
 
 def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False) -> None:
-    """Train all models without saved results, or time the layers if `times` is True."""
+    """Train the models that have no saved results yet, or with --times, time the layers."""
     if times:
         write_json(TIMES, time_attention_layers())
     else:

@@ -147,9 +147,9 @@ def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Mo
 
 
 def _select_images_to_shift(test: Split, measure: MeasureSettings) -> Split:
-    """Select the images to shift.
+    """Select the first test images, as many as the settings say, to measure them under shifts.
 
-    In mode "lossless", the images must keep all of their content under every shift along x.
+    In mode "lossless", only images that keep all of their content at every shift along x count.
     """
     if measure.mode == "lossless":
         margin = max(abs(dx) for _, dx in measure.shifts)

@@ -177,14 +177,14 @@ def warn_about_constant_output(
         yield Caveat("no objects found", "invalidates", message)
     elif output == "segmentation" and len(classes := outputs.argmax(dim=1).unique()) == 1:
         message = (
-            f"Every pixel of {len(images)} images is of class {int(classes)}. An output that never "
-            "changes is the same at every shift, even if the model ignores the image."
+            f"Every pixel of {len(images)} images is of class {int(classes)}. A model "
+            "that ignores the image also gives the same output at every shift."
         )
         yield Caveat("constant predictor", "invalidates", message)
     elif differ and (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max():
         message = (
-            f"The output is the same for {len(images)} different images. An output that never "
-            "changes is the same at every shift, even if the model ignores the image."
+            f"The output is the same for {len(images)} different images. A model "
+            "that ignores the image also gives the same output at every shift."
         )
         yield Caveat("constant output", "invalidates", message)
 

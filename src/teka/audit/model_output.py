@@ -295,8 +295,8 @@ def _is_map(values: Tensor, image_size: Sizes) -> bool:
     return values.ndim == 2 + len(image_size)
 
 
-def _is_whole_map(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if an output is a map and its sizes divide the sizes of the images."""
+def _is_map_on_regular_grid(values: Tensor, image_size: Sizes) -> bool:
+    """Return True if every cell of an output map stands for the same number of pixels."""
     return _is_map(values, image_size) and not any(map(operator.mod, image_size, values.shape[2:]))
 
 
@@ -450,7 +450,7 @@ def _choose_kind(values: Tensor, image_size: Sizes, has_stride: bool, label_axes
     """Guess the kind of an output from its shape and values."""
     if not values.is_floating_point():
         return "classes"
-    is_dense = _is_whole_map(values, image_size) and max(values.shape[2:]) > 1
+    is_dense = _is_map_on_regular_grid(values, image_size) and max(values.shape[2:]) > 1
     if is_dense or (has_stride and _is_map(values, image_size)):
         return "dense"
     length = _vector_length(values)
@@ -501,7 +501,7 @@ def infer_kind(
         return kind, None
     if stride is not None:
         return kind, check_stride(stride, len(image_size))
-    if not _is_whole_map(values, image_size):
+    if not _is_map_on_regular_grid(values, image_size):
         expected = f"sizes that divide {tuple(image_size)}, those of the images; or give stride"
         raise ValueError(f"the output of the model has shape {shape}, expected {expected}")
     return kind, tuple(map(operator.floordiv, image_size, shape[2:]))

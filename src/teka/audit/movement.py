@@ -291,7 +291,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Mode of shifting images, together with the background and the sizes that the mode needs.
+    """How images are shifted: the mode, the background, and the size of the canvas or window.
 
     >>> import torch
     >>> from teka.audit import Movement

@@ -228,7 +228,7 @@ class _SampledLayer(nn.Module):
     sampling: PolyphaseDownsample
 
     def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Move the padding in front of the layer and the stride behind it.
+        """Pad before the layer and downsample after it, so that the two can be replaced.
 
         Args:
             fixes: Names of the fixes to apply.

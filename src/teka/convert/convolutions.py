@@ -163,12 +163,11 @@ def off_center_weight(precision: float, num_axes: int) -> float:
 
 
 def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
-    """Return the precision of attention heads for a given relative error of the conversion.
+    """Return the precision with which attention heads approximate a convolution within a tolerance.
 
     With this precision, the outputs of `attention_from_convolution` differ from those of the
     convolution by at most tolerance · g. Here g is the largest possible output of the convolution
-    without bias, max|x| · max_o Σ|W_o|. The result solves
-    2 · `off_center_weight` = tolerance.
+    without bias, max|x| · max_o Σ|W_o|, where W_o are the weights of output channel o.
 
     >>> import teka
     >>> round(teka.convert.precision_for_tolerance(1e-3, num_axes=2), 2)

@@ -21,14 +21,14 @@ from teka.nn.options import AttentionOptions
 
 # Reasons why a layer is not replaced. The first ones apply to every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
-BIASED = "teka supports no biases of attention weights and no selection of keys"
+BIASED = "its attention adds a bias to the weights, or attends to selected keys only"
 WINDOWED = "its model limits attention to a window of keys"
 FIXED = "the model does not support set_attn_implementation"
 SUBCLASS = "teka supports no subclass of MultiheadAttention, no add_bias_kv and no add_zero_attn"
 UNKNOWN_SIZE = "its number of heads or their size is not known"
 UNSUPPORTED = "attention of this class is not supported"
 # These apply to relative kernels only.
-COARSER_KEYS = "the keys are on a coarser grid than the queries; use relative=None to replace it"
+COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
 SUBSET = (
     "some patches may be missing, so that positions are unknown; use relative=None to replace it"
 )
@@ -117,11 +117,11 @@ class _AttentionCandidate:
         return next(models, None)
 
     @property
-    def attends_to_other_tokens(self) -> bool:
-        """Return True for cross-attention, and for pooling that attends with a learned query."""
+    def is_self_attention(self) -> bool:
+        """Return False for cross-attention, and for pooling whose query is learned."""
         parent = self.parents[0] if self.parents else self.module
         is_in_decoder = isinstance(parent, nn.TransformerDecoderLayer)
-        return (
+        return not (
             (is_in_decoder and self.name.endswith("multihead_attn"))
             or "Pooling" in type(parent).__name__
             or getattr(self.module, "is_cross_attention", False)
@@ -273,7 +273,7 @@ def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str |
 def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     has_other_sizes = not layer.embed_dim == layer.kdim == layer.vdim
-    if candidate.attends_to_other_tokens or (candidate.needs_positions and has_other_sizes):
+    if not candidate.is_self_attention or (candidate.needs_positions and has_other_sizes):
         return OTHER_TOKENS
     is_subclass = type(layer) is not nn.MultiheadAttention
     if is_subclass or layer.bias_k is not None or layer.add_zero_attn:
@@ -372,7 +372,7 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
         has_window = any(word in kind for kind in layer_types for word in WINDOW_TYPES)
     if has_window and (layer_types or getattr(config, "use_sliding_window", True)):
         return WINDOWED
-    if candidate.attends_to_other_tokens:
+    if not candidate.is_self_attention:
         return OTHER_TOKENS
     if candidate.needs_positions and _first_integer((layer,), REDUCTION_NAMES) > 1:
         return COARSER_KEYS

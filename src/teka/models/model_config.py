@@ -23,8 +23,8 @@ from teka.models.performer_config import PerformerConfig
 # Model classes by name. `register_model` adds classes.
 MODELS: dict[str, type[nn.Module]] = {"conv_performer": ConvPerformer, "performer": Performer}
 BASELINES_HINT = (
-    "Baseline models are available after `import reproduction.baselines` in a checkout of teka, "
-    "and in commands that start with `python -m reproduction` instead of `teka`."
+    "Baseline models need a checkout of teka. There, start commands with `python -m reproduction` "
+    "instead of `teka`, or import `reproduction.baselines` first."
 )
 SIZES = ("image_size", "in_channels", "num_classes")
 # Old names of options in files of earlier versions.

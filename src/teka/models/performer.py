@@ -266,7 +266,7 @@ class Performer(nn.Module):
 
 def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBlock]:
     """Return the blocks of all stages."""
-    keywords = config.attention_keywords()
+    keywords = config.attention_options_without_positions()
     kernel = keywords["kernel"]
     if config.epsilon is not None:
         keywords["kernel"] = make_rectified_kernel(kernel, config.epsilon)

@@ -250,10 +250,10 @@ class PerformerConfig:
     def attention_options(self) -> AttentionOptions:
         """Return the options of the attention of every block."""
         relative = self.position if self.position in RELATIVES else None
-        return AttentionOptions(**self.attention_keywords(), relative=relative)
+        return AttentionOptions(**self.attention_options_without_positions(), relative=relative)
 
-    def attention_keywords(self) -> dict[str, Any]:
-        """Return the options of attention in this config by name, without the position encoding."""
+    def attention_options_without_positions(self) -> dict[str, Any]:
+        """Return the options of the attention layers as a dictionary, without the positions."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:

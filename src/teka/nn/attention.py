@@ -443,7 +443,7 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            hint = "A layer with a relative kernel, a context or causal=True needs all queries."
+            hint = "With a relative kernel, a context or causal=True, all tokens must attend."
             raise wrong_value("num_queries", num_queries, "None", hint)
 
 

@@ -60,7 +60,7 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Mod
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Inputs of an attention layer that `make_inputs` has checked.
+    """Tokens, positions and masks of one call of an attention layer, checked by `make_inputs`.
 
     Args:
         tokens: Tokens that attend.

@@ -262,7 +262,7 @@ class EmbeddedBiasTable(RelativeModule):
 
 
 def initialization_options(kernel: type[RelativeKernel]) -> Collection[str]:
-    """Return the names of the options for the initial parameters of a relative kernel class."""
+    """Return the names of the options that set the initial parameters of a relative kernel."""
     return inspect.signature(kernel.with_initial_parameters).parameters
 
 
@@ -288,9 +288,9 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
 
 
 def relative_kernel_class(relative: str | RelativeModule | None) -> type[RelativeKernel] | None:
-    """Return the class of a relative kernel that is given by its name or as a module.
+    """Return the class of the relative kernel with a given name, or of a module of `teka.nn`.
 
-    Return None if there is no relative kernel.
+    Return None if the layer has no relative kernel.
     """
     if relative is None:
         return None

@@ -26,8 +26,8 @@ MIN_STEPS_TO_COMPILE = 5000
 class Execution:
     """Devices of a training run, and options for its speed and memory.
 
-    These options change the result only by rounding and by the random numbers of dropout, so that a
-    resumed run may use different ones.
+    These options change the result only by rounding errors and by the random numbers of dropout.
+    An interrupted run can therefore continue with other options.
 
     >>> import torch, teka
     >>> from teka.training import Execution

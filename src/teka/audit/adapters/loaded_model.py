@@ -187,7 +187,7 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """Model for an audit, with its preprocessing and a description.
+    """A model that an audit can call, with its preprocessing and a description.
 
     Args:
         name: Name for display.

@@ -206,7 +206,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
-        expected = "a single batch of images, with four axes of floating-point numbers or uint8"
+        expected = "a single input: images with four axes, as floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
     transform, is_declared = _make_preprocessing(inputs[0], file, load_options)
     config = file.parent / "config.json"

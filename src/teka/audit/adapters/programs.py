@@ -118,7 +118,7 @@ def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
     if not load_options.trust:
         raise ValueError(
             f"trust must be True to load {path!r}, got False. {danger} with all your rights. "
-            "If you would also run a script from its source, pass --trust (in Python, trust=True)."
+            "If you trust the author of the file, pass --trust (in Python, trust=True)."
         )
 
 

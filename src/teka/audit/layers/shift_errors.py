@@ -93,10 +93,11 @@ def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
 
 
 def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
-    """Return the sums of squared errors of the best move, separately for each image.
+    """Choose for each image the move of the layer's output with the smallest relative error.
 
-    Several moves by whole cells can approximate a shift of the image. The best of them has the
-    smallest relative error.
+    If the image shifts by a fraction of a cell, the output could move by the next smaller or the
+    next larger number of whole cells. `sums` holds the sums of squared errors of every move, and
+    the result those of the best one.
     """
     if len(sums) == 1:
         return sums[0]

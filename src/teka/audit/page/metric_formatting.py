@@ -52,7 +52,7 @@ def format_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
 def format_difference(name: str, value: float) -> str:
     """Format the difference of a metric between two models, with its sign.
 
-    Differences of shares are in percentage points.
+    For metrics in percent, the difference is in percentage points.
     """
     written = f"{100 * abs(value):.1f}" if is_share(name) else format_number(abs(value))
     sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"

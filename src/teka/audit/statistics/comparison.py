@@ -276,10 +276,10 @@ def compare_all_pairs(
 
 
 def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
-    """Find the best model in each metric, in the order of `NUMBERS`.
+    """Find the best model in each metric.
 
-    A metric is skipped unless all models that define it were compared with each other. If several
-    models are equally good, the first of them is returned.
+    All models that define a metric must have been compared with each other, or the metric is
+    skipped. If several models are equally good, the first of them is returned.
     """
     best_models = []
     for metric in COMPARED_NUMBERS:

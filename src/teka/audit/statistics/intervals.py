@@ -73,7 +73,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of a metric at every shift, with a confidence interval for each and a band for all.
+    """Values of a metric at every shift, with a confidence interval for each value.
+
+    A wider band contains the values at all shifts at the same time, with the same confidence.
 
     Args:
         values: Value at each shift.
@@ -249,12 +251,14 @@ class ImageBootstrap:
         return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
 
     def bootstrap_t_deviations(self, average: "ImageAverage") -> Draws:
-        """Return how far the average of each resample is from the average, for a bootstrap-t.
+        """Measure the distance of each resample from the data, in standard errors (bootstrap-t).
 
-        Let θ be the average, θ* the average of a resample, and σ* the standard error of θ*. The
-        distance is |log(θ* / θ)| θ* / σ*. Unlike `standardized_deviations`, it allows for a skewed
-        distribution of the images' values. Source: Hall, "Theoretical comparison of bootstrap
-        confidence intervals", Annals of Statistics 16 (1988), 927–953.
+        Let θ be the average of the data, θ* that of a resample, and σ* the standard error of θ*.
+        The distance is |log(θ* / θ)| θ* / σ*. The logarithm makes the interval longer on the side
+        of large values, where averages of skewed values vary more.
+
+        Source: Hall, "Theoretical comparison of bootstrap confidence intervals", Annals of
+        Statistics 16 (1988), 927–953.
         """
         values = average.values
         draws = average.draws

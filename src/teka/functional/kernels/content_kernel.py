@@ -319,9 +319,9 @@ class FeatureKernel(ContentKernel):
         """Return a copy of the kernel that stores statistics of queries and keys, such as means.
 
         The statistics are computed for each head of each sample. By default, a kernel has no
-        statistics, and the kernel itself is returned. A kernel with statistics is a dataclass that
-        names their fields in `statistics_fields`. Causal attention does not call this method,
-        because the statistics would include later tokens.
+        statistics, and the kernel itself is returned. A kernel with statistics stores them in
+        dataclass fields, whose names are in `statistics_fields`. Causal attention does not call
+        this method, because the statistics would include later tokens.
         """
         return self
 

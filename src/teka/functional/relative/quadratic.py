@@ -200,7 +200,7 @@ class BiasTable(SeparableRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET
     ) -> "BiasTable":
-        """Create tables of position biases of 0, for offsets of up to `max_offset` tokens."""
+        """Create tables of zeros, for the position biases of offsets up to `max_offset` tokens."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 

@@ -24,7 +24,7 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def lazy_initialization(self, key_states: Heads, value_states: Heads) -> None:
-        """Mark the layer as initialized. The first attention call creates the state."""
+        """Mark the cache of the layer as initialized. The first call of attention fills it."""
         self.is_initialized = True
 
     def update(

@@ -41,8 +41,8 @@ RECOMMENDATIONS = {
     "inaccurate position features": "Use relative='clipped', which is exact and costs less.",
     "biased features": "Random vectors of equal norm make attention weights too small. Use "
     "projection='orthogonal', which does not have this error.",
-    "long queries and keys": "Random features have a large error for long queries and keys. Use "
-    "query_key='normalized', or smaller weights.",
+    "long queries and keys": "Random features have a large error for queries and keys with a large "
+    "norm. Use query_key='normalized', or make the weights of the two projections smaller.",
     "large outputs": "Outputs may be larger for other tokens. Use kernel='squared_relu' or "
     "kernel='positive', whose outputs are bounded. With relative='rotary', use "
     "rotary_normalizer='nonnegative', or the default 'mixed' and a kernel without negative "
