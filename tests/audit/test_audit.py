@@ -19,7 +19,7 @@ QUICK = AuditSettings(shifts=[(0, 1), (1, 0), (0, -2)], batch_size=16)
 
 
 def brightest_column(images: Tensor) -> Tensor:
-    """An argmax over position: the class is the column that is brightest."""
+    """Return logits whose predicted class is the brightest column."""
     return images.sum((1, 2))
 
 
@@ -27,8 +27,8 @@ def invariant(images: Tensor) -> Tensor:
     return torch.stack([images.square().sum((1, 2, 3)), images.sum((1, 2, 3)) * 0.67], dim=1)
 
 
-def delayed(images: Tensor) -> Tensor:
-    """A delayed identity: what goes in comes out one row further down."""
+def shift_down(images: Tensor) -> Tensor:
+    """Return images shifted down by one row."""
     return images.roll(1, dims=2)
 
 
@@ -37,16 +37,16 @@ def random_images(number: int = 40, height: int = 8, width: int = 8) -> Tensor:
     return torch.rand(number, 1, height, width)
 
 
-def columns(number: int = 40) -> tuple[Tensor, Tensor]:
-    """Images with one lit column, and which it is."""
+def images_of_columns(number: int = 40) -> tuple[Tensor, Tensor]:
+    """Return images with one lit column, and the index of that column as label."""
     labels = torch.arange(number) % 7
     images = torch.zeros(number, 1, 5, 7)
     images[torch.arange(number), :, :, labels] = 1.0
     return images, labels
 
 
-def test_an_argmax_over_position_changes_with_every_step_along_its_axis_and_with_none_along_the_other():
-    images, labels = columns()
+def test_column_classifier_changes_with_horizontal_shifts_only():
+    images, labels = images_of_columns()
     report = audit(brightest_column, images, labels, settings=QUICK)
     (metrics,) = report.metrics
     agreement = dict(zip(metrics.shifts, metrics.curves["agreement"].values, strict=True))
@@ -60,8 +60,8 @@ def test_an_argmax_over_position_changes_with_every_step_along_its_axis_and_with
     assert "(dy, dx) = (0, +1)" in report.verdict[1]
 
 
-def test_a_constant_is_consistent_and_called_a_constant_predictor():
-    _, labels = columns()
+def test_constant_predictor_is_consistent_and_invalid():
+    _, labels = images_of_columns()
 
     def constant(images: Tensor) -> Tensor:
         return torch.tensor([0.0, 1.0, 0.5]).expand(len(images), 3)
@@ -72,22 +72,24 @@ def test_a_constant_is_consistent_and_called_a_constant_predictor():
     assert report.verdict[0].startswith("These results are invalid: constant predictor")
 
 
-def test_a_delayed_identity_moves_along_exactly():
-    report = audit(delayed, random_images(), settings=replace(QUICK, modes=("circular", "fourier")))
+def test_shifted_identity_is_exactly_equivariant():
+    report = audit(
+        shift_down, random_images(), settings=replace(QUICK, modes=("circular", "fourier"))
+    )
     assert report.metrics[0].output == "dense"
     assert report.metrics[0].numbers["maximum_error"].value == 0.0
     assert "moves the output along exactly" in report.verdict[0]
     assert "moving the image moves the output along exactly" in report.verdict[1]
 
 
-def test_an_invariant_model_is_said_not_to_change():
+def test_verdict_of_an_invariant_model_states_no_change():
     images = random_images()
     report = audit(invariant, images, invariant(images).argmax(1), settings=QUICK)
     assert report.metrics[0].numbers["maximum_error"].value < 1e-5
     assert "does not change the output beyond rounding" in report.verdict[0]
 
 
-def test_no_layer_is_named_if_the_output_is_exact():
+def test_exact_model_has_no_layer_that_breaks_first():
     torch.manual_seed(0)
     convolution = nn.Conv2d(1, 4, 3, stride=2, padding=1)
     model = nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
@@ -105,7 +107,7 @@ def test_no_layer_is_named_if_the_output_is_exact():
             assert ("reaks equivariance first" in text) == (num_breaks > 0)
 
 
-def test_the_strided_layer_breaks_equivariance_first():
+def test_strided_layer_breaks_equivariance_first():
     torch.manual_seed(0)
     layers = (
         nn.Conv2d(1, 6, 2, stride=2),
@@ -121,18 +123,18 @@ def test_the_strided_layer_breaks_equivariance_first():
     assert "Breaks equivariance first: 0 (stride 2 without a low-pass filter)." in report.verdict
 
 
-def test_a_module_in_training_mode_is_measured_in_evaluation_and_set_back():
+def test_module_in_training_mode_is_measured_in_evaluation_mode():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3))
     module[1].eval()
     report = audit(module, random_images(), settings=QUICK)
-    assert [part.training for part in module.modules()] == [True, True, False, True]
+    assert [submodule.training for submodule in module.modules()] == [True, True, False, True]
     assert report.noise_floor is not None
     assert report.noise_floor.repeat == 0.0
     assert "training mode" in [caveat.name for caveat in report.caveats]
 
 
-def test_a_model_that_draws_anew_is_caught():
+def test_random_model_has_a_caveat():
     def noisy(images: Tensor) -> Tensor:
         return invariant(images) + torch.rand(len(images), 2)
 
@@ -141,8 +143,8 @@ def test_a_model_that_draws_anew_is_caught():
     assert caveat.severity == "invalidates"
 
 
-def test_a_mode_that_fails_costs_only_itself():
-    # The images fill their canvas, so nothing can move without a loss.
+def test_failed_mode_does_not_stop_other_modes():
+    # The images have no blank margins, so mode lossless fails.
     report = audit(
         invariant, random_images(), settings=replace(QUICK, modes=("lossless", "circular"))
     )
@@ -150,53 +152,55 @@ def test_a_mode_that_fails_costs_only_itself():
     assert "mode lossless" in [failure.part for failure in report.failures]
 
 
-def test_a_model_that_raises_at_some_size_costs_only_the_modes_of_that_size():
-    def picky(images: Tensor) -> Tensor:
+def test_model_that_fails_at_one_size_is_measured_in_other_modes():
+    def size_checking_model(images: Tensor) -> Tensor:
         if images.shape[-1] != 8:
             raise RuntimeError("only 8 columns, please")
         return invariant(images)
 
-    report = audit(picky, random_images(), settings=replace(QUICK, modes=("circular", "crop")))
+    report = audit(
+        size_checking_model, random_images(), settings=replace(QUICK, modes=("circular", "crop"))
+    )
     assert [one.movement.mode for one in report.metrics] == ["circular"]
     (failure,) = (one for one in report.failures if one.part == "mode crop")
     assert "only 8 columns, please" in failure.message
 
 
-def test_a_model_without_any_measurable_mode_is_an_error_that_says_why():
-    def broken(images: Tensor) -> Tensor:
+def test_audit_without_a_measurable_mode_is_an_error():
+    def nan_model(images: Tensor) -> Tensor:
         return invariant(images) * float("nan")
 
     with pytest.raises(ValueError, match="NaN"):
-        audit(broken, random_images(), settings=QUICK)
+        audit(nan_model, random_images(), settings=QUICK)
 
 
-def test_a_model_that_raises_late_keeps_what_was_measured_before():
+def test_late_error_of_the_model_keeps_earlier_measurements():
     calls = []
 
-    def tired(images: Tensor) -> Tensor:
+    def model_that_fails_late(images: Tensor) -> Tensor:
         calls.append(len(images))
         if sum(calls) > 120:
             raise RuntimeError("enough")
         return invariant(images)
 
     settings = replace(QUICK, batch_size=20, parts=())
-    report = audit(tired, random_images(), settings=settings)
+    report = audit(model_that_fails_late, random_images(), settings=settings)
     (metrics,) = report.metrics
     assert (0, 0) in metrics.shifts
     assert metrics.skipped_shifts
     assert any("enough" in failure.message for failure in report.failures)
 
 
-def test_a_protocol_is_added():
+def test_protocol_is_added_to_the_report():
     settings = replace(QUICK, shifts=[(1, 1)], protocol="chaman2021", parts=())
     report = audit(invariant, random_images(), settings=settings)
     assert report.metrics[0].shifts == ((0, 0), (1, 1))
     assert [protocol.name for protocol in report.protocols] == ["chaman2021"]
 
 
-def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
-    images, labels = columns()
-    # Unmoved, the last column is dark in all of these.
+def test_zero_outputs_are_audited_without_a_relative_error():
+    images, labels = images_of_columns()
+    # The last column of the remaining images is dark without a shift.
     images = images[labels < 6]
     settings = replace(QUICK, shifts=[(0, step) for step in range(1, 7)])
     report = audit(lambda batch: batch[:, 0, :3, -1] * torch.arange(3.0), images, settings=settings)
@@ -206,7 +210,7 @@ def test_outputs_of_zero_have_no_relative_error_and_are_audited_all_the_same():
     assert "changes the prediction in" in report.verdict[0]
 
 
-def test_an_unknown_layer_is_refused_before_anything_is_measured():
+def test_unknown_layer_is_an_error():
     model = nn.ModuleDict({"encoder": nn.Flatten(), "head": nn.Linear(64, 3)}).eval()
     settings = replace(QUICK, layers=["encodr"])
     with pytest.raises(
@@ -218,11 +222,11 @@ def test_an_unknown_layer_is_refused_before_anything_is_measured():
         match=r"layers must be None, got \['encodr'\]. The model is a function and not a module",
     ):
         audit(invariant, random_images(), settings=settings)
-    # Without the layers' part the names do not matter.
+    # Names of layers are not checked without the part "layers".
     assert audit(invariant, random_images(), settings=replace(settings, parts=())).metrics
 
 
-def test_a_shift_larger_than_the_images_is_an_error():
+def test_shift_larger_than_the_images_is_an_error():
     with pytest.raises(ValueError, match="at most the size of the canvas"):
         audit(invariant, random_images(), settings=AuditSettings(shifts=[(0, 9)]))
 
@@ -243,12 +247,12 @@ def test_a_shift_larger_than_the_images_is_an_error():
         (torch.zeros(2, 1, 5, 5), torch.tensor([0, -1]), "labels"),
     ],
 )
-def test_bad_data_is_refused_by_name(images: Tensor, labels: Tensor | None, message: str):
+def test_invalid_images_and_labels_are_errors(images: Tensor, labels: Tensor | None, message: str):
     with pytest.raises(ValueError, match=message):
         audit(invariant, images, labels, settings=QUICK, class_names=["small", "large"])
 
 
-def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
+def test_spent_budget_keeps_measurements_and_lists_skipped_shifts():
     report = audit(
         invariant, random_images(), settings=replace(QUICK, batch_size=40, budget_seconds=1e-6)
     )
@@ -259,14 +263,14 @@ def test_a_spent_budget_keeps_what_was_measured_and_says_what_was_not():
     assert report.verdict == ("No image was moved: the time budget was spent.",)
 
 
-def test_parts_that_were_not_asked_for_are_not_done():
+def test_unrequested_parts_are_left_out():
     report = audit(invariant, random_images(), settings=replace(QUICK, parts=()))
-    # Whether the model is deterministic is measured all the same, since it decides whether the numbers are valid.
+    # Two calls are always compared, because the results of a random model are invalid.
     assert report.noise_floor == NoiseFloor(0.0, None, "it was not requested")
     assert report.layers is None
 
 
-def test_what_the_caller_knows_is_in_the_report():
+def test_report_contains_the_facts_of_the_caller():
     caveat = Caveat("resize", "note", "one pixel is two")
     report = audit(
         invariant,
@@ -296,15 +300,15 @@ def test_shifts_replace_those_of_the_settings():
     assert report.metrics[0].shifts == ((0, 0), (0, 3))
 
 
-def test_numbers_of_any_type_give_the_same_report(tmp_path, unchecked_annotations):
-    whole = {"num_resamples": 400, "batch_size": 7}
-    settings = replace(QUICK, confidence=0.5, seed=3, **whole)
+def test_settings_of_any_number_type_give_the_same_report(tmp_path, unchecked_annotations):
+    integers = {"num_resamples": 400, "batch_size": 7}
+    settings = replace(QUICK, confidence=0.5, seed=3, **integers)
     expected = audit(invariant, random_images(), settings=settings)
     settings = replace(
         QUICK,
         confidence=Fraction(1, 2),
         seed=np.int64(3),
-        **{name: np.int64(number) for name, number in whole.items()},
+        **{name: np.int64(number) for name, number in integers.items()},
     )
     report = audit(invariant, random_images(), settings=settings)
     assert report.metrics == expected.metrics
@@ -312,7 +316,7 @@ def test_numbers_of_any_type_give_the_same_report(tmp_path, unchecked_annotation
     assert AuditReport.read(tmp_path / "report.json").settings == expected.settings
 
 
-def test_progress_names_its_part():
+def test_progress_names_the_part():
     parts: set[str] = set()
 
     def progress(part: str, done: int, total: int, seconds_left: float) -> None:
@@ -328,7 +332,7 @@ def test_progress_names_its_part():
     assert parts == {"circular", "zero", "layers", "rounding errors"}
 
 
-def test_a_report_comes_back_from_its_file(tmp_path):
+def test_report_survives_writing_and_reading(tmp_path):
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(1, 6, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 3)
@@ -340,8 +344,8 @@ def test_a_report_comes_back_from_its_file(tmp_path):
     assert AuditReport.read(report.write(tmp_path / "report.json")) == report
 
 
-def test_the_same_seed_gives_the_same_numbers():
-    images, labels = columns()
+def test_same_seed_gives_the_same_report():
+    images, labels = images_of_columns()
     first, second = (audit(brightest_column, images, labels, settings=QUICK) for _ in range(2))
     assert first.metrics == second.metrics
     assert first.examples == second.examples
@@ -355,7 +359,7 @@ def constant(images: Tensor) -> Tensor:
     return torch.tensor([0.0, 1.0, 0.5]).expand(len(images), 3) + 0 * images.sum()
 
 
-def test_the_results_of_a_model_that_is_not_deterministic_are_invalid_whatever_parts_are_done():
+def test_random_model_has_invalid_results_with_any_parts():
     for parts in (("noise", "layers"), ()):
         report = audit(noisy, random_images(), settings=replace(QUICK, parts=parts))
         assert "non-determinism" in report.invalid
@@ -366,13 +370,13 @@ def test_the_results_of_a_model_that_is_not_deterministic_are_invalid_whatever_p
             report.number("consistency")
 
 
-def test_layers_that_draw_anew_are_not_said_to_hold():
-    class Drawing(nn.Module):
+def test_random_layers_are_undecided():
+    class RandomLayer(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images + torch.rand_like(images)
 
     model = nn.Sequential(
-        Drawing(), nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        RandomLayer(), nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ).eval()
     report = audit(model, random_images(), settings=QUICK)
     assert "cannot be decided" in report.verdict[-1]
@@ -382,8 +386,8 @@ def test_layers_that_draw_anew_are_not_said_to_hold():
     assert report.layers.findings[0].is_undecided(report.layers.threshold)
 
 
-def test_an_invalid_report_shows_no_number_as_if_it_held():
-    _, labels = columns()
+def test_invalid_report_marks_its_metrics_as_invalid():
+    _, labels = images_of_columns()
     report = audit(constant, random_images(), labels % 3, settings=QUICK)
     assert report.verdict == (
         "These results are invalid: constant predictor, no better than chance.",
@@ -432,7 +436,7 @@ def make_strided_model() -> nn.Sequential:
     return nn.Sequential(*layers).eval()
 
 
-def test_the_main_results_come_before_the_layers():
+def test_main_results_come_before_the_layers():
     main_results: list[AuditReport] = []
     labels = torch.arange(40) % 3
     report = audit(
@@ -450,7 +454,7 @@ def test_the_main_results_come_before_the_layers():
     assert "Breaks equivariance first: 0" in shown
 
 
-def test_an_interrupt_after_the_main_results_keeps_the_report(tmp_path):
+def test_interrupt_after_the_main_results_keeps_the_report(tmp_path):
     is_interrupted = False
 
     class Interrupting(nn.Module):
@@ -464,7 +468,7 @@ def test_an_interrupt_after_the_main_results_keeps_the_report(tmp_path):
         is_interrupted = True
 
     model = Interrupting().eval()
-    images, labels = columns()
+    images, labels = images_of_columns()
     report = audit(model, images, labels, settings=QUICK, on_result=interrupt)
     assert "changes the prediction" in report.verdict[0]
     assert report.layers is None
@@ -474,7 +478,7 @@ def test_an_interrupt_after_the_main_results_keeps_the_report(tmp_path):
     ]
     assert report.number("consistency") < 1
     assert AuditReport.read(report.write(tmp_path / "report.json")) == report
-    # Without a caller who saw the main results, the interrupt ends the audit.
+    # Without a callback for the main results, the interrupt ends the audit.
     is_interrupted = False
     calls = []
 

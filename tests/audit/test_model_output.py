@@ -61,8 +61,8 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Sixty pictures of noise, of 32 × 32, in two classes."""
+def image_folder(tmp_path_factory):
+    """Return a folder of 60 noise images of 32 × 32 pixels in two classes."""
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("pictures")
@@ -75,25 +75,30 @@ def pictures(tmp_path_factory):
 
 
 @pytest.mark.parametrize("output", MODELS)
-def test_a_model_of_transformers_is_measured_by_what_it_is_for(output, pictures, tmp_path):
+def test_transformers_model_is_measured_by_the_metric_of_its_task(output, image_folder, tmp_path):
     torch.manual_seed(0)
     with quiet():
         model = MODELS[output]()
-        if output == "boxes":  # that are found: the scores of one class above all others
+        if output == "boxes":  # A high bias of one class makes the model detect objects.
             model.class_labels_classifier.layers[-1].bias.data = torch.tensor([0.0, 9.0, 0.0, 0.0])
         model.save_pretrained(tmp_path / "model")
         subject = load(str(tmp_path / "model"), LoadOptions(input_size=32))
     assert subject.output == output
     settings = AuditSettings(shifts=[(0, 1), (2, 0)], parts=(), num_examples=0, num_resamples=40)
-    case = make_audit_inputs(subject, ImageOptions(str(pictures)), settings)
-    assert case.labels is None
-    report = audit(case.function, case.images, settings=case.settings, **case.known)
+    audit_inputs = make_audit_inputs(subject, ImageOptions(str(image_folder)), settings)
+    assert audit_inputs.labels is None
+    report = audit(
+        audit_inputs.function,
+        audit_inputs.images,
+        settings=audit_inputs.settings,
+        **audit_inputs.known,
+    )
     assert report.failures == ()
     expected = {"segmentation": "overlap", "boxes": "overlap", "features": "retrieval"}[output]
     assert 0 <= report.metrics[0].numbers[expected].value <= 1
 
 
-def test_a_segmentation_is_enlarged_to_the_images(tmp_path):
+def test_segmentation_is_resized_to_the_image_size(tmp_path):
     with quiet():
         MODELS["segmentation"]().save_pretrained(tmp_path)
         maps = load(str(tmp_path)).function(torch.rand(2, 3, 32, 64))
@@ -101,7 +106,7 @@ def test_a_segmentation_is_enlarged_to_the_images(tmp_path):
     assert maps.shape == (2, 3, 32, 64)
 
 
-def test_boxes_are_in_pixels_and_scores_leave_out_no_object():
+def test_detr_boxes_are_in_pixels_with_scores_of_classes():
     images = torch.zeros(1, 3, 10, 20)
     logits, boxes = torch.tensor([[[0.0, 2.0, 0.0]]]), torch.tensor([[[0.5, 0.5, 0.2, 0.4]]])
     (box,) = convert_detr_boxes(logits, boxes, OutputSource(images, num_classes=2))[0]
@@ -111,19 +116,19 @@ def test_boxes_are_in_pixels_and_scores_leave_out_no_object():
     assert box[4:].tolist() == pytest.approx([0.5, torch.tensor(2.0).sigmoid().item(), 0.5])
 
 
-def test_of_a_list_of_detections_there_is_one_row_for_each_and_the_rest_is_empty():
-    found = {
+def test_torchvision_detections_are_padded_with_empty_rows():
+    detections = {
         "boxes": torch.tensor([[0.0, 1, 2, 3], [4, 5, 6, 7]]),
         "scores": torch.tensor([0.3, 0.8]),
     }
-    found["labels"] = torch.tensor([1, 0])
+    detections["labels"] = torch.tensor([1, 0])
     none = {
         "boxes": torch.zeros(0, 4),
         "scores": torch.zeros(0),
         "labels": torch.zeros(0, dtype=torch.int64),
     }
     boxes = convert_torchvision_detections(
-        [found, none], OutputSource(torch.zeros(2, 3, 8, 8), num_classes=2)
+        [detections, none], OutputSource(torch.zeros(2, 3, 8, 8), num_classes=2)
     )
     assert boxes.shape == (2, 300, 6)
     assert boxes[0, :2].tolist() == [
@@ -161,7 +166,7 @@ def select(result, module=None, images=BATCH, **options):
     return values, kind
 
 
-def test_the_logits_of_a_structured_output_are_measured_whatever_its_type():
+def test_select_output_finds_the_logits_in_any_container():
     for result in (
         LOGITS,
         LOGITS.numpy(),
@@ -181,8 +186,8 @@ def test_the_logits_of_a_structured_output_are_measured_whatever_its_type():
         assert torch.equal(values, LOGITS), type(result)
 
 
-def test_features_are_pooled_by_the_output_of_the_pooler_the_class_token_or_the_mean():
-    plain = nn.Linear(1, 1)
+def test_features_are_pooler_output_class_token_or_mean():
+    without_class_token = nn.Linear(1, 1)
     for result, module, expected in (
         ({"image_embeds": TOKENS[:, 1], "last_hidden_state": TOKENS}, None, TOKENS[:, 1]),
         (
@@ -191,7 +196,7 @@ def test_features_are_pooled_by_the_output_of_the_pooler_the_class_token_or_the_
             TOKENS[:, 3],
         ),
         ({"last_hidden_state": TOKENS, "pooler_output": None}, WithClassToken(), TOKENS[:, 0]),
-        ({"last_hidden_state": TOKENS}, plain, TOKENS.mean(1)),
+        ({"last_hidden_state": TOKENS}, without_class_token, TOKENS.mean(1)),
         ({"last_hidden_state": MAPS}, None, MAPS.mean((2, 3))),
         ({"last_hidden_state": MAPS, "cls_token_value": TOKENS[:, :1]}, None, TOKENS[:, 0]),
         ({"pooler_output": MAPS[..., :1, :1]}, None, MAPS[..., 0, 0]),
@@ -202,20 +207,20 @@ def test_features_are_pooled_by_the_output_of_the_pooler_the_class_token_or_the_
         torch.testing.assert_close(flatten_vectors(values, kind), expected)
 
 
-def test_the_output_of_a_segmenter_or_a_detector_is_recognised_by_its_fields():
+def test_segmentation_and_boxes_are_recognized_by_their_fields():
     maps = OrderedDict(out=MAPS, aux=MAPS)
     assert select(maps)[1] == "segmentation"
     assert select(maps)[0].shape == (4, 5, 8, 8)
     assert select({"logits": TOKENS, "pred_boxes": TOKENS[..., :4]})[1] == "boxes"
-    one = {
+    detection = {
         "boxes": torch.zeros(1, 4),
         "scores": torch.ones(1),
         "labels": torch.ones(1, dtype=torch.int64),
     }
-    assert select([one] * 4)[1] == "boxes"
+    assert select([detection] * 4)[1] == "boxes"
 
 
-def test_an_output_is_chosen_by_its_name_or_its_index():
+def test_output_name_selects_by_name_or_index():
     assert torch.equal(select({"logits": LOGITS, "other": TOKENS}, name="other")[0], TOKENS)
     assert torch.equal(select((LOGITS, TOKENS), name="1")[0], TOKENS)
     with pytest.raises(
@@ -228,7 +233,7 @@ def test_an_output_is_chosen_by_its_name_or_its_index():
         select(LOGITS, name="logits")
 
 
-def test_what_is_no_output_is_described():
+def test_unsupported_outputs_are_errors_that_describe_them():
     for result, message in (
         (None, "is None, expected one tensor"),
         ((), "is an empty tuple"),
@@ -251,12 +256,12 @@ def test_what_is_no_output_is_described():
             select(result)
 
 
-def kind_of(values, **options):
+def inferred_kind(values, **options):
     return infer_kind(values, (12, 18), **options)[0]
 
 
-def test_the_kind_follows_from_shape_dtype_and_values():
-    shares = LOGITS.softmax(1)
+def test_kind_is_inferred_from_shape_dtype_and_values():
+    probabilities = LOGITS.softmax(1)
     for values, expected in (
         (LOGITS, "logits"),
         (LOGITS.half(), "logits"),
@@ -264,10 +269,10 @@ def test_the_kind_follows_from_shape_dtype_and_values():
         (LOGITS[:, :, None, None], "logits"),
         (LOGITS[:, :1], "logits"),
         (LOGITS[:, :1, None, None], "logits"),
-        (shares, "probabilities"),
-        (shares.bfloat16(), "probabilities"),
-        (shares[:, :, None, None], "probabilities"),
-        (shares[:, :1], "probabilities"),
+        (probabilities, "probabilities"),
+        (probabilities.bfloat16(), "probabilities"),
+        (probabilities[:, :, None, None], "probabilities"),
+        (probabilities[:, :1], "probabilities"),
         (torch.rand(4, 3) * 0.3, "logits"),
         (torch.arange(4)[:, None], "classes"),
         (torch.tensor([[True], [False]]), "classes"),
@@ -279,16 +284,16 @@ def test_the_kind_follows_from_shape_dtype_and_values():
         assert infer_kind(torch.rand(3, 4, *sizes), (12, 18)) == ("dense", stride)
 
 
-def test_with_several_labels_of_an_image_each_value_is_of_one_label():
-    shares = LOGITS.sigmoid()
-    assert kind_of(LOGITS, label_axes=2) == "multilabel"
-    assert kind_of(LOGITS[:, :, None, None], label_axes=2) == "multilabel"
-    assert kind_of(shares, label_axes=2) == "multilabel_probabilities"
-    # These exclude each other.
-    assert kind_of(LOGITS.softmax(1), label_axes=2) == "probabilities"
+def test_kind_with_several_labels_per_image_is_multilabel():
+    probabilities = LOGITS.sigmoid()
+    assert inferred_kind(LOGITS, label_axes=2) == "multilabel"
+    assert inferred_kind(LOGITS[:, :, None, None], label_axes=2) == "multilabel"
+    assert inferred_kind(probabilities, label_axes=2) == "multilabel_probabilities"
+    # Values that sum to 1 are probabilities of exclusive classes.
+    assert inferred_kind(LOGITS.softmax(1), label_axes=2) == "probabilities"
 
 
-def test_the_kind_that_is_asked_for_holds():
+def test_requested_kind_is_kept():
     assert infer_kind(LOGITS, (12, 18), "features") == ("features", None)
     assert infer_kind(LOGITS.softmax(1), (12, 18), "logits") == ("logits", None)
     assert infer_kind(torch.rand(3, 4, 6, 6), (12, 18), "features") == ("features", None)
@@ -297,7 +302,7 @@ def test_the_kind_that_is_asked_for_holds():
     assert infer_kind(torch.rand(3, 4, 5, 5), (12, 18), "dense", (2, 3)) == ("dense", (2, 3))
 
 
-def test_an_output_of_another_kind_is_refused_with_its_shape_and_dtype():
+def test_output_that_does_not_fit_the_requested_kind_is_an_error():
     for shape, kind, stride, message in (
         (
             (3, 10),
@@ -326,7 +331,7 @@ def test_an_output_of_another_kind_is_refused_with_its_shape_and_dtype():
 
 
 @given(st.integers(1, 100), st.integers(0, 2**32))
-def test_sets_of_labels_have_the_same_code_only_if_they_are_the_same(num_labels, seed):
+def test_label_set_codes_are_equal_only_for_equal_sets(num_labels, seed):
     labels = torch.randint(2, (6, num_labels), generator=torch.Generator().manual_seed(seed))
     codes = encode_label_sets(labels)
     assert (codes >= 0).all()
@@ -334,11 +339,11 @@ def test_sets_of_labels_have_the_same_code_only_if_they_are_the_same(num_labels,
     assert torch.equal(codes[:, None] == codes[None], same)
 
 
-# Images of one lit pixel, whose column decides.
+# Images with one lit pixel in column 0 to 5.
 POINTS = torch.eye(6)[:, None, None, :]
 SHIFTS = [(0, 0), (0, 1), (0, 3)]
 COLUMNS = torch.tensor([[(column + right) % 6 for column in range(6)] for _, right in SHIFTS])
-SCORES = torch.tensor([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])  # of each column
+SCORES = torch.tensor([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])  # The score of each column.
 
 
 def measure(function, labels=None, **options):
@@ -351,7 +356,7 @@ def score(images):
     return images.flatten(1) @ SCORES
 
 
-def several(images):
+def three_scores(images):
     return torch.stack([score(images), -score(images), score(images) - 0.75], dim=1)
 
 
@@ -372,7 +377,7 @@ BINARY = {
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 @pytest.mark.parametrize("form", BINARY)
-def test_a_binary_classifier_is_one_whatever_it_returns(form, batch_size):
+def test_binary_classifier_may_return_any_form(form, batch_size):
     responses = measure(BINARY[form], LABELS, batch_size=batch_size)
     expected = (SCORES[COLUMNS] > 0).long()
     assert torch.equal(not_none(responses.predictions), expected)
@@ -382,7 +387,7 @@ def test_a_binary_classifier_is_one_whatever_it_returns(form, batch_size):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_probabilities_and_pooled_maps_are_measured_as_the_logits_that_they_stand_for(batch_size):
+def test_probabilities_and_pooled_maps_have_the_predictions_of_logits(batch_size):
     def logits(images):
         return torch.stack([score(images), 0.5 * images[..., 0].flatten(), -score(images)], dim=1)
 
@@ -398,34 +403,41 @@ def test_probabilities_and_pooled_maps_are_measured_as_the_logits_that_they_stan
         assert torch.equal(not_none(found.predictions), not_none(plain.predictions))
 
 
-def test_the_sets_of_labels_that_a_multi_label_classifier_predicts_are_compared_as_wholes():
-    predicted = torch.stack([SCORES > 0, SCORES < 0, SCORES > 0.75], dim=1)  # of each column
+def test_multilabel_predictions_are_compared_as_sets():
+    predicted = torch.stack(
+        [SCORES > 0, SCORES < 0, SCORES > 0.75], dim=1
+    )  # The labels of each column.
     labels = predicted.clone()
     labels[0, 2] = True
     agreement = (predicted[COLUMNS] == predicted[COLUMNS[0]]).all(dim=2)
     correct = (predicted[COLUMNS] == labels).all(dim=2)
     for function, sets in (
-        (several, labels),
-        (several, labels.float()),
-        (lambda images: several(images).sigmoid(), labels.long()),
-        (lambda images: several(images)[..., None, None], labels),
+        (three_scores, labels),
+        (three_scores, labels.float()),
+        (lambda images: three_scores(images).sigmoid(), labels.long()),
+        (lambda images: three_scores(images)[..., None, None], labels),
     ):
         responses = measure(function, sets, batch_size=5)
         assert responses.output in MULTILABEL
         assert torch.equal(not_none(responses.correct), correct)
         assert torch.equal(not_none(responses.agreement), agreement)
-    assert torch.equal(not_none(measure(several, output="multilabel").agreement), agreement)
+    assert torch.equal(not_none(measure(three_scores, output="multilabel").agreement), agreement)
 
 
-def test_labels_that_a_classifier_cannot_predict_are_refused():
+def test_labels_that_the_model_cannot_predict_are_errors():
     for function, labels, options, message in (
         (score, LABELS + 1, {}, "labels must be classes below 2.*got 2"),
-        (several, LABELS + 2, {}, "labels must be classes below 3.*got 3"),
-        (several, torch.zeros(6, 2), {}, r"labels must have shape \(6, 3\).*got \(6, 2\)"),
-        (several, LABELS, {"output": "multilabel"}, r"labels must have shape \(6, 3\).*got \(6,\)"),
-        (several, torch.full((6, 3), 0.5), {}, r"labels must be .*got other than 0 and 1"),
+        (three_scores, LABELS + 2, {}, "labels must be classes below 3.*got 3"),
+        (three_scores, torch.zeros(6, 2), {}, r"labels must have shape \(6, 3\).*got \(6, 2\)"),
         (
-            lambda images: several(images).softmax(1),
+            three_scores,
+            LABELS,
+            {"output": "multilabel"},
+            r"labels must have shape \(6, 3\).*got \(6,\)",
+        ),
+        (three_scores, torch.full((6, 3), 0.5), {}, r"labels must be .*got other than 0 and 1"),
+        (
+            lambda images: three_scores(images).softmax(1),
             torch.zeros(6, 3),
             {},
             r"labels must have shape \(6,\).*got \(6, 3\)",
@@ -441,10 +453,10 @@ def test_labels_that_a_classifier_cannot_predict_are_refused():
             measure(function, labels, **options)
 
 
-def test_a_report_says_that_labels_were_not_used_and_that_one_value_was_read_as_two_classes():
+def test_unused_labels_and_single_values_have_caveats():
     settings = AuditSettings(shifts=[(0, 1)], parts=(), num_resamples=40)
 
-    def caveats(function, labels):
+    def caveat_names(function, labels):
         report = audit(
             function, POINTS.expand(-1, 1, 3, -1).contiguous(), labels, settings=settings
         )
@@ -457,13 +469,13 @@ def test_a_report_says_that_labels_were_not_used_and_that_one_value_was_read_as_
         lambda images: images[:, 0, 0] @ SCORES, LABELS
     )
     assert "one value read as two classes" not in caveats(
-        lambda images: several(images[:, :, :1]), LABELS
+        lambda images: three_scores(images[:, :, :1]), LABELS
     )
 
 
-@pytest.mark.parametrize("form", ["class", "probability", "several"])
-def test_every_part_of_an_audit_takes_every_kind_of_classifier(form):
-    function = several if form == "several" else BINARY[form]
+@pytest.mark.parametrize("form", ["class", "probability", "three_scores"])
+def test_all_parts_of_an_audit_accept_all_kinds_of_classifiers(form):
+    function = three_scores if form == "three_scores" else BINARY[form]
     labels = torch.randint(2, (40, 3), generator=torch.Generator().manual_seed(0))
     images = torch.rand(40, 1, 1, 6, generator=torch.Generator().manual_seed(0))
 
@@ -473,11 +485,11 @@ def test_every_part_of_an_audit_takes_every_kind_of_classifier(form):
 
     settings = AuditSettings(shifts=[(0, 1), (0, 2)], num_resamples=40)
     report = audit(
-        Model(), images, labels if form == "several" else labels[:, 0], settings=settings
+        Model(), images, labels if form == "three_scores" else labels[:, 0], settings=settings
     )
     assert [failure for failure in report.failures if failure.part != "layers"] == []
     assert {"accuracy", "consistency"} <= report.metrics[0].numbers.keys()
-    assert len(report.examples) == (0 if form == "several" else 8)
+    assert len(report.examples) == (0 if form == "three_scores" else 8)
     str(report)
     assert report.responses[0].unpack().output == report.metrics[0].output
     assert set(OUTPUTS) >= {report.metrics[0].output}

@@ -15,42 +15,42 @@ STRIDED = (
 )
 
 
-def found_in(*layers, movement="circular", **options):
+def locate(*layers, movement="circular", **options):
     torch.manual_seed(0)
     images = torch.rand(3, 2, 16, 24, dtype=torch.float64)
     model = nn.Sequential(*layers).double().eval()
     return locate_layers(model, images, axis_shifts(4), Movement(movement), **options)
 
 
-def test_every_fix_has_a_kind_of_break_a_description_and_a_source():
+def test_fixes_have_a_break_a_description_and_a_source():
     for fix in FIXES.values():
         assert fix.kind in BREAKS
         assert fix.does
         assert fix.source
 
 
-def test_recommended_fixes_follow_from_the_first_breaks_and_the_mode():
-    assert found_in(*STRIDED).recommended_fixes == ("circular", "polyphase")
-    assert found_in(*STRIDED, movement="zero").recommended_fixes == ("blur",)
-    assert found_in(nn.Conv2d(2, 4, 3, padding=1)).recommended_fixes == ("circular",)
-    assert found_in(nn.Conv2d(2, 4, 2, 2)).recommended_fixes == ("polyphase",)
-    assert found_in(nn.Conv2d(2, 4, 1), nn.ReLU()).recommended_fixes == ()
+def test_recommended_fixes_depend_on_the_first_breaks_and_the_mode():
+    assert locate(*STRIDED).recommended_fixes == ("circular", "polyphase")
+    assert locate(*STRIDED, movement="zero").recommended_fixes == ("blur",)
+    assert locate(nn.Conv2d(2, 4, 3, padding=1)).recommended_fixes == ("circular",)
+    assert locate(nn.Conv2d(2, 4, 2, 2)).recommended_fixes == ("polyphase",)
+    assert locate(nn.Conv2d(2, 4, 1), nn.ReLU()).recommended_fixes == ()
 
 
 def test_impossible_fixes_are_not_recommended():
-    found = found_in(nn.Conv2d(2, 4, 5, 2, padding=1))
+    found = locate(nn.Conv2d(2, 4, 5, 2, padding=1))
     assert found.breaks["aliasing"].name == "0"
     assert found.fixable("polyphase") == ()
     assert "its output size (7, 11) times its stride" in found.fixes["polyphase"]["0"]
     assert "polyphase" not in found.recommended_fixes
 
 
-def test_a_fix_applies_to_all_suitable_layers_that_were_examined():
-    found = found_in(*STRIDED)
+def test_fix_applies_to_all_suitable_layers_with_findings():
+    found = locate(*STRIDED)
     assert found.fixable("blur") == found.fixable("polyphase") == ("0", "2")
     assert found.fixable("circular") == ("0", "3")
     assert found.fixable("positions") == ()
-    assert found_in(*STRIDED, layers=["2"]).fixable("blur") == ("2",)
+    assert locate(*STRIDED, layers=["2"]).fixable("blur") == ("2",)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_a_fix_applies_to_all_suitable_layers_that_were_examined():
 def test_impossible_fixes_of_strided_layers_have_a_reason(layer, reason):
     if isinstance(layer, nn.LazyConv2d):
         layer(torch.rand(1, 2, 16, 24))
-    assert found_in(layer).fixes["polyphase"]["0"] == reason
+    assert locate(layer).fixes["polyphase"]["0"] == reason
 
 
-def test_padding_wider_than_the_map_cannot_be_circular():
-    found = found_in(
+def test_padding_wider_than_the_map_cannot_become_circular():
+    found = locate(
         nn.AvgPool2d(8), nn.Conv2d(2, 2, 7, padding=3), nn.ConstantPad2d((-1, 0, 0, 0), 0.0)
     )
     assert set(found.fixes["circular"].values()) == {"it pads by more than its map", "it crops"}
@@ -92,5 +92,5 @@ def test_padding_wider_than_the_map_cannot_be_circular():
         ((8,), None),
     ],
 )
-def test_the_axes_of_positions_follow_from_the_grid(shape, expected):
+def test_axes_of_positions_follow_from_the_grid(shape, expected):
     assert find_position_axes(shape, [((2, 3), 1)]) == expected

@@ -4,7 +4,7 @@ from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings, 
 from teka.audit.movement import Movement
 
 
-def finding(name, added=None, noise=0.0):
+def make_finding(name, added=None, noise=0.0):
     return LayerFinding(
         name=name,
         kind="Conv2d",
@@ -37,30 +37,30 @@ def findings(*layers, threshold=1e-4):
     )
 
 
-def test_the_limit_is_the_threshold_or_ten_times_the_noise():
+def test_limit_is_the_threshold_or_ten_times_the_noise():
     assert error_limit(1e-4, noise=1e-6) == 1e-4
     assert error_limit(1e-4, noise=1e-3) == pytest.approx(1e-2)
 
 
-def test_biggest_jumps_are_sorted_and_small_or_unknown_ones_left_out():
+def test_largest_added_errors_are_sorted_without_small_or_unknown():
     layers = (
-        finding("a", 0.1),
-        finding("b", 0.3),
-        finding("c", 1e-5),
-        finding("d"),
-        finding("e", 0.2, noise=0.1),
+        make_finding("a", 0.1),
+        make_finding("b", 0.3),
+        make_finding("c", 1e-5),
+        make_finding("d"),
+        make_finding("e", 0.2, noise=0.1),
     )
     assert [one.name for one in findings(*layers).largest_increases()] == ["b", "a"]
     assert [one.name for one in findings(*layers).largest_increases(1)] == ["b"]
 
 
-def test_a_module_is_no_jump_if_a_part_explains_half_of_its_increase():
+def test_module_is_left_out_if_a_submodule_explains_half_of_its_error():
     layers = (
-        finding("stem.0", 0.2),
-        finding("stem", 0.3),
-        finding("stems", 0.1),
-        finding("(model)", 0.3),
+        make_finding("stem.0", 0.2),
+        make_finding("stem", 0.3),
+        make_finding("stems", 0.1),
+        make_finding("(model)", 0.3),
     )
     assert [one.name for one in findings(*layers).largest_increases()] == ["stem.0", "stems"]
-    layers = (finding("stem.0", 0.1), finding("stem", 0.3))
+    layers = (make_finding("stem.0", 0.1), make_finding("stem", 0.3))
     assert [one.name for one in findings(*layers).largest_increases()] == ["stem", "stem.0"]

@@ -13,7 +13,7 @@ from teka.audit.layers.layouts import (
 from teka.models import Performer
 
 OTHER = nn.GELU()
-SEEN = (24, 36)
+IMAGE_SIZE = (24, 36)
 
 
 def recognize(recognizer, module, shape, is_output=True, source=None, source_shape=()):
@@ -22,15 +22,15 @@ def recognize(recognizer, module, shape, is_output=True, source=None, source_sha
     return found
 
 
-def start(seen=SEEN):
-    recognizer = LayoutRecognizer(seen)
-    first = recognize(recognizer, OTHER, (3, *seen), is_output=False)
-    assert first == Layout("map", seen, (Fraction(1), Fraction(1)))
+def start_recognizer(image_size=IMAGE_SIZE):
+    recognizer = LayoutRecognizer(image_size)
+    first = recognize(recognizer, OTHER, (3, *image_size), is_output=False)
+    assert first == Layout("map", image_size, (Fraction(1), Fraction(1)))
     return recognizer, first
 
 
-def patched(prefix=0):
-    recognizer, first = start()
+def recognize_patches(prefix=0):
+    recognizer, first = start_recognizer()
     recognize(recognizer, nn.Conv2d(3, 7, 4, 4), (7, 6, 9), source=first)
     tokens = recognize(recognizer, OTHER, (54 + prefix, 7))
     assert tokens == Layout("tokens", (6, 9), (Fraction(4), Fraction(4)), prefix)
@@ -39,7 +39,7 @@ def patched(prefix=0):
 
 def test_strides_of_unpadded_convolutions_multiply():
     # 24 and 36 become 20 and 32, 10 and 16, 6 and 12: no ratio of sizes gives the stride of 2.
-    recognizer, found = start()
+    recognizer, found = start_recognizer()
     for module, grid in (
         (nn.Conv2d(3, 4, 5), (20, 32)),
         (nn.MaxPool2d(2), (10, 16)),
@@ -50,13 +50,13 @@ def test_strides_of_unpadded_convolutions_multiply():
 
 
 def test_each_axis_has_its_own_stride():
-    recognizer, first = start()
+    recognizer, first = start_recognizer()
     found = recognize(recognizer, nn.Conv2d(3, 4, 1, (3, 2)), (4, 8, 18), source=first)
     assert found.stride == (3, 2)
 
 
 def test_upsampling_divides_the_stride():
-    recognizer, first = start()
+    recognizer, first = start_recognizer()
     down = recognize(recognizer, nn.Conv2d(3, 4, 4, 4), (4, 6, 9), source=first)
     up = recognize(recognizer, nn.ConvTranspose2d(4, 4, 2, 2), (4, 12, 18), source=down)
     assert up.stride == (2, 2)
@@ -71,34 +71,34 @@ def test_upsampling_divides_the_stride():
 
 
 def test_padding_keeps_the_stride():
-    recognizer, first = start()
+    recognizer, first = start_recognizer()
     assert recognize(recognizer, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
-    recognizer, _ = start()
+    recognizer, _ = start_recognizer()
     assert recognize(recognizer, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), is_output=False).stride == (
         1,
         1,
     )
 
 
-def test_tokens_have_the_grid_of_the_patches_after_prefix_tokens():
+def test_tokens_after_prefix_tokens_have_the_grid_of_patches():
     for prefix in [0, 1, 2, 5]:
-        patched(prefix)
+        recognize_patches(prefix)
 
 
 def test_tokens_without_an_earlier_map_have_square_patches():
-    recognizer, _ = start()
+    recognizer, _ = start_recognizer()
     assert recognize(recognizer, nn.Linear(48, 7), (54, 7)) == Layout(
         "tokens", (6, 9), (Fraction(4), Fraction(4))
     )
 
 
-def test_merged_patches_are_tokens_if_channels_equal_the_former_number_of_tokens():
+def test_merged_patches_with_as_many_channels_as_tokens_are_tokens():
     recognizer = LayoutRecognizer((16, 16))
     recognize(recognizer, OTHER, (64, 16))
     assert recognize(recognizer, nn.LayerNorm(64), (16, 64), is_output=False).grid == (4, 4)
 
 
-def test_an_added_class_token_is_recognized_if_channels_equal_tokens():
+def test_class_token_is_recognized_if_channels_equal_tokens():
     recognizer = LayoutRecognizer((16, 16))
     recognize(recognizer, OTHER, (16, 16))
     assert recognize(recognizer, nn.Dropout(), (17, 16), is_output=False) == Layout(
@@ -107,12 +107,12 @@ def test_an_added_class_token_is_recognized_if_channels_equal_tokens():
 
 
 def test_transposed_tokens_are_a_flat_map():
-    recognizer, _ = patched()
+    recognizer, _ = recognize_patches()
     assert recognize(recognizer, nn.Linear(54, 20), (7, 54), is_output=False).name == "flat map"
 
 
-def test_a_pool_over_transposed_tokens_gives_a_vector():
-    recognizer, _ = patched()
+def test_pooled_transposed_tokens_are_a_vector():
+    recognizer, _ = recognize_patches()
     pool = nn.AdaptiveAvgPool1d(1)
     source = recognize(recognizer, pool, (7, 54), is_output=False)
     assert source.name == "flat map"
@@ -121,13 +121,13 @@ def test_a_pool_over_transposed_tokens_gives_a_vector():
 
 
 def test_attention_weights_are_not_a_map():
-    recognizer, _ = patched(1)
+    recognizer, _ = recognize_patches(1)
     reason = recognizer.recognize(nn.Dropout(), (2, 4, 55, 55), True, None, ())
     assert isinstance(reason, str)
 
 
 def test_tokens_of_several_heads_are_tokens():
-    recognizer, _ = patched(1)
+    recognizer, _ = recognize_patches(1)
     assert recognize(recognizer, nn.LayerNorm(5), (55, 4, 5), is_output=False).name == "tokens"
     reason = recognizer.recognize(nn.LayerNorm(5), (2, 4, 55, 5), False, None, ())
     assert isinstance(reason, str)
@@ -143,17 +143,17 @@ def test_linear_layers_and_norms_read_channels_last_maps():
     assert recognize(recognizer, nn.BatchNorm2d(6), (6, 6, 6), is_output=False).name == "map"
 
 
-def test_a_vector_of_the_size_of_the_map_before_it_is_a_flattened_map():
-    recognizer, first = start()
+def test_vector_of_the_size_of_the_previous_map_is_flattened():
+    recognizer, first = start_recognizer()
     recognize(recognizer, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
     assert recognize(recognizer, nn.Flatten(), (12,)).name == "flattened"
     assert recognize(recognizer, nn.Linear(12, 12), (12,)).name == "vector"
     assert recognize(recognizer, nn.Linear(12, 12), (12,), is_output=False).name == "vector"
 
 
-def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
+def test_single_cell_is_a_vector_with_the_previous_coarsest_stride():
     for shape in [(5, 1, 1), (1, 5)]:
-        recognizer, _ = patched()
+        recognizer, _ = recognize_patches()
         assert recognize(recognizer, nn.AdaptiveAvgPool2d(1), shape) == Layout(
             "vector", (), (Fraction(4), Fraction(4))
         ), shape
@@ -161,7 +161,7 @@ def test_one_cell_is_a_vector_with_the_coarsest_stride_before_it():
 
 def test_unknown_layouts_have_a_reason():
     for shape in [(2, 3, 4, 5), (11, 13, 17), (31, 37)]:
-        recognizer, _ = start()
+        recognizer, _ = start_recognizer()
         assert isinstance(recognizer.recognize(OTHER, (2, *shape), True, None, ()), str), shape
 
 
@@ -202,7 +202,7 @@ def test_arrange_returns_channels_over_cells_without_prefix_tokens():
         )
 
 
-def test_a_vector_has_no_cells():
+def test_vector_has_no_cells():
     assert Layout("vector", (), HALF).arrange(torch.rand(2, 7, 1, 1)).shape == (2, 7)
 
 
@@ -213,7 +213,7 @@ def test_num_tokens_includes_prefix_tokens():
 GRIDS = (((3, 5), 0), ((3, 5), 1))
 
 
-def owner(**tensors):
+def module_with(**tensors):
     module = nn.Module()
     for name, tensor in tensors.items():
         setattr(module, name, tensor if isinstance(tensor, nn.Module) else nn.Parameter(tensor))
@@ -233,9 +233,9 @@ ABSOLUTE = (
 
 def test_absolute_embeddings_are_recognized_by_name():
     for name in [*ABSOLUTE, "absolute_pos_embed", "pos_embed_y", "positional_encoding"]:
-        assert find_absolute_embeddings(owner(**{name: torch.zeros(4)}), ()) == (f"stem.{name}",), (
-            name
-        )
+        assert find_absolute_embeddings(module_with(**{name: torch.zeros(4)}), ()) == (
+            f"stem.{name}",
+        ), name
 
 
 def test_relative_embeddings_and_class_tokens_are_not_absolute():
@@ -247,25 +247,25 @@ def test_relative_embeddings_and_class_tokens_are_not_absolute():
         "pose",
         "cls_token",
     ]:
-        assert find_absolute_embeddings(owner(**{name: torch.zeros(4)}), GRIDS) == (), name
+        assert find_absolute_embeddings(module_with(**{name: torch.zeros(4)}), GRIDS) == (), name
 
 
-def test_an_embedding_layer_is_recognized_by_the_name_of_the_layer():
-    assert find_absolute_embeddings(owner(position_embedding=nn.Embedding(16, 4)), ()) == (
+def test_position_embedding_layer_is_recognized_by_its_name():
+    assert find_absolute_embeddings(module_with(position_embedding=nn.Embedding(16, 4)), ()) == (
         "stem.position_embedding.weight",
     )
 
 
 def test_absolute_embeddings_are_recognized_by_shape():
     for shape in [(1, 16, 4), (1, 4, 3, 5), (1, 3, 5, 4)]:
-        assert find_absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (
+        assert find_absolute_embeddings(module_with(places=torch.zeros(shape)), GRIDS) == (
             "stem.places",
         ), shape
 
 
 def test_tensors_of_other_shapes_are_not_absolute_embeddings():
     for shape in [(16, 4), (2, 16, 4), (1, 4, 5, 3), (4, 4, 3, 5)]:
-        assert find_absolute_embeddings(owner(places=torch.zeros(shape)), GRIDS) == (), shape
+        assert find_absolute_embeddings(module_with(places=torch.zeros(shape)), GRIDS) == (), shape
 
 
 def test_buffers_can_be_absolute_embeddings():
@@ -274,7 +274,7 @@ def test_buffers_can_be_absolute_embeddings():
     assert find_absolute_embeddings(module, GRIDS) == ("places",)
 
 
-def test_a_module_that_computes_positions_is_recognized_by_its_class():
+def test_absolute_position_module_is_recognized_by_its_class():
     model = Performer(4, 1, 3, dim=8, depth=1, heads=2, position="absolute")
     assert find_absolute_embeddings(model, ()) == ("absolute_position",)
     assert (

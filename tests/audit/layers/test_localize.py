@@ -28,7 +28,7 @@ def circular(channels_in, channels_out, **options):
     return nn.Conv2d(channels_in, channels_out, 3, padding=1, padding_mode="circular", **options)
 
 
-def network(*layers, dtype=torch.float64):
+def make_network(*layers, dtype=torch.float64):
     torch.manual_seed(3)
     for layer in layers:
         if hasattr(layer, "reset_parameters"):
@@ -37,14 +37,14 @@ def network(*layers, dtype=torch.float64):
 
 
 class Ramp(nn.Module):
-    """Add a ramp along the columns, as absolute positions do, so that the error is known."""
+    """Module that adds a ramp along the columns, like absolute positions, with a known error."""
 
     def forward(self, images):
         return images + 0.5 * torch.arange(images.shape[3], dtype=images.dtype)
 
 
-def test_circular_convolutions_and_a_global_mean_have_no_break():
-    model = network(
+def test_circular_convolutions_and_global_mean_have_no_break():
+    model = make_network(
         circular(2, 4),
         nn.ReLU(),
         circular(4, 4),
@@ -64,32 +64,34 @@ def test_circular_convolutions_and_a_global_mean_have_no_break():
 
 def test_polyphase_sampling_has_no_break():
     sampled = PolyphaseDownsample(2), circular(4, 3), PolyphaseDownsample(2)
-    model = network(circular(2, 4), *sampled, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = make_network(circular(2, 4), *sampled, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     found = locate_layers(model, images(batch=5), square_shifts(3), CIRCULAR)
     assert not found.breaks
     assert {exact_step(found, one) for one in found.findings} == {1}
     assert [one.stride for one in found.findings][:4] == [(1, 1), (2, 2), (2, 2), (4, 4)]
 
 
-def test_the_error_of_an_added_ramp_equals_its_closed_form():
+def test_error_of_an_added_ramp_equals_its_closed_form():
     moved = images()
-    found = locate_layers(network(nn.Identity(), Ramp()), moved, [(0, 2), (1, 0)], CIRCULAR)
+    found = locate_layers(make_network(nn.Identity(), Ramp()), moved, [(0, 2), (1, 0)], CIRCULAR)
     assert (found.first_break, set(found.breaks)) == ("1", {"interior"})
     (one,) = found.findings
-    # y_s(u) − y(u − s) = a s where a column came from inside, and a (s − W) where it wrapped round.
+    # y_s(u) − y(u − s) is a s for columns from inside the image, and a (s − W) for wrapped columns.
     shape = moved.shape
     squares = 0.25 * (2**2 * 10 + 10**2 * 2) * shape[0] * shape[1] * shape[2]
     size = (moved + 0.5 * torch.arange(12.0, dtype=torch.float64)).square().sum()
     assert one.error == pytest.approx(math.sqrt(squares / size), rel=1e-9)
-    # The interior: one column off each edge, before the move and after it, so that none wrapped.
+    # The interior excludes one column at each edge before and after the shift, so no column wraps.
     per_cell = 0.25 * 2**2 / (size / moved.numel())
     assert one.interior_error == pytest.approx(math.sqrt(per_cell), rel=1e-9)
     assert one.added == one.error
     assert one.errors[1] == 0.0
 
 
-def test_without_circular_edges_only_content_from_inside_is_compared():
-    found = locate_layers(network(nn.ReLU(), circular(2, 3)), images(), SHIFTS, Movement("zero"))
+def test_zero_shifts_compare_only_content_from_inside():
+    found = locate_layers(
+        make_network(nn.ReLU(), circular(2, 3)), images(), SHIFTS, Movement("zero")
+    )
     relu, convolution = found.findings
     assert relu.error == 0.0
     assert convolution.interior_error is not None
@@ -97,13 +99,13 @@ def test_without_circular_edges_only_content_from_inside_is_compared():
     assert found.breaks["edge"].name == "1"
 
 
-def test_the_interior_of_a_padded_convolution_is_exact_in_every_mode():
+def test_interior_of_a_padded_convolution_is_exact_in_all_modes():
     for movement in [
         Movement("reflect"),
         Movement("crop", crop_size=(8, 12)),
         Movement("canvas", canvas_size=(20, 24)),
     ]:
-        model = network(nn.Conv2d(2, 3, 3, padding=1))
+        model = make_network(nn.Conv2d(2, 3, 3, padding=1))
         found = locate_layers(model, images(14, 18), SHIFTS, movement)
         (one,) = found.findings
         assert one.interior_error is not None, movement
@@ -111,9 +113,9 @@ def test_the_interior_of_a_padded_convolution_is_exact_in_every_mode():
         assert found.seen_size == movement.seen_size((14, 18)), movement
 
 
-def test_zero_padding_breaks_at_the_edge_only():
+def test_zero_padding_breaks_only_at_the_edge():
     found = locate_layers(
-        network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR
+        make_network(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU()), images(), SHIFTS, CIRCULAR
     )
     assert found.first_break is None
     assert (found.breaks["edge"].name, found.breaks["edge"].cause) == ("0", "zero padding")
@@ -126,7 +128,7 @@ def test_zero_padding_breaks_at_the_edge_only():
 
 def test_padding_that_spreads_over_the_map_is_not_an_interior_break():
     deep = [nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)]
-    model = network(nn.Conv2d(2, 3, 3, padding=1), *deep, nn.AdaptiveAvgPool2d(1))
+    model = make_network(nn.Conv2d(2, 3, 3, padding=1), *deep, nn.AdaptiveAvgPool2d(1))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     last = found.findings[-1]
     assert last.interior_error is None
@@ -136,29 +138,31 @@ def test_padding_that_spreads_over_the_map_is_not_an_interior_break():
 
 
 def test_padding_is_an_edge_break_after_a_layer_that_ignores_pixels():
-    # The pool leaves out the last row and column, so that nothing near the padding there sees the outermost pixels.
-    model = network(nn.MaxPool2d(2), nn.Conv2d(2, 3, 3, padding=1))
+    # The pool ignores the last row and column, so cells near that padding do not depend on edge pixels.
+    model = make_network(nn.MaxPool2d(2), nn.Conv2d(2, 3, 3, padding=1))
     found = locate_layers(model, images(19, 23), axis_shifts(4), Movement("zero"))
     assert found.breaks["edge"].name == "1"
     assert found.first_break is None
 
 
 def test_padding_that_reaches_every_cell_is_an_edge_break():
-    found = locate_layers(network(nn.Conv2d(2, 3, 9, padding=4)), images(8, 8), SHIFTS, CIRCULAR)
+    found = locate_layers(
+        make_network(nn.Conv2d(2, 3, 9, padding=4)), images(8, 8), SHIFTS, CIRCULAR
+    )
     assert set(found.breaks) == {"edge"}
     assert find(found, "0").interior_error is None
 
 
-def test_a_layer_that_reads_a_flattened_map_breaks_the_interior_after_padding():
-    model = network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
+def test_layer_on_a_flattened_map_breaks_the_interior():
+    model = make_network(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 8 * 12, 5))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR)
     assert found.first_break == "2"
     assert found.breaks["interior"].cause == "separate weights for each position"
     assert found.findings[1].layout == "flattened"
 
 
-def test_a_stride_of_two_breaks_at_odd_shifts_only():
-    model = network(circular(2, 4), nn.ReLU(), circular(4, 4, stride=2), circular(4, 4))
+def test_stride_of_two_breaks_only_at_odd_shifts():
+    model = make_network(circular(2, 4), nn.ReLU(), circular(4, 4, stride=2), circular(4, 4))
     found = locate_layers(model, images(16, 24), axis_shifts(4), CIRCULAR)
     assert {kind: one.name for kind, one in found.breaks.items()} == {"aliasing": "2"}
     assert found.breaks["aliasing"].cause == "stride 2 without a low-pass filter"
@@ -171,30 +175,32 @@ def test_a_stride_of_two_breaks_at_odd_shifts_only():
     assert all((error or 0.0) > 0.05 for shift, error in by_shift.items() if sum(shift) % 2)
 
 
-def test_only_aliasing_is_measured_where_no_shift_is_a_multiple():
-    found = locate_layers(network(circular(2, 4, stride=2)), images(), [(0, 1)], CIRCULAR)
+def test_only_aliasing_is_measured_without_multiples_of_the_stride():
+    found = locate_layers(make_network(circular(2, 4, stride=2)), images(), [(0, 1)], CIRCULAR)
     (one,) = found.findings
     assert (one.error, one.interior_error, one.added) == (None, None, None)
     assert one.aliasing_error is not None
 
 
 def test_fractional_shifts_are_left_out():
-    found = locate_layers(network(nn.ReLU()), images(), [(0, 0.5), (0, 1)], Movement("fourier"))
+    found = locate_layers(
+        make_network(nn.ReLU()), images(), [(0, 0.5), (0, 1)], Movement("fourier")
+    )
     assert found.shifts == ((0, 1),)
     assert not found.breaks
     with pytest.raises(ValueError, match="whole pixels"):
-        locate_layers(network(nn.ReLU()), images(), [(0, 0.5)], Movement("fourier"))
+        locate_layers(make_network(nn.ReLU()), images(), [(0, 0.5)], Movement("fourier"))
 
 
-def test_calls_of_one_module_have_separate_findings():
+def test_repeated_calls_of_a_module_have_separate_findings():
     relu = nn.ReLU()
-    model = network(nn.Identity(), relu, Ramp(), relu)
+    model = make_network(nn.Identity(), relu, Ramp(), relu)
     found = locate_layers(model, images() - 0.5, SHIFTS, CIRCULAR)
     assert [one.name for one in found.findings] == ["1", "2", "1 (call 2)"]
     assert find(found, "1 (call 2)").interior_error > 0.1  # pyright: ignore[reportOptionalOperand]
 
 
-def test_a_break_between_parts_belongs_to_the_enclosing_module():
+def test_break_between_submodules_belongs_to_their_parent():
     class Placing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -212,7 +218,7 @@ def test_a_break_between_parts_belongs_to_the_enclosing_module():
     assert [one.name for one in found.findings] == ["1.stem", "1.last", "1"]
 
 
-def test_positions_of_modules_that_are_not_called_are_left_out():
+def test_positions_of_uncalled_modules_are_left_out():
     class TwoTowers(nn.Module):
         def __init__(self):
             super().__init__()
@@ -228,15 +234,15 @@ def test_positions_of_modules_that_are_not_called_are_left_out():
 
 
 def test_only_selected_layers_are_examined():
-    model = network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
+    model = make_network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])
     assert [one.name for one in found.findings] == ["1", "3"]
     assert found.breaks["interior"].between == ("1", "3")
     assert found.skipped == {}
 
 
-def test_the_batch_size_does_not_change_the_errors():
-    model, moved = network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
+def test_errors_do_not_depend_on_the_batch_size():
+    model, moved = make_network(circular(2, 4), Ramp(), circular(4, 4, stride=2)), images(batch=11)
     whole, parts = (
         locate_layers(model, moved, SHIFTS, CIRCULAR, batch_size=size) for size in (200, 3)
     )
@@ -247,26 +253,26 @@ def test_the_batch_size_does_not_change_the_errors():
         )
 
 
-def test_images_are_chosen_evenly_spaced(monkeypatch):
+def test_selected_images_are_evenly_spaced(monkeypatch):
     monkeypatch.setattr(localize, "NUM_IMAGES", 2)
-    found = locate_layers(network(Ramp()), images(batch=9), SHIFTS, CIRCULAR)
-    chosen = locate_layers(network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
+    found = locate_layers(make_network(Ramp()), images(batch=9), SHIFTS, CIRCULAR)
+    chosen = locate_layers(make_network(Ramp()), images(batch=9)[[0, 8]], SHIFTS, CIRCULAR)
     assert found.num_images == 2
     assert found.findings == chosen.findings
 
 
-def test_noise_raises_the_limit():
+def test_noise_raises_the_threshold():
     class Noisy(nn.Module):
         def forward(self, images):
             return images + 0.01 * torch.randn_like(images)
 
-    found = locate_layers(network(Noisy()), images(), SHIFTS, CIRCULAR)
+    found = locate_layers(make_network(Noisy()), images(), SHIFTS, CIRCULAR)
     assert not found.breaks
     assert found.findings[0].noise > 1e-3
 
 
-def test_half_precision_has_a_threshold_of_its_own():
-    model = network(circular(2, 4), nn.GELU(), circular(4, 4)).bfloat16()
+def test_half_precision_has_its_own_threshold():
+    model = make_network(circular(2, 4), nn.GELU(), circular(4, 4)).bfloat16()
     found = locate_layers(model, images().bfloat16(), SHIFTS, CIRCULAR)
     assert not found.breaks
     assert found.threshold == pytest.approx(4 * torch.finfo(torch.bfloat16).eps)
@@ -287,19 +293,19 @@ def test_skipped_modules_have_a_reason():
     assert [one.name for one in found.findings] == ["stem", "(model)"]
 
 
-def test_a_layer_with_nan_for_shifted_images_is_skipped():
+def test_layer_with_nan_for_shifted_images_is_skipped():
     class Failing(nn.Module):
         def forward(self, images):
             return torch.where(images[..., 4:5, 6:7] == 1, images, torch.nan)
 
     moved = images()
     moved[..., 4, 6] = 1.0
-    found = locate_layers(network(nn.ReLU(), Failing()), moved, [(0, 1), (0, -1)], CIRCULAR)
+    found = locate_layers(make_network(nn.ReLU(), Failing()), moved, [(0, 1), (0, -1)], CIRCULAR)
     assert found.skipped["1"] == "it holds NaN or infinity for shifted images"
     assert [one.name for one in found.findings] == ["0"]
 
 
-def test_absolute_positions_are_located_and_rotations_have_no_break():
+def test_absolute_positions_break_and_rotary_positions_do_not():
     def perform(position):
         torch.manual_seed(0)
         model = Performer(7, 1, 3, dim=8, depth=2, heads=2, position=position, periodic=True).eval()
@@ -318,15 +324,15 @@ def test_absolute_positions_are_located_and_rotations_have_no_break():
     }
 
 
-def test_layers_are_examined_in_inference_mode():
-    model = network(circular(2, 4), nn.ReLU())
+def test_layers_are_evaluated_in_inference_mode():
+    model = make_network(circular(2, 4), nn.ReLU())
     with torch.inference_mode():
         assert locate_layers(model, images(), SHIFTS, CIRCULAR).breaks == {}
 
 
 @pytest.mark.usefixtures("unchecked_annotations")
 def test_invalid_arguments_are_errors():
-    model = network(circular(2, 4), nn.ReLU())
+    model = make_network(circular(2, 4), nn.ReLU())
     for message, change in (
         ("Did you mean '1'", {"layers": ["11"]}),
         (r"layers must be .*got 'stem'", {"layers": ["stem"]}),
@@ -343,7 +349,7 @@ def test_invalid_arguments_are_errors():
         locate_layers(model.train(), images(), SHIFTS, CIRCULAR)
 
 
-def test_errors_of_the_model_name_the_batch():
+def test_error_of_the_model_names_the_batch():
     class Raising(nn.Module):
         def forward(self, images):
             if images.shape[0] > 12:

@@ -1,4 +1,4 @@
-"""Tiny random models of common architectures, whose layers that break equivariance are known."""
+"""Tests with tiny random transformers models whose first layers that break are known."""
 
 import torch
 from transformers import (
@@ -27,7 +27,7 @@ def locate(make, config, max_shift=8):
     return locate_layers(model, images, axis_shifts(max_shift), CIRCULAR)
 
 
-def test_a_vit_breaks_at_its_position_and_patch_embeddings():
+def test_vit_breaks_at_its_position_and_patch_embeddings():
     found = locate(
         ViTForImageClassification,
         ViTConfig(
@@ -52,7 +52,7 @@ def test_a_vit_breaks_at_its_position_and_patch_embeddings():
         assert (error > 0.1) == (sum(shift) % 4 != 0)
 
 
-def test_a_vit_without_positions_breaks_at_its_patch_embedding_only():
+def test_vit_without_positions_breaks_only_at_its_patch_embedding():
     torch.manual_seed(4)
     config = ViTConfig(
         image_size=16,
@@ -70,7 +70,7 @@ def test_a_vit_without_positions_breaks_at_its_patch_embedding_only():
     assert exact_step(found, found.findings[-1]) == 4
 
 
-def test_a_swin_breaks_at_its_first_attention_window():
+def test_swin_breaks_at_its_first_attention_window():
     config = SwinConfig(
         image_size=32, patch_size=2, embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=4
     )
@@ -91,7 +91,7 @@ def test_a_swin_breaks_at_its_first_attention_window():
     )
 
 
-def test_a_resnet_breaks_at_its_first_convolution():
+def test_resnet_breaks_at_its_first_convolution():
     config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic")
     found = locate(ResNetForImageClassification, config)
     first = "resnet.embedder.embedder.convolution"
@@ -107,7 +107,7 @@ def test_a_resnet_breaks_at_its_first_convolution():
         assert (error > 0.1) if sum(shift) % 2 else (error < 1e-6)
 
 
-def test_a_convnext_breaks_at_its_patches_and_its_padding():
+def test_convnext_breaks_at_its_patches_and_its_padding():
     config = ConvNextConfig(hidden_sizes=[6, 8], depths=[1, 1], num_stages=2, patch_size=4)
     found = locate(ConvNextForImageClassification, config)
     assert found.first_break is None

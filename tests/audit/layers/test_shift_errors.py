@@ -15,7 +15,7 @@ STRIDE = (Fraction(2), Fraction(3))
 MAP = TracedTensor(Layout("map", (5, 7), STRIDE), (4, 5, 7), 0.0, ((1, 0), (2, 1)), 1e-7)
 
 
-def test_a_shift_must_be_a_multiple_along_every_axis():
+def test_shift_must_be_a_multiple_of_the_stride_along_every_axis():
     for shift, multiple in [
         ((4, -3), True),
         ((0, 0), True),
@@ -34,15 +34,15 @@ def test_a_shift_must_be_a_multiple_along_every_axis():
         ((-1, -1), [(-1, -1), (-1, 0), (0, -1), (0, 0)]),
     ],
 )
-def test_candidates_are_the_neighboring_moves_by_whole_cells(shift, moves):
+def test_candidates_are_the_nearest_shifts_by_whole_cells(shift, moves):
     assert nearest_moves(shift, MAP.layout) == moves
 
 
-def test_a_vector_does_not_move():
+def test_vector_does_not_move():
     assert nearest_moves((1, -3), Layout("vector", (), STRIDE)) == [(0, 0)]
 
 
-def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image():
+def test_all_cells_are_inside_only_for_circular_shifts_of_full_maps():
     for wraps, seen_size, is_whole in [
         (True, (10, 21), True),
         (False, (10, 21), False),
@@ -54,16 +54,16 @@ def test_all_cells_are_inside_only_if_shifts_wrap_and_the_cells_fill_the_image()
         assert [int(cells.sum()) for cells in interior] == [2, 3], (wraps, seen_size)
 
 
-def test_cells_that_entered_over_an_edge_are_not_inside():
+def test_cells_that_entered_at_an_edge_are_not_inside():
     assert find_cells_inside(5, 2).tolist() == [0, 0, 1, 1, 1]
     assert find_cells_inside(5, -1).tolist() == [1, 1, 1, 1, 0]
 
 
-def test_interior_cells_are_outside_the_border_before_and_after_the_move():
+def test_interior_excludes_the_border_before_and_after_the_shift():
     assert find_cells_inside(5, 1, (1, 0)).tolist() == [0, 0, 1, 1, 1]
     assert find_cells_inside(7, -1, (2, 1)).tolist() == [0, 0, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("move", [6, -5])
-def test_nothing_is_left_after_a_move_over_the_whole_grid(move):
+def test_shift_by_the_whole_grid_leaves_no_cells(move):
     assert not find_cells_inside(5, move).any()
