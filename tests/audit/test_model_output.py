@@ -463,12 +463,12 @@ def test_unused_labels_and_single_values_have_caveats():
         assert report.failures == ()
         return [caveat.name for caveat in report.caveats]
 
-    assert "labels not used" in caveats(lambda images: images, LABELS)
-    assert "labels not used" not in caveats(lambda images: images, None)
-    assert "one value read as two classes" in caveats(
+    assert "labels not used" in caveat_names(lambda images: images, LABELS)
+    assert "labels not used" not in caveat_names(lambda images: images, None)
+    assert "one value read as two classes" in caveat_names(
         lambda images: images[:, 0, 0] @ SCORES, LABELS
     )
-    assert "one value read as two classes" not in caveats(
+    assert "one value read as two classes" not in caveat_names(
         lambda images: three_scores(images[:, :, :1]), LABELS
     )
 
