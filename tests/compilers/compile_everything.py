@@ -1,11 +1,11 @@
-"""Compile a layer for every content kernel and every relative kernel, and a model; tell what went wrong.
+"""Compile layers with every content kernel and every relative kernel, and a model; report errors.
 
-Run in a process of its own: the checks of annotations that the tests switch on cannot be compiled.
+This runs in a separate process, because the annotation checks of the tests cannot be compiled.
 
-A graph takes a second. So for each setting (masked, causal, cross-attention) a part of a diagonal of the table of
-kernels × relative kernels is compiled, each setting another one: every kernel and every relative kernel goes through a
-setting, and in the exhaustive suite through every setting, forward and backward. A torus is there for the relative
-kernels that wrap, forward only.
+Compiling a graph takes a second. Each setting (masked, causal, cross-attention) therefore compiles
+other pairs of a content kernel and a relative kernel, so that every kernel is compiled in one setting,
+and in the exhaustive tests in every setting. Relative kernels that wrap are also compiled on a periodic
+grid, without gradients.
 """
 
 import itertools
@@ -21,63 +21,65 @@ from teka.models import Performer
 from teka.nn import Attention, LearnedRelativeKernel
 from tests.contracts.cases import EXHAUSTIVE, RELATIVE_NAMES, Case, is_valid_pair, relative_error
 
-# Float32, eager against compiled: kernels may add in another order.
-BAND = 3e-5
+# Largest difference in float32, because compiled kernels may add in another order.
+TOLERANCE = 3e-5
 DIM = 8
 PERIODIC = Grid((7, 13), periodic=True)
 
 
-class Placed(nn.Module):
-    """A layer with everything but the tokens as it is."""
+class LayerWithFixedArguments(nn.Module):
+    """A layer whose arguments except the tokens are fixed."""
 
-    def __init__(self, layer: Attention, grid: Grid | None, **places: object) -> None:
+    def __init__(self, layer: Attention, grid: Grid | None, **arguments: object) -> None:
         super().__init__()
         self.layer = layer
         self.grid = grid
-        self.places = places
+        self.arguments = arguments
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.layer(tokens, self.grid, **self.places)
+        return self.layer(tokens, self.grid, **self.arguments)
 
 
 def masked(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """Masked keys, a sample that is all padding, and a token without a position."""
+    """Return a layer with masked keys, a fully masked sample and a prefix token, and its input."""
     mask = torch.rand(batch, 16) < 0.7
     mask[:, 0] = True
     mask[-1] = False
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
-    return Placed(layer, Grid((3, 5)), key_mask=mask, num_prefix_tokens=1), torch.randn(
-        batch, 16, DIM
-    )
+    return LayerWithFixedArguments(
+        layer, Grid((3, 5)), key_mask=mask, num_prefix_tokens=1
+    ), torch.randn(batch, 16, DIM)
 
 
 def causal(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """A ragged batch of sequences in which nothing sees what is later."""
+    """Return a causal layer with sequences of different lengths, and its input."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative, causal=True, num_axes=1)
-    return Placed(layer, Grid(11), lengths=11 - torch.arange(batch)), torch.randn(batch, 11, DIM)
+    return LayerWithFixedArguments(layer, Grid(11), lengths=11 - torch.arange(batch)), torch.randn(
+        batch, 11, DIM
+    )
 
 
-def across(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """Tokens that attend to a ragged batch on a finer grid."""
+def cross_attention(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """Return a layer that attends to a context of different lengths on a finer grid, and its input."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative, context_dim=5)
     context, lengths = torch.randn(batch, 24, 5), 24 - torch.arange(batch)
     finer = Grid((4, 6), spacing=0.5)
-    return Placed(
+    return LayerWithFixedArguments(
         layer, Grid((2, 3)), context=context, context_grid=finer, lengths=lengths
     ), torch.randn(batch, 6, DIM)
 
 
 def periodic(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """A torus; rotary has its other denominator there."""
+    """Return a layer on a periodic grid, where rotary uses the normalizer of lengths, and its input."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative)
     if pair.relative == "rotary":
         assert isinstance(layer.relative, LearnedRelativeKernel)
         layer.relative.options["normalizer"] = "lengths"
-    return Placed(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
+    return LayerWithFixedArguments(layer, PERIODIC), torch.randn(batch, PERIODIC.num_tokens, DIM)
 
 
-def optional(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """Every option of a layer that is off by default."""
+def all_options(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """Return a layer with all options that are off by default, and its input."""
     layer = Attention(
         DIM,
         2,
@@ -88,27 +90,35 @@ def optional(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
         gate=True,
         value_convolution=3,
     )
-    return Placed(layer, Grid((3, 5)), num_prefix_tokens=1), torch.randn(batch, 16, DIM)
+    return LayerWithFixedArguments(layer, Grid((3, 5)), num_prefix_tokens=1), torch.randn(
+        batch, 16, DIM
+    )
 
 
-def by_name(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """A backend that "auto" takes for more tokens alone."""
-    own = None if pair.kernel == "constant" else 0
-    options = {"relative": pair.relative, "backend": pair.backend, "position_heads": own}
+def named_backend(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """Return a layer with a backend that "auto" chooses only for more tokens, and its input."""
+    num_position_heads = None if pair.kernel == "constant" else 0
+    options = {
+        "relative": pair.relative,
+        "backend": pair.backend,
+        "position_heads": num_position_heads,
+    }
     # The rings of Shaw need a line.
     grid = Grid(42) if pair.relative == "shaw" else Grid((7, 6))
     layer = Attention(DIM, 2, kernel=pair.kernel, num_axes=grid.num_axes, **options)
-    return Placed(layer, grid), torch.randn(batch, 42, DIM)
+    return LayerWithFixedArguments(layer, grid), torch.randn(batch, 42, DIM)
 
 
-def many(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """So many tokens that sums in blocks, or in tiles of the matrix of weights, are one node of the graph."""
+def many_tokens(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
+    """Return a layer with so many tokens that sums over blocks are a single operator, and its input."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative, backend=pair.backend)
     mask = None if pair.relative else torch.rand(batch, 260) < 0.7
-    return Placed(layer, Grid((13, 20)), key_mask=mask), torch.randn(batch, 260, DIM)
+    return LayerWithFixedArguments(layer, Grid((13, 20)), key_mask=mask), torch.randn(
+        batch, 260, DIM
+    )
 
 
-SETTINGS = (masked, causal, across)
+SETTINGS = (masked, causal, cross_attention)
 NAMED = (
     Case("constant", "clipped", "rings"),
     Case("squared_relu", "clipped", "rings"),
@@ -118,50 +128,52 @@ NAMED = (
     Case("softmax", "window", "windows"),
 )
 MANY = (Case("taylor2", None, "linear"), Case("squared_relu", "rotation", "dense"))
-# Those that are something else on a torus.
+# Relative kernels that differ on a periodic grid.
 WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier", "rotary")
 
 
-def diagonal(shift: int) -> list[Case]:
-    """Pairs with every kernel and every relative kernel in at least one that exists."""
-    names = list(KERNELS)
+def covering_pairs(shift: int) -> list[Case]:
+    """Return valid pairs in which every kernel and every relative kernel occurs."""
+    kernel_names = list(KERNELS)
     wanted = [
-        (name, RELATIVE_NAMES[(place + shift) % len(RELATIVE_NAMES)])
-        for place, name in enumerate(names)
+        (name, RELATIVE_NAMES[(index + shift) % len(RELATIVE_NAMES)])
+        for index, name in enumerate(kernel_names)
     ]
-    pairs = [Case(*one) for one in wanted if is_valid_pair(*one)]
-    for kernel in [name for name in names if name not in {pair.kernel for pair in pairs}]:
+    pairs = [Case(*names) for names in wanted if is_valid_pair(*names)]
+    for kernel in [name for name in kernel_names if name not in {pair.kernel for pair in pairs}]:
         pairs.append(Case(kernel, RELATIVE_NAMES[1]))
     for relative in [
         name for name in RELATIVE_NAMES if name not in {pair.relative for pair in pairs}
     ]:
-        kernels = [name for name in names if is_valid_pair(name, relative)]
+        kernels = [name for name in kernel_names if is_valid_pair(name, relative)]
         pairs.append(Case(kernels[shift % len(kernels)], relative))
     return pairs
 
 
-def met(shift: int) -> list[Case]:
-    """The diagonal, or where not everything is asked for a third of it, so that three settings have every name."""
-    return diagonal(shift) if EXHAUSTIVE else diagonal(0)[shift :: len(SETTINGS)]
+def pairs_of_setting(shift: int) -> list[Case]:
+    """Return all pairs in the exhaustive tests, otherwise one of three parts that have every kernel."""
+    return covering_pairs(shift) if EXHAUSTIVE else covering_pairs(0)[shift :: len(SETTINGS)]
 
 
-def jobs(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
-    """Name, pair, layer and tokens of every setting's diagonal, of a torus, the options and backends by name."""
+def compiled_layers(batch: int = 2) -> Iterator[tuple[str, Case, nn.Module, Tensor]]:
+    """Yield the name, pair, layer and tokens of everything that is compiled or exported."""
     wrapped = [
-        Case(list(KERNELS)[1 + place], relative) for place, relative in enumerate(WRAPPED[:-1])
+        Case(list(KERNELS)[1 + index], relative) for index, relative in enumerate(WRAPPED[:-1])
     ]
-    chosen = [(setting, met(shift)) for shift, setting in enumerate(SETTINGS)]
+    chosen = [(setting, pairs_of_setting(shift)) for shift, setting in enumerate(SETTINGS)]
     chosen.append((periodic, [*wrapped, Case("squared_relu", WRAPPED[-1])]))
-    chosen.append((optional, [Case("squared_relu", "fourier")]))
-    chosen += [(by_name, list(NAMED)), (many, list(MANY))]
+    chosen.append((all_options, [Case("squared_relu", "fourier")]))
+    chosen += [(named_backend, list(NAMED)), (many_tokens, list(MANY))]
     for setting, pairs in chosen:
         for pair in pairs:
-            torch.manual_seed(0)  # so that a pair's numbers do not depend on those before
+            torch.manual_seed(0)  # so that parameters do not depend on earlier pairs
             yield (f"{setting.__name__}-{pair}", pair, *setting(pair, batch))
 
 
-def outputs(function: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -> list[Tensor]:
-    """The output and, where gradients are on, the gradient of every parameter."""
+def output_and_gradients(
+    function: Callable[..., Tensor], model: nn.Module, tokens: Tensor
+) -> list[Tensor]:
+    """Return the output and, if gradients are enabled, the gradient of every parameter."""
     output = function(tokens)
     if not torch.is_grad_enabled():
         return [output]
@@ -171,22 +183,26 @@ def outputs(function: Callable[..., Tensor], model: nn.Module, tokens: Tensor) -
     return [output.detach(), *[gradient for gradient in gradients if gradient is not None]]
 
 
-def change(ours: list[Tensor], others: list[Tensor]) -> float:
-    """Largest difference over the largest number, the latter at least 1; of NaN infinite."""
-    return max(relative_error(other, one) for one, other in zip(ours, others, strict=True))
+def largest_change(references: list[Tensor], results: list[Tensor]) -> float:
+    """Return the largest relative error of all tensors, which is infinite for NaN."""
+    return max(
+        relative_error(other, expected) for expected, other in zip(references, results, strict=True)
+    )
 
 
-def compiled_change(model: nn.Module, tokens: Tensor, backend: str) -> float:
-    """Largest difference between a model and the model compiled as one graph."""
+def change_by_compilation(model: nn.Module, tokens: Tensor, backend: str) -> float:
+    """Return the largest difference between a model and the model compiled as one graph."""
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    return change(outputs(model, model, tokens), outputs(compiled, model, tokens))
+    return largest_change(
+        output_and_gradients(model, model, tokens), output_and_gradients(compiled, model, tokens)
+    )
 
 
 def report(
-    measured: Iterator[tuple[str, Case | None, Callable[[], float]]], band: float
+    measured: Iterator[tuple[str, Case | None, Callable[[], float]]], tolerance: float
 ) -> dict[str, object]:
-    """How many there were, of which kernels and relative kernels, and by name what was beyond the band or failed."""
+    """Return the number of measurements, their kernels, and the errors and large differences by name."""
     count, pairs, wrong = 0, set(), {}
     for name, pair, measure in measured:
         count += 1
@@ -194,10 +210,10 @@ def report(
             pairs.add(pair)
         try:
             found = measure()
-        except Exception as error:  # whatever stops a compiler is what this looks for
+        except Exception as error:  # any error of a compiler is reported
             wrong[name] = f"{type(error).__name__}: {error}"[:500]
         else:
-            if not found <= band:
+            if not found <= tolerance:
                 wrong[name] = found
     kernels, relatives = {pair.kernel for pair in pairs}, {str(pair.relative) for pair in pairs}
     return {
@@ -208,8 +224,8 @@ def report(
     }
 
 
-class Both(nn.Module):
-    """Two layers one after the other, of which the second takes the first tokens of the first one's output."""
+class TwoLayers(nn.Module):
+    """Two layers, of which the second attends to the first tokens of the output of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,8 +236,8 @@ class Both(nn.Module):
         return self.causal(self.masked(tokens)[:, :11])
 
 
-class Values(nn.Module):
-    """Attention whose values alone are learned, of many tokens."""
+class LearnedValues(nn.Module):
+    """Attention in which only the values are learned."""
 
     def __init__(self, kernel: ContentKernel) -> None:
         super().__init__()
@@ -231,8 +247,8 @@ class Values(nn.Module):
         return attention(tokens, tokens, self.value(tokens), kernel=self.kernel, backend="linear")
 
 
-class Mapped(nn.Module):
-    """A layer that torch.func.vmap takes over a dimension before its own, where no sum is one node."""
+class VmappedLayer(nn.Module):
+    """A layer under torch.func.vmap, where sums over blocks are not a single operator."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -243,21 +259,21 @@ class Mapped(nn.Module):
 
 
 def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
-    """What was compiled, of every so-manieth layer, and what went wrong.
+    """Compile one part of the layers, and return the report.
 
-    Inductor takes many seconds a graph, so that it gets one only, of two layers, and that without gradients.
+    Inductor compiles a single graph without gradients, because a graph takes many seconds.
     """
     torch.manual_seed(0)
     torch.set_num_threads(1)
 
     def measure(model: nn.Module, tokens: Tensor, *, learns: bool = True) -> float:
         with torch.set_grad_enabled(learns):
-            return compiled_change(model, tokens, backend)
+            return change_by_compilation(model, tokens, backend)
 
     def measured() -> Iterator[tuple[str, Case | None, Callable[[], float]]]:
         if backend == "inductor":
             if EXHAUSTIVE:
-                both = Both()
+                both = TwoLayers()
                 yield "two layers", None, partial(measure, both, both.tokens, learns=False)
             else:
                 yield (
@@ -266,27 +282,27 @@ def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
                     partial(measure, *masked(Case("squared_relu", "rotary"), 2), learns=False),
                 )
             return
-        for name, pair, model, tokens in itertools.islice(jobs(), part, None, parts):
+        for name, pair, model, tokens in itertools.islice(compiled_layers(), part, None, parts):
             yield (
                 name,
                 pair,
                 partial(measure, model, tokens, learns=not name.startswith(periodic.__name__)),
             )
         for pair in MANY[part : part + 1]:
-            layer, tokens = many(pair, 2)
+            layer, tokens = many_tokens(pair, 2)
             yield (
                 f"mapped-{pair}",
                 pair,
-                partial(measure, Mapped(layer), tokens[None], learns=False),
+                partial(measure, VmappedLayer(layer), tokens[None], learns=False),
             )
         if part == 0:
             performer = Performer((6, 4), 2, 3, dim=DIM, depth=1, heads=2, kernel="positive")
-            for shift in ("none", "mean"):  # of which blocks take none out
+            for shift in ("none", "mean"):  # shifts of the keys
                 yield (
                     f"values alone, {shift}",
                     None,
-                    partial(measure, Values(Taylor2(shift)), torch.randn(2, 2, 130, 5)),
+                    partial(measure, LearnedValues(Taylor2(shift)), torch.randn(2, 2, 130, 5)),
                 )
             yield "Performer", None, partial(measure, performer, torch.randn(2, 2, 6, 4))
 
-    return report(measured(), BAND)
+    return report(measured(), TOLERANCE)

@@ -1,4 +1,4 @@
-"""The kernels of a GPU, which Triton's interpreter runs on any machine; on a GPU themselves with TEKA_DEVICE=cuda."""
+"""The Triton kernels, run by Triton's interpreter, or on a GPU with TEKA_DEVICE=cuda."""
 
 import json
 import subprocess
@@ -10,9 +10,9 @@ import pytest
 from teka.functional.backends import triton as triton_backend
 
 
-@pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="there is no Triton for this system")
+@pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="Triton is not available for this system")
 @pytest.mark.parametrize("part", range(2))
-def test_kernels_give_the_values_and_every_gradient_of_every_pair(part: int):
+def test_triton_kernels_equal_dense_in_values_and_gradients(part: int):
     command = [sys.executable, "-m", "tests.compilers.triton_everything", str(part), "2"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert run.returncode == 0, run.stderr[-2000:]

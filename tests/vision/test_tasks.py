@@ -1,6 +1,6 @@
-"""Segmenters and detectors of torchvision are measured by what they are for.
+"""Audits of segmentation and detection models of torchvision.
 
-These tests need torchvision: `make test-vision` makes an environment that has it.
+These tests need torchvision: `make test-vision` creates an environment with it.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ SHIFTS = AuditSettings(shifts=[(0, 2), (4, 0)], parts=(), num_examples=0, num_re
     ("name", "size"),
     [("lraspp_mobilenet_v3_large", 64), ("fasterrcnn_mobilenet_v3_large_320_fpn", 96)],
 )
-def test_what_a_model_of_torchvision_finds_is_moved_back(name, size):
+def test_masks_and_boxes_of_torchvision_models_are_shifted_back(name, size):
     subject = load(f"torchvision:{name}", LoadOptions(weights="random", input_size=size))
     images = torch.rand(3, 3, size, size, generator=torch.Generator().manual_seed(0))
     report = audit(

@@ -1,4 +1,4 @@
-"""teka within timm."""
+"""The integration of teka into timm."""
 
 # pyright: reportMissingImports=false
 import copy
