@@ -1,13 +1,13 @@
-# Every target makes .venv from the project's files if it is missing or out of date, and re-uses it otherwise.
+# Every target creates the virtual environment .venv if it is missing or older than the project's requirements.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints-cpu.txt
-# Everything else, by version and hash; empty for the newest versions that pyproject.toml takes.
+# Versions and hashes of all packages except PyTorch. LOCK= installs the newest versions that pyproject.toml allows.
 LOCK ?= requirements.lock
 VENV := .venv
-# glibc hands large tensors back to the system after each step; keeping them saved 3 to 26 % of training time here.
+# By default, glibc returns the memory of large tensors to the system after each step. Keeping it saves training time.
 export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 4294967296
-# Compiled files are kept, or each process of the tests compiles all modules again.
+# Write .pyc files, because otherwise each test process compiles all modules again.
 export PYTHONDONTWRITEBYTECODE =
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -30,15 +30,15 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# What torch.compile, exports and Triton, in its interpreter, make of the layers: some seconds each.
+# Tests of the layers with torch.compile, exported and in Triton's interpreter. Each takes some seconds.
 test-compilers: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/compilers
 
-# Every kernel with every relative kernel, backend and second factor, where `test` meets a choice of them.
+# All combinations of content kernel, relative kernel and backend. `test` runs a selection of them.
 test-exhaustive: $(READY)
 	TEKA_TESTS=exhaustive $(BIN)/python -m pytest -n auto --dist worksteal tests tests/compilers
 
-# The folders whose tests compare numbers, restricted to what every x86 processor has and with all that this one has.
+# Numeric tests, first with the instructions that every x86 processor has, then with all instructions of this one.
 PORTABLE_TESTS := $(addprefix tests/,contracts convert functional models nn audit/measure audit/statistics)
 EVERY_CPU := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE
 THIS_CPU := $(addprefix -u ,ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA MKL_CBWR)
@@ -48,39 +48,41 @@ test-portable: $(READY)
 		env $$cpu $(BIN)/python -m pytest -n auto --dist worksteal $(PORTABLE_TESTS) || exit 1; \
 	done
 
-# The contracts that can run on a GPU, and its kernels, there; with a build of PyTorch for it, CONSTRAINTS=. Without the
-# checks of annotations, with which Triton cannot compile.
+# Tests on a GPU. They need PyTorch with CUDA, which CONSTRAINTS= installs. The option -o addopts turns off the checks of
+# type annotations, because Triton cannot compile functions that have them.
 CUDA_TESTS := $(addprefix tests/contracts/test_,$(addsuffix .py,fast_equals_dense causal cross padding state signed prefix permutation shift))
 test-cuda: $(READY)
 	TEKA_DEVICE=cuda $(BIN)/python -m pytest -o addopts=--import-mode=importlib -n 4 $(CUDA_TESTS) tests/compilers/test_triton.py
 
-# The oldest and the newest versions that are promised, in environments of their own.
+# All tests with the oldest and with the newest supported versions, in separate virtual environments.
 test-oldest:
 	$(MAKE) test-compilers test VENV=.venv-oldest PYTHON=$(or $(OLDEST),python3.10) CONSTRAINTS=constraints-oldest.txt LOCK=
 
 test-newest:
 	$(MAKE) test-compilers test VENV=.venv-newest PYTHON=$(or $(NEWEST),python3.14) CONSTRAINTS= LOCK=
 
-# The source archive and the wheel, in dist, checked to be what an index takes and to hold the package alone.
+# Build the source archive and the wheel in dist/, and check that PyPI accepts them and that they contain only the package.
 wheel: $(BUILD_READY)
 	rm -rf dist
 	$(BUILD_VENV)/bin/python -m build --outdir dist
 	$(BUILD_VENV)/bin/twine check --strict dist/*
 	$(BUILD_VENV)/bin/check-wheel-contents dist/*.whl
 
-# The newest versions that fit each other on every Python and system. PyTorch's build is a machine's own, and Triton its.
+# Write requirements.lock with the newest versions for all supported versions of Python and systems. PyTorch and Triton
+# are left out, because their builds depend on the machine.
 lock: $(BUILD_READY)
 	$(BUILD_VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --generate-hashes --upgrade \
 		--excludes constraints-cpu.txt --no-emit-package triton --no-annotate --custom-compile-command 'make lock' -qo requirements.lock
 
-# What is done beside timm and torchvision, in an environment that has them; compiling, since its PyTorch is the oldest.
+# Tests with timm and torchvision, in a separate virtual environment. Its PyTorch is the oldest supported version, so the
+# tests of torch.compile run there too.
 test-vision: $(VISION_READY)
 	$(VISION_VENV)/bin/python -m pytest tests/vision
 	$(VISION_VENV)/bin/python -m pytest tests/compilers/test_compile.py
 
 vision: $(VISION_READY)
 
-# The pages of the audit in a headless Chromium, which must be installed.
+# Tests of the audit pages in headless Chromium, which must be installed.
 browser: $(READY)
 	$(BIN)/python -m pytest tests/browser
 
@@ -91,17 +93,17 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/pyright
 
-# The pages, made from the sources' text in an environment of its own without torch; tutorials and examples are run again.
+# Build the documentation in a virtual environment without PyTorch, and run the tutorials and examples.
 docs: $(DOCS_READY) $(READY)
 	$(DOCS_VENV)/bin/mkdocs build --strict
 	$(BIN)/python -m pytest -n auto tests/documentation
 
-# The pages of this version, as a commit on the branch gh-pages beside those of others; its name and which is the latest.
+# Add the documentation of this version to the branch gh-pages, and mark it as the latest version.
 docs-version: $(DOCS_READY)
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" mike deploy --update-aliases $(VERSION) latest
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" mike set-default latest
 
-# What is released: this commit, with nothing else in the tree, whose changes are written down under its version.
+# Build a release and tag it. The working tree must be clean, and CHANGELOG.md must have a heading for the version.
 release:
 	test -z "$$(git status --porcelain)" || { git status --short; exit 1; }
 	$(MAKE) wheel
