@@ -3,7 +3,7 @@ import shutil
 import pytest
 from playwright.sync_api import sync_playwright
 
-# Without these, Chromium looks for its maker's servers at every start.
+# Without these options, Chromium connects to Google's servers at every start.
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -15,8 +15,8 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium without a window, the one that is installed."""
-    found = next(
+    """Return a headless browser of the installed Chromium."""
+    executable = next(
         (
             path
             for name in ("chromium", "google-chrome", "chromium-browser")
@@ -24,32 +24,32 @@ def browser():
         ),
         None,
     )
-    assert found, "no Chromium: install Debian's package chromium"
+    assert executable, "no Chromium: install Debian's package chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def open_page(browser, tmp_path):
-    """Write reports as a page and open it; at the end nothing was asked of the network and nothing went wrong."""
+    """Return a function that opens a page of reports. A request or a console message fails the test."""
     from teka.audit.page.pages import write_page
 
-    said, requests, pages = [], [], []
+    messages, requests, pages = [], [], []
 
-    def open_(reports, width=1280, height=900):
+    def write_and_open(reports, width=1280, height=900):
         path = write_page(reports, tmp_path / f"audit-{len(pages)}.html")
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
         pages.append((page, path.as_uri()))
         return page
 
-    yield open_
+    yield write_and_open
     for page, _ in pages:
         page.close()
-    assert said == []
+    assert messages == []
     assert requests == [address for _, address in pages]

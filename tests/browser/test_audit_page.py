@@ -12,8 +12,8 @@ from tests.audit.page.audit_reports import (
     example_prediction,
     make_example,
     make_metrics,
+    make_report,
 )
-from tests.audit.page.audit_reports import make_report as report_of
 
 READ_CANVAS = """canvas => {
   const shown = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -28,7 +28,7 @@ def shown_pixels(page):
 
 
 def moved_pixels(movement, pixels, shift):
-    """Return the same levels after a movement by the audit."""
+    """Return pixels shifted as in the audit."""
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None].double() / 255
     moved = movement.move(movement.prepare_images(images), shift)[0].permute(1, 2, 0)
     return (moved * 255).round().clamp(0, 255).to(torch.uint8).numpy()
@@ -41,31 +41,31 @@ def press(page, axis, key, times=1):
         slider.press(key)
 
 
-def answer_shown(page, row=0):
+def shown_prediction(page, row=0):
     cells = page.locator("[data-part=predictions] tr").nth(row).locator("td").all_inner_texts()
     return cells
 
 
-def expect_shown(page, pixels, index, shift, *, label):
+def expect_shifted_image(page, pixels, index, shift, *, label):
     moved = np.roll(pixels, shift, axis=(0, 1))
     assert np.array_equal(shown_pixels(page)[..., 0], moved[..., 0])
     answer, probability = example_prediction(index, shift)
     mark = "✓" if answer == label else "✗"
-    assert answer_shown(page) == [f"{answer} {mark}", f"{100 * probability:.1f} %"]
+    assert shown_prediction(page) == [f"{answer} {mark}", f"{100 * probability:.1f} %"]
 
 
-def test_the_keyboard_moves_the_image_and_shows_the_stored_answer(open_page):
-    page = open_page([report_of()])
+def test_keyboard_shifts_the_image_and_shows_its_prediction(open_page):
+    page = open_page([make_report()])
     assert page.get_by_text("needs JavaScript").is_hidden()
     pixels = example_pixels(3)
-    expect_shown(page, pixels, 3, (0, 0), label=3)
+    expect_shifted_image(page, pixels, 3, (0, 0), label=3)
     press(page, "dx", "ArrowRight", 3)
-    expect_shown(page, pixels, 3, (0, 3), label=3)
+    expect_shifted_image(page, pixels, 3, (0, 3), label=3)
     press(page, "dy", "ArrowLeft", 2)
-    expect_shown(page, pixels, 3, (-2, 3), label=3)
+    expect_shifted_image(page, pixels, 3, (-2, 3), label=3)
     press(page, "dx", "Home")
     press(page, "dy", "End")
-    expect_shown(page, pixels, 3, (LARGEST, -LARGEST), label=3)
+    expect_shifted_image(page, pixels, 3, (LARGEST, -LARGEST), label=3)
     assert page.get_by_label("dx, ").get_attribute("aria-valuetext") == "−4 pixels"
     assert (
         page.get_by_role("status")
@@ -74,8 +74,8 @@ def test_the_keyboard_moves_the_image_and_shows_the_stored_answer(open_page):
     )
 
 
-def test_the_mouse_moves_the_image(open_page):
-    page = open_page([report_of()])
+def test_mouse_shifts_the_image(open_page):
+    page = open_page([make_report()])
     for axis, share, shift in (("dx", 0.999, (0, 4)), ("dy", 0.001, (-4, 4))):
         slider = page.get_by_label(f"{axis}, ")
         slider.scroll_into_view_if_needed()
@@ -84,21 +84,21 @@ def test_the_mouse_moves_the_image(open_page):
         page.mouse.down()
         page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2, steps=5)
         page.mouse.up()
-        expect_shown(page, example_pixels(3), 3, shift, label=3)
+        expect_shifted_image(page, example_pixels(3), 3, shift, label=3)
 
 
-def test_a_press_on_the_map_of_answers_goes_there(open_page):
-    page = open_page([report_of()])
+def test_click_on_the_map_of_predictions_selects_the_shift(open_page):
+    page = open_page([make_report()])
     answers = page.locator("[data-part=maps] canvas")
     answers.scroll_into_view_if_needed()
     box = answers.bounding_box()
     side = box["width"] / len(range(-LARGEST, LARGEST + 1))
     page.mouse.click(box["x"] + 1.5 * side, box["y"] + 7.5 * side)
-    expect_shown(page, example_pixels(3), 3, (3, -3), label=3)
+    expect_shifted_image(page, example_pixels(3), 3, (3, -3), label=3)
 
 
-def test_buttons_go_home_and_to_the_nearest_wrong_answer(open_page):
-    page = open_page([report_of()])
+def test_buttons_select_no_shift_and_the_nearest_wrong_prediction(open_page):
+    page = open_page([make_report()])
     page.get_by_role("button", name="Next wrong prediction").click()
     assert page.get_by_role("status").text_content().split(":")[0] in {
         "dx −1",
@@ -108,18 +108,18 @@ def test_buttons_go_home_and_to_the_nearest_wrong_answer(open_page):
     }
     assert "wrong" in page.get_by_role("status").text_content()
     page.get_by_role("button", name="Unshifted", exact=True).click()
-    expect_shown(page, example_pixels(3), 3, (0, 0), label=3)
+    expect_shifted_image(page, example_pixels(3), 3, (0, 0), label=3)
 
 
-def test_another_image_is_chosen_by_the_keyboard(open_page):
-    page = open_page([report_of()])
+def test_keyboard_selects_another_image(open_page):
+    page = open_page([make_report()])
     button = page.get_by_role("button", name="Image 1, class 1")
     button.focus()
     button.press("Enter")
     assert button.get_attribute("aria-pressed") == "true"
     assert page.locator("[data-part=thumbnails] [aria-pressed=true]").count() == 1
     press(page, "dx", "ArrowLeft", 1)
-    expect_shown(page, example_pixels(1), 1, (0, -1), label=1)
+    expect_shifted_image(page, example_pixels(1), 1, (0, -1), label=1)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -134,10 +134,10 @@ def test_another_image_is_chosen_by_the_keyboard(open_page):
     ],
     ids=lambda movement: movement.mode,
 )
-def test_the_image_is_moved_as_the_model_saw_it(open_page, movement, channels):
+def test_shown_image_is_the_input_of_the_model(open_page, movement, channels):
     height, width = 11, 13
     example = make_example(2, movement.mode, channels=channels, height=height, width=width)
-    page = open_page([report_of(metrics=(make_metrics(movement),), examples=(example,))])
+    page = open_page([make_report(metrics=(make_metrics(movement),), examples=(example,))])
     pixels = example_pixels(2, channels, height, width)
     place = (0, 0)
     for axis, key, times in (
@@ -153,7 +153,7 @@ def test_the_image_is_moved_as_the_model_saw_it(open_page, movement, channels):
         assert (shown_pixels(page)[..., 3] == 255).all()
 
 
-def test_a_placed_canvas_is_moved_without_loss(open_page):
+def test_image_on_a_canvas_is_shifted_without_loss(open_page):
     movement = Movement("canvas", 0.5, canvas_size=(11, 13))
     levels = np.full((11, 13, 1), 128, dtype=np.uint8)
     levels[4:7, 5:8] = example_pixels(0, 1, 3, 3)
@@ -161,18 +161,18 @@ def test_a_placed_canvas_is_moved_without_loss(open_page):
     example = type(example)(
         **{**vars(example), "image": base64.b64encode(levels.tobytes()).decode()}
     )
-    page = open_page([report_of(metrics=(make_metrics(movement),), examples=(example,))])
+    page = open_page([make_report(metrics=(make_metrics(movement),), examples=(example,))])
     press(page, "dy", "ArrowRight", 4)
     assert np.array_equal(shown_pixels(page)[..., :1], np.roll(levels, 4, axis=0))
 
 
-def test_fractions_are_interpolated_and_the_page_says_so_of_fourier(open_page):
+def test_fractional_shifts_are_interpolated_with_a_note_for_fourier(open_page):
     shifts = tuple((0, step / 2) for step in range(-3, 4))
     for mode in ("bilinear", "fourier"):
         movement = Movement(mode)
         page = open_page(
             [
-                report_of(
+                make_report(
                     metrics=(make_metrics(movement, shifts),),
                     examples=(make_example(5, mode, shifts),),
                 )
@@ -181,64 +181,65 @@ def test_fractions_are_interpolated_and_the_page_says_so_of_fourier(open_page):
         press(page, "dx", "ArrowRight", 3)
         expected = moved_pixels(Movement("bilinear"), example_pixels(5), (0, 1.5))
         difference = shown_pixels(page)[..., 0].astype(int) - expected[..., 0]
-        assert abs(difference).max() <= 1  # Halves of a level round either way.
+        assert abs(difference).max() <= 1  # Half levels are rounded up or down.
         assert page.get_by_text("shows linear interpolation").is_visible() == (mode == "fourier")
         assert page.get_by_label("dy, ").is_disabled()
 
 
-def test_where_only_the_axes_were_evaluated_one_slider_takes_the_other_home(open_page):
+def test_slider_resets_the_other_if_only_axes_were_evaluated(open_page):
     page = open_page(
         [
-            report_of(
+            make_report(
                 metrics=(make_metrics(shifts=CROSS),), examples=(make_example(3, shifts=CROSS),)
             )
         ]
     )
     assert page.get_by_text("Not every pair of steps was evaluated").is_visible()
     press(page, "dx", "ArrowRight", 2)
-    expect_shown(page, example_pixels(3), 3, (0, 2), label=3)
+    expect_shifted_image(page, example_pixels(3), 3, (0, 2), label=3)
     press(page, "dy", "ArrowRight", 1)
-    expect_shown(page, example_pixels(3), 3, (1, 0), label=3)
+    expect_shifted_image(page, example_pixels(3), 3, (1, 0), label=3)
 
 
 def test_models_are_shown_side_by_side(open_page):
-    first = report_of("patches")
-    second = report_of("rotation", examples=(make_example(3),))
+    first = make_report("patches")
+    second = make_report("rotation", examples=(make_example(3),))
     page = open_page([first, second])
     assert page.locator("[data-part=predictions] th span").all_inner_texts() == [
         "patches",
         "rotation",
     ]
-    assert answer_shown(page, 1) == ["3 ✓", "90.0 %"]
+    assert shown_prediction(page, 1) == ["3 ✓", "90.0 %"]
     page.get_by_role("button", name="Image 1, class 1").click()
-    assert answer_shown(page, 1) == ["not among the examples of this model"]
+    assert shown_prediction(page, 1) == ["not among the examples of this model"]
 
 
-def test_names_of_classes_and_models_are_text(open_page):
+def test_names_of_classes_and_models_are_escaped(open_page):
     evil = "<img src=x onerror=alert(1)>"
     data = {"name": evil, "class_names": [f"{evil}{index}" for index in range(10)]}
-    page = open_page([report_of(evil, data=data)])
+    page = open_page([make_report(evil, data=data)])
     assert page.locator("img").count() == 0
-    assert answer_shown(page)[0] == f"{evil}3 ✓"
+    assert shown_prediction(page)[0] == f"{evil}3 ✓"
 
 
-def test_without_labels_an_answer_is_held_against_that_of_the_unshifted_image(open_page):
+def test_predictions_without_labels_are_compared_with_no_shift(open_page):
     example = make_example(3)
-    page = open_page([report_of(examples=(type(example)(**{**vars(example), "label": None}),))])
+    page = open_page([make_report(examples=(type(example)(**{**vars(example), "label": None}),))])
     assert page.get_by_text("changed at 72 of 81 shifts").is_visible()
     press(page, "dx", "ArrowRight")
-    assert answer_shown(page)[0] == "4, changed"
+    assert shown_prediction(page)[0] == "4, changed"
     assert "changed" in page.get_by_role("status").text_content()
 
 
 @pytest.mark.parametrize(("width", "count"), [(320, 2), (390, 10), (768, 2), (1280, 10)])
-def test_nothing_reaches_beyond_the_sides(open_page, width, count):
+def test_page_does_not_scroll_horizontally(open_page, width, count):
     long_names = (
         "a-model-with-a-very-long-name/" * 4,
         "a_model_without_any_place_to_break".replace("_", ""),
     )
     page = open_page(
-        [report_of(long_names[at] if at < 2 else f"model {at}") for at in range(count)], width=width
+        [make_report(long_names[at] if at < 2 else f"model {at}") for at in range(count)],
+        width=width,
     )
     page.evaluate(
         "document.querySelectorAll('details').forEach(details => { details.open = true; })"
@@ -246,8 +247,8 @@ def test_nothing_reaches_beyond_the_sides(open_page, width, count):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_every_control_is_reached_by_the_tabulator(open_page):
-    page = open_page([report_of()])
+def test_tab_key_reaches_every_control(open_page):
+    page = open_page([make_report()])
     page.locator("[data-part=thumbnails] button").first.focus()
     reached = []
     for _ in range(6):
@@ -261,8 +262,8 @@ def test_every_control_is_reached_by_the_tabulator(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_by_day_and_by_night(open_page, scheme):
-    page = open_page([report_of(), report_of("rotation")])
+def test_text_has_contrast_in_light_and_dark_mode(open_page, scheme):
+    page = open_page([make_report(), make_report("rotation")])
     page.emulate_media(color_scheme=scheme)
     low = page.evaluate(
         """() => {
@@ -281,7 +282,7 @@ def test_text_has_contrast_by_day_and_by_night(open_page, scheme):
       const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
       while (texts.nextNode()) {
         const element = texts.currentNode.parentElement;
-        // Text on the cells of a map is held against its cell by a test of its own.
+        // Text in charts is not checked here.
         if (!texts.currentNode.data.trim() || element.closest("svg, script, noscript")) continue;
         const ink = luminance(parse(getComputedStyle(element).color).slice(0, 3));
         const paper = luminance(ground(element));
@@ -295,15 +296,15 @@ def test_text_has_contrast_by_day_and_by_night(open_page, scheme):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-def test_verdict_numbers_curve_and_a_moving_image_are_on_the_first_screen(open_page, width, height):
-    page = open_page([report_of()], width=width, height=height)
+def test_first_screen_has_verdict_tiles_curve_and_animation(open_page, width, height):
+    page = open_page([make_report()], width=width, height=height)
     for part in (".headline", ".tiles", "#strip canvas", ".first-curve .chart"):
         box = page.locator(part).first.bounding_box()
         assert box["y"] + box["height"] <= height, part
 
 
-def test_the_strip_moves_and_stops(open_page):
-    page = open_page([report_of()])
+def test_animation_runs_and_stops(open_page):
+    page = open_page([make_report()])
     shift = page.locator("#strip [data-strip=shift]")
     page.locator("#strip li", has_text="3 ✓ 90.0 %").wait_for()
     page.locator("#strip li", has_text="4 ✗ 69.").wait_for()
@@ -313,32 +314,32 @@ def test_the_strip_moves_and_stops(open_page):
     assert shift.inner_text() == stopped
 
 
-def test_nothing_moves_where_motion_is_not_wanted(browser, tmp_path):
+def test_reduced_motion_stops_the_animation(browser, tmp_path):
     from teka.audit.page.pages import write_page
 
     context = browser.new_context(reduced_motion="reduce")
     page = context.new_page()
-    page.goto(write_page([report_of()], tmp_path / "audit.html").as_uri())
+    page.goto(write_page([make_report()], tmp_path / "audit.html").as_uri())
     page.wait_for_timeout(700)
     assert page.locator("#strip button", has_text="Move").is_visible()
     assert page.locator("#strip [data-strip=shift]").inner_text() == "unshifted"
     context.close()
 
 
-def test_it_prints_with_what_was_folded_away(open_page):
-    page = open_page([report_of()])
+def test_printed_page_contains_collapsed_sections(open_page):
+    page = open_page([make_report()])
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert printed.count(b"/Type /Page\n") + printed.count(b"/Type /Page ") >= 2
     assert not page.locator("details[data-print]").first.evaluate("details => details.open")
 
 
-def test_without_javascript_everything_but_the_viewer_is_there(browser, tmp_path):
+def test_page_without_javascript_lacks_only_the_viewer(browser, tmp_path):
     from teka.audit.page.pages import write_page
 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
-    page.goto(write_page([report_of()], tmp_path / "audit.html").as_uri())
+    page.goto(write_page([make_report()], tmp_path / "audit.html").as_uri())
     assert page.get_by_text("Moving the images needs JavaScript").is_visible()
     assert not page.locator("#viewer").is_visible()
     assert page.locator("svg.chart").first.is_visible()

@@ -1,4 +1,4 @@
-"""The campaign: what must not be lost, and what must be said in one line, tried many thousand times.
+"""Fault-injection tests: killed processes, full disks, damaged files and wrong arguments.
 
     python -m tests.campaign                                   # all of it, about two hours of a core
     python -m tests.campaign --only commands files --scale 0.1 --seed 7
@@ -32,42 +32,42 @@ from tests.campaign.kills import kill_studies, kill_trainings
 from tests.campaign.outcome import Tally
 from tests.contracts.test_bad_input import call_wrongly
 
-CLASSES = ("trainings", "studies", "disks", "files", "commands", "calls", "public calls")
+PARTS = ("trainings", "studies", "disks", "files", "commands", "calls", "public calls")
 
 
 def run(name: str, scale: float, seed: int, folder: Path) -> list[Tally]:
-    """Run a class of the campaign.
+    """Run one part of the campaign, and return its counts.
 
     Args:
-        name: One of `CLASSES`.
-        scale: Its size, 1 for the whole.
-        seed: Decides its cases.
-        folder: Where to work.
+        name: One of `PARTS`.
+        scale: Share of the cases, 1 for all.
+        seed: Seed of the cases.
+        folder: Working folder.
     """
     if name == "trainings":
-        return [kill_trainings(_count(20, scale), seed, folder / name)]
+        return [kill_trainings(_scaled_count(20, scale), seed, folder / name)]
     if name == "studies":
         (folder / "study.yaml").write_text(STUDY, encoding="utf-8")
-        return [kill_studies(_count(20, scale), seed, folder / name, folder / "study.yaml")]
+        return [kill_studies(_scaled_count(20, scale), seed, folder / name, folder / "study.yaml")]
     if name == "calls":
-        return [fuzz_calls(_count(20_000, scale), seed)]
+        return [fuzz_calls(_scaled_count(20_000, scale), seed)]
     if name == "public calls":
-        with _inside(folder):
-            return [fuzz_public_calls(_count(10_000, scale), seed)]
-    with _fixtures(folder / name):
+        with _working_folder(folder):
+            return [fuzz_public_calls(_scaled_count(10_000, scale), seed)]
+    with _fixtures_in(folder / name):
         if name == "disks":
             return [fill_disks(share) for share in (0.0, 0.5)]
         if name == "files":
-            return [damage_files(_count(400, scale), seed)]
-        return [fuzz_commands(_count(20_000, scale), seed)]
+            return [damage_files(_scaled_count(400, scale), seed)]
+        return [fuzz_commands(_scaled_count(20_000, scale), seed)]
 
 
 def fuzz_calls(number: int, seed: int) -> Tally:
-    """Fuzzed calls of the library: the property of tests/contracts/test_bad_input.py, with more examples.
+    """Run the test of tests/contracts/test_bad_input.py with more examples.
 
     Args:
-        number: How many.
-        seed: Decides all of them.
+        number: Number of examples.
+        seed: Seed of the examples.
     """
     tally = Tally("fuzzed library calls")
 
@@ -84,17 +84,17 @@ def fuzz_calls(number: int, seed: int) -> Tally:
 
     try:
         call()
-    except Exception:  # the smallest case that went wrong
+    except Exception:  # Hypothesis raises the error of the smallest failing example.
         tally.problems.append(traceback.format_exc())
     return tally
 
 
-def _count(whole: int, scale: float) -> int:
+def _scaled_count(whole: int, scale: float) -> int:
     return max(1, round(whole * scale))
 
 
 @contextmanager
-def _inside(folder: Path) -> Iterator[None]:
+def _working_folder(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -104,33 +104,33 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _fixtures(folder: Path) -> Iterator[None]:
-    with _inside(folder.parent):
+def _fixtures_in(folder: Path) -> Iterator[None]:
+    with _working_folder(folder.parent):
         write_fixtures(folder)
         yield
 
 
 def main() -> int:
-    """Run what is asked for, and print the table."""
+    """Run the requested parts, and print the table of results."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=CLASSES, default=list(CLASSES))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="size of every class, 1 for the whole"
+        "--scale", type=float, default=1.0, help="share of the cases of every part, 1 for all"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    # So that what asks for too much is told so, before the system looks for a process to kill.
+    # With a limit, a call that needs too much memory gets an error before the system kills a process.
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes() // 2, memory_bytes() // 2))
     rows, problems = [], []
     for name in options.only:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="teka-campaign-") as folder:
             for tally in run(name, options.scale, options.seed, Path(folder)):
-                ended = ", ".join(
+                outcomes = ", ".join(
                     f"{count:,} {kind}" for kind, count in sorted(tally.counts.items())
                 )
-                rows.append(f"| {tally.name} | {ended} | {len(tally.problems)} |")
+                rows.append(f"| {tally.name} | {outcomes} | {len(tally.problems)} |")
                 problems += [f"{tally.name}: {problem}" for problem in tally.problems]
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     print("| class | cases, by how they ended | problems |\n|---|---|---|")

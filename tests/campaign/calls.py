@@ -1,4 +1,4 @@
-"""Fuzzed calls of everything public in teka.audit, teka.convert and teka.data: a result, or an error with a name."""
+"""Fuzzed calls of teka.audit, teka.convert and teka.data, whose errors must name an argument."""
 
 import contextlib
 import decimal
@@ -33,8 +33,8 @@ from teka.nn import Attention
 from teka.testing import assert_consistent
 from tests.campaign.outcome import Tally, TooLong
 
-SECONDS = 10.0  # that no call needs, since all that is right in it is small
-BYTES = 3 * 2**30  # of address space beside what the process has
+SECONDS = 10.0  # No valid call needs that long, because all inputs are small.
+BYTES = 3 * 2**30  # Additional address space for a call.
 SHIFTS = [(0, 0), (0, 1), (1, 0)]
 CIRCULAR = Movement("circular")
 
@@ -48,7 +48,7 @@ def labels() -> Tensor:
 
 
 def classify(batch: Tensor) -> Tensor:
-    """Which half of an image is brighter."""
+    """Return logits of the brighter half of an image."""
     return torch.stack([batch[..., :3].mean((1, 2, 3)), batch[..., 3:].mean((1, 2, 3))], dim=1)
 
 
@@ -77,7 +77,7 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
 
 
-def hedgehogs() -> nn.Module:
+def hedgehog_encoder() -> nn.Module:
     model = encoder()
     teka.convert.replace_attention(model, kernel="hedgehog", relative=None)
     return model
@@ -98,19 +98,19 @@ def split() -> object:
 
 @dataclass(frozen=True)
 class Entry:
-    """A way into teka.
+    """A public function or method with valid arguments.
 
     Args:
-        call: What is called, by the names of its arguments.
-        good: Makes arguments that are right.
+        call: The function or method, which is called with keyword arguments.
+        good: Function that returns valid arguments.
     """
 
     call: Callable[..., object]
     good: Callable[[], dict[str, Any]]
 
     @property
-    def takes(self) -> list[str]:
-        """Names of the arguments that may be wrong: not `progress`, since what a callback raises goes through."""
+    def argument_names(self) -> list[str]:
+        """Return the names of arguments without callbacks, because errors of a callback are not caught."""
         parameters = inspect.signature(self.call).parameters.values()
         named = [
             one.name
@@ -120,13 +120,13 @@ class Entry:
         return sorted({*self.good(), *named} - {"progress", "on_result"})
 
 
-def of_method(make: Callable[[], Any], method: str, **good: Callable[[], Any]) -> Entry:
-    """A method of an object that is made anew."""
+def method_entry(make: Callable[[], Any], method: str, **good: Callable[[], Any]) -> Entry:
+    """Return the entry of a method of a new object."""
     return Entry(getattr(make(), method), lambda: {name: value() for name, value in good.items()})
 
 
 def entries() -> dict[str, Entry]:
-    """Every public function and class of the three packages, by the package and its name; and what tests use."""
+    """Return all public functions and classes of the packages by name, and the helpers for tests."""
     a, d = teka.audit, teka.data
     moved = {"shifts": SHIFTS, "movement": CIRCULAR}
     quick = {"settings": AuditSettings(SHIFTS, parts=(), num_examples=1, num_resamples=40)}
@@ -213,7 +213,7 @@ def entries() -> dict[str, Entry]:
             "grid": Grid((5, 6)),
         },
         "convert.distill_attention": lambda: {
-            "model": hedgehogs(),
+            "model": hedgehog_encoder(),
             "batches": [torch.rand(2, 4, 8)],
         },
         "convert.head_offsets": lambda: {"attention": attention().attention, "grid": Grid((5, 6))},
@@ -258,7 +258,7 @@ def entries() -> dict[str, Entry]:
             "image_size": 3,
         },
     }
-    made = {name: Entry(_public(name), good) for name, good in found.items()}
+    made = {name: Entry(_public_object(name), good) for name, good in found.items()}
     made |= {
         "testing.assert_consistent": Entry(
             assert_consistent,
@@ -270,36 +270,38 @@ def entries() -> dict[str, Entry]:
         "audit.Caveat": Entry(
             Caveat, lambda: {"name": "few", "severity": "note", "message": "few"}
         ),
-        "audit.Movement.move": of_method(lambda: CIRCULAR, "place", images=images),
-        "audit.AuditReport.number": of_method(report, "number", metric=lambda: "consistency"),
-        "audit.AuditReport.from_dict": of_method(
+        "audit.Movement.prepare_images": method_entry(
+            lambda: CIRCULAR, "prepare_images", images=images
+        ),
+        "audit.AuditReport.number": method_entry(report, "number", metric=lambda: "consistency"),
+        "audit.AuditReport.from_dict": method_entry(
             report, "from_dict", content=lambda: report().to_dict()
         ),
-        "audit.AuditReport.write": of_method(report, "write", path=lambda: "report.json"),
-        "audit.AuditReport.read": of_method(report, "read", path=lambda: "report.json"),
-        "convert.BorderedAttention": of_method(
+        "audit.AuditReport.write": method_entry(report, "write", path=lambda: "report.json"),
+        "audit.AuditReport.read": method_entry(report, "read", path=lambda: "report.json"),
+        "convert.BorderedAttention": method_entry(
             attention, "forward", tokens=lambda: torch.rand(1, 30, 2), grid=lambda: Grid((5, 6))
         ),
-        "data.RandomShift.call": of_method(
+        "data.RandomShift.call": method_entry(
             lambda: d.RandomShift(1), "__call__", images=images, generator=torch.Generator
         ),
-        "data.HorizontalFlip.call": of_method(
+        "data.HorizontalFlip.call": method_entry(
             d.HorizontalFlip, "__call__", images=images, generator=torch.Generator
         ),
-        "data.Normalize.call": of_method(
+        "data.Normalize.call": method_entry(
             lambda: d.Normalize((0.5,), (0.5,)), "__call__", images=images
         ),
     }
     return made
 
 
-def _public(name: str) -> Callable[..., object]:
+def _public_object(name: str) -> Callable[..., object]:
     package, _, called = name.partition(".")
     return getattr(getattr(teka, package), called)
 
 
 def wrong_values() -> list[Any]:
-    """Values that few arguments are made for."""
+    """Return values that are invalid for most arguments."""
     numbers = [
         -1,
         0,
@@ -449,12 +451,12 @@ CHANGES: list[Callable[[Tensor], Any]] = [
 def fuzz_public_calls(
     number: int, seed: int, packages: tuple[str, ...] = ("audit", "convert", "data")
 ) -> Tally:
-    """Call what is public with one or two wrong arguments, and count every error that is not a clear refusal.
+    """Call public functions with one or two wrong arguments, and count the unclear errors.
 
     Args:
-        number: How many calls.
-        seed: Decides all of them.
-        packages: What is called.
+        number: Number of calls.
+        seed: Seed of the arguments.
+        packages: Packages whose functions are called.
     """
     tally, source, known = (
         Tally("fuzzed calls of audit, convert and data"),
@@ -464,15 +466,17 @@ def fuzz_public_calls(
     names = sorted(name for name in known if name.startswith(packages))
     for index in range(number):
         name = names[index % len(names)]
-        tally.add(*_call(name, known[name], source))
+        tally.add(*_call_with_wrong_arguments(name, known[name], source))
     return tally
 
 
-def _call(name: str, entry: Entry, source: random.Random) -> tuple[str, str | None]:
+def _call_with_wrong_arguments(
+    name: str, entry: Entry, source: random.Random
+) -> tuple[str, str | None]:
     torch.manual_seed(0)
-    arguments, takes = entry.good(), entry.takes
-    # Of an entry without arguments there is nothing to be wrong.
-    wrong = source.sample(takes, min(source.choice((1, 1, 2)), len(takes)))
+    arguments, argument_names = entry.good(), entry.argument_names
+    # An entry without arguments is called without a wrong one.
+    wrong = source.sample(argument_names, min(source.choice((1, 1, 2)), len(argument_names)))
     for argument in wrong:
         good = arguments.get(argument)
         if isinstance(good, Tensor) and source.random() < 0.6:
@@ -481,15 +485,17 @@ def _call(name: str, entry: Entry, source: random.Random) -> tuple[str, str | No
             arguments[argument] = source.choice(wrong_values())
     start = time.perf_counter()
     try:
-        with _bounded():
+        with _limit_time_and_memory():
             entry.call(**arguments)
         kind, problem = "done", None
     except ValueError as error:
-        # Of arguments that do not fit each other, either may be named.
-        named = any(re.search(rf"\b{re.escape(argument)}\b", str(error)) for argument in takes)
+        # The error may name any argument, because a wrong one may not fit another.
+        named = any(
+            re.search(rf"\b{re.escape(argument)}\b", str(error)) for argument in argument_names
+        )
         kind, problem = "refused", None if named else f"names no argument: {error}"
     except AssertionError as error:
-        # Of assertions for tests, one that says what is not so.
+        # A failed assertion of teka.testing is a valid result if it has a message.
         kind, problem = (
             "refused",
             None if "assert" in name and str(error) else f"AssertionError: {error}",
@@ -501,30 +507,30 @@ def _call(name: str, entry: Entry, source: random.Random) -> tuple[str, str | No
         problem = f"took {seconds:.0f} s"
     if problem is None:
         return kind, None
-    shown = ", ".join(f"{argument}={_show(arguments[argument])}" for argument in wrong)
+    shown = ", ".join(f"{argument}={_describe(arguments[argument])}" for argument in wrong)
     return kind, f"{name}({shown}): {problem[:500]}"
 
 
-def _show(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return (
             f"{type(value).__name__} {value.dtype} {value.layout} {value.device} {value.ndim} axes"
         )
-    with contextlib.suppress(ValueError):  # of whole numbers with too many digits
+    with contextlib.suppress(ValueError):  # An integer with too many digits.
         return repr(value)[:80]
     return type(value).__name__
 
 
 @contextlib.contextmanager
-def _bounded() -> Iterator[None]:
-    """A context whose calls have little time and memory, and whose standard output is not shown."""
+def _limit_time_and_memory() -> Iterator[None]:
+    """Limit the time and the memory of calls in this context, and hide their output."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     size = (
         int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
         * resource.getpagesize()
     )
     limit = size + BYTES if hard == resource.RLIM_INFINITY else min(size + BYTES, hard)
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGALRM, _raise_too_long)
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -536,5 +542,5 @@ def _bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _stop(*_: object) -> None:
+def _raise_too_long(*_: object) -> None:
     raise TooLong(f"more than {SECONDS:.0f} s")

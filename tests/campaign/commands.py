@@ -1,4 +1,4 @@
-"""Fuzzed command lines: options with values that they may not have been made for, in any number and order."""
+"""Fuzzed command lines, whose options have valid and invalid values in any number and order."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from teka.functional import KERNELS, RELATIVES
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from tests.campaign.outcome import Tally, run_command
 
-# A command that works, for each; what is fuzzed goes behind it, and goes before it.
+# Valid arguments of each command. The fuzzed options follow and override them.
 SMALL = [
     "--image-size",
     "8",
@@ -136,8 +136,8 @@ WORDS = (
     "teka",
     "help",
 )
-# What they were made for, alone or not beside each other.
-FITTING = {
+# Valid values of each option, and some invalid ones. Not all of them can be combined.
+OPTION_VALUES = {
     "kernel": (*KERNELS, "softmx"),
     "position": (*RELATIVES, "none", "absolute", "absolute_table"),
     "rotary_normalizer": ROTARY_NORMALIZERS,
@@ -164,20 +164,25 @@ FITTING = {
     "data": ("digits", "data.npz"),
 }
 NUMBERS = ("0", "1", "2", "3", "4", "7", "0.1", "0.5", "0.9", "1e-3", "true", "false")
-# With these a command may rightly take long: they are given small values or none.
-LONG = {
+# Valid values of these options can take long, so only short or invalid values are used.
+SHORT_VALUES = {
     "epochs": ("0", "1", "-1", "x", "1.5"),
     "seeds": ("-1", "x", "1.5", "--"),
     "lengths": ("15", "-1", "x", "16"),
 }
-LONG |= {
+SHORT_VALUES |= {
     "repeats": ("0", "-1", "x"),
     "warmup": ("-1", "x"),
     "budget_seconds": ("0", "x"),
     "processes": ("0", "x", "-1"),
 }
-LONG |= {"attempts": ("0", "x"), "wait": ("-1", "x"), "timeout": ("0", "x"), "loggers": ("x", "")}
-LONG |= {
+SHORT_VALUES |= {
+    "attempts": ("0", "x"),
+    "wait": ("-1", "x"),
+    "timeout": ("0", "x"),
+    "loggers": ("x", ""),
+}
+SHORT_VALUES |= {
     "parallel": ("x", "dask:x", ""),
     "devices": ("0", "x", "-1"),
     "num_nodes": ("0", "x", "-1"),
@@ -186,16 +191,16 @@ LONG |= {
 
 
 def fuzz_commands(number: int, seed: int) -> Tally:
-    """Run fuzzed command lines in the working folder, which holds the fixtures.
+    """Run fuzzed command lines in the working folder with the fixtures.
 
     Args:
-        number: How many.
-        seed: Decides all of them.
+        number: Number of command lines.
+        seed: Seed of the command lines.
     """
     tally, source = Tally("fuzzed command lines"), random.Random(seed)
     kept = {path.name for path in Path.cwd().iterdir()}
     for _ in range(number):
-        arguments = draw(source)
+        arguments = random_command_line(source)
         tally.add_command(f"teka {arguments}", run_command(arguments))
         for path in Path.cwd().iterdir():
             if path.name not in kept:
@@ -203,19 +208,19 @@ def fuzz_commands(number: int, seed: int) -> Tally:
     return tally
 
 
-def draw(source: random.Random) -> list[str]:
-    """A command line.
+def random_command_line(source: random.Random) -> list[str]:
+    """Return a random command line.
 
     Args:
-        source: Of randomness.
+        source: Random number generator.
     """
     name = source.choice([*BASES, "train", "train", "audit", "audit"])
     arguments = list(BASES[name])
     for _ in range(source.choice((1, 1, 1, 2, 3))):
         option = source.choice(OPTIONS[name].split())
-        words = WORDS if source.random() < 0.5 else FITTING.get(option, NUMBERS)
+        words = WORDS if source.random() < 0.5 else OPTION_VALUES.get(option, NUMBERS)
         values = [
-            source.choice(LONG.get(option, words))
+            source.choice(SHORT_VALUES.get(option, words))
             for _ in range(source.choice((1, 1, 1, 1, 1, 0, 2)))
         ]
         dashed = "--" + option.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Damaged and hostile files of every kind that teka reads: refused with one line, or of no consequence."""
+"""Damaged and malicious files, which must cause an error of one line or no wrong result."""
 
 import json
 import pickle
@@ -13,25 +13,25 @@ from tests.campaign.commands import AUDIT, SMALL
 from tests.campaign.outcome import Outcome, Tally, run_command
 
 
-class Hostile:
-    """Unpickled, it leaves a file."""
+class MaliciousObject:
+    """Object that writes a file when it is unpickled."""
 
     def __reduce__(self) -> tuple:
         return Path.touch, (Path("unpickled"),)
 
 
-def _resume_state() -> Outcome:
+def _resume_audit() -> Outcome:
     return run_command(
         ["audit", "model.py:make", *AUDIT, "--resume", "state", "--json", "again.json"]
     )
 
 
-def _resumed_training() -> Outcome:
+def _resume_training() -> Outcome:
     Path("run/result.json").unlink(missing_ok=True)
     return run_command(["train", "--resume", "run"])
 
 
-def _of_json(path: str, *keys: str) -> Callable[[], object]:
+def _json_reader(path: str, *keys: str) -> Callable[[], object]:
     def read() -> object:
         content = read_json(Path(path))
         return [content.get(key) for key in keys]
@@ -39,19 +39,19 @@ def _of_json(path: str, *keys: str) -> Callable[[], object]:
     return read
 
 
-# A file, what reads it, and what must come out of it if it is not refused: None where it may differ.
+# For each file: the command that reads it, and a function that returns its result, or None if it may differ.
 TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = {
     "run/checkpoints/last.ckpt": (
-        _resumed_training,
-        _of_json("run/result.json", "epochs", "validation_accuracy"),
+        _resume_training,
+        _json_reader("run/result.json", "epochs", "validation_accuracy"),
     ),
     "run/checkpoints/best.ckpt": (
         lambda: run_command(["evaluate", "run"]),
-        _of_json("run/evaluation.json", "confusion"),
+        _json_reader("run/evaluation.json", "confusion"),
     ),
     "run/run.json": (
         lambda: run_command(["evaluate", "run"]),
-        _of_json("run/evaluation.json", "confusion"),
+        _json_reader("run/evaluation.json", "confusion"),
     ),
     "run/result.json": (lambda: run_command(["evaluate", "run"]), None),
     "model/config.json": (
@@ -62,7 +62,7 @@ TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = 
         lambda: run_command(["predict", "picture.png", "--model", "model"]),
         lambda: "refused, unless it is the same file",
     ),
-    "state/circular.safetensors": (_resume_state, _of_json("again.json", "metrics")),
+    "state/circular.safetensors": (_resume_audit, _json_reader("again.json", "metrics")),
     "data.npz": (
         lambda: run_command(
             ["train", *SMALL[2:], "--data", "data.npz", "--epochs", "1", "--out", "new"]
@@ -91,7 +91,7 @@ TARGETS: dict[str, tuple[Callable[[], Outcome], Callable[[], object] | None]] = 
 }
 FOLDERS = ("run", "model", "state", "report", "studied")
 DEEP = b"[" * 100_000
-MADE_UP = (
+INVALID_CONTENTS = (
     b"",
     b"{}",
     b"[]",
@@ -104,7 +104,7 @@ MADE_UP = (
     b"PK\x05\x06" + bytes(18),
     b"\x93NUMPY\x01\x00",
     b"\x80\x04.",
-    pickle.dumps(Hostile()),
+    pickle.dumps(MaliciousObject()),
     (2**60).to_bytes(8, "little") + b"{}",
     b"&a [*a]",
     b"a: &a [x, x]\nb: &b [*a, *a]\n"
@@ -132,14 +132,14 @@ VALUES: tuple[object, ...] = (
 
 
 def damage_files(number: int, seed: int) -> Tally:
-    """Damage files in the working folder, which holds the fixtures, and let teka read them.
+    """Damage files of the fixtures in the working folder, and run the commands that read them.
 
     Args:
-        number: How many.
-        seed: Decides the damages.
+        number: Number of damaged files.
+        seed: Seed of the damages.
     """
     tally, source = Tally("damaged and hostile files"), random.Random(seed)
-    _resume_state()
+    _resume_audit()
     run_command(["shift", "run", "--mode", "canvas", "--max-shift", "1", "--out", "report"])
     run_command(["study", "study.yaml", "--only", "kernel=relu", "--out", "studied"])
     shutil.rmtree("kept", ignore_errors=True)
@@ -147,18 +147,18 @@ def damage_files(number: int, seed: int) -> Tally:
         shutil.copytree(name, Path("kept") / name)
     for name in ("data.npz", "picture.png", "study.yaml", "recipe.yaml"):
         shutil.copy(name, Path("kept") / name)
-    right: dict[str, object] = {}
+    expected: dict[str, object] = {}
     for _ in range(number):
         name = source.choice([*TARGETS])
-        if name not in right:
+        if name not in expected:
             use, result = TARGETS[name]
             outcome = use()
             if outcome.code != 0:
                 tally.add("unclear", f"undamaged {name}: {outcome.error}")
-            right[name] = None if result is None else result()
+            expected[name] = None if result is None else result()
             _restore()
         path, before = Path(name), Path(name).read_bytes()
-        what, damaged = _damage(before, path.suffix, source)
+        what, damaged = _damage_content(before, path.suffix, source)
         path.write_bytes(damaged)
         use, result = TARGETS[name]
         outcome = use()
@@ -170,7 +170,7 @@ def damage_files(number: int, seed: int) -> Tally:
             outcome.code == 0
             and result is not None
             and damaged != before
-            and result() != right[name]
+            and result() != expected[name]
         ):
             tally.add("wrong in silence", f"{case}: {result()}")
         elif outcome.code == 0 and name == "model/model.safetensors" and damaged != before:
@@ -192,7 +192,7 @@ def _restore() -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _damage(content: bytes, suffix: str, source: random.Random) -> tuple[str, bytes]:
+def _damage_content(content: bytes, suffix: str, source: random.Random) -> tuple[str, bytes]:
     kinds = ["one bit", "one byte", "cut off", "longer", "made up"]
     kind = source.choice([*kinds, "one value", "one value"] if suffix == ".json" else kinds)
     place = source.randrange(max(1, len(content)))
@@ -206,21 +206,21 @@ def _damage(content: bytes, suffix: str, source: random.Random) -> tuple[str, by
     elif kind == "longer":
         changed += source.randbytes(source.choice((1, 100)))
     elif kind == "made up":
-        changed = bytearray(source.choice(MADE_UP))
+        changed = bytearray(source.choice(INVALID_CONTENTS))
     else:
         value = json.loads(content)
-        place = _change(value, source)
+        place = _change_value(value, source)
         changed = bytearray(json.dumps(value).encode())
     return f"{kind} at {place}", bytes(changed)
 
 
-def _change(value: Any, source: random.Random) -> str:
+def _change_value(value: Any, source: random.Random) -> str:
     """Replace or delete one value of a dict or list of JSON data, and describe the change."""
     keys = list(value) if isinstance(value, dict) else range(len(value))
     key = source.choice(keys)
     inner = value[key]
     if isinstance(inner, dict | list) and inner and source.random() < 0.7:
-        return f"{key}/{_change(inner, source)}"
+        return f"{key}/{_change_value(inner, source)}"
     if source.random() < 0.2:
         del value[key]
         return f"{key} deleted"

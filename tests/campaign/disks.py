@@ -1,4 +1,4 @@
-"""A full disk at every write of every command: nothing is lost, and with room again the same comes out."""
+"""Commands with a full disk at each of their writes, and again with free space."""
 
 import errno
 import os
@@ -40,12 +40,12 @@ COMMANDS = {
 
 
 @contextmanager
-def full_at(write: int, share: float) -> Iterator[Callable[[], bool]]:
-    """Let the n-th file that teka writes run out of room after a share of its bytes; gives whether it came to that.
+def simulate_full_disk(write: int, share: float) -> Iterator[Callable[[], bool]]:
+    """Let one file of teka run out of space. The context returns a function that tells if it was written.
 
     Args:
-        write: Which one, from 1.
-        share: Of its bytes.
+        write: Number of the file in the order of writing, from 1.
+        share: Share of its bytes that fits on the disk.
     """
     count, create = 0, files._create_temporary
 
@@ -56,7 +56,7 @@ def full_at(write: int, share: float) -> Iterator[Callable[[], bool]]:
         if count != write:
             return temporary, file
 
-        class Full:
+        class FullFile:
             def write(self, content: bytes) -> None:
                 os.write(file.fileno(), bytes(content)[: int(share * len(content))])
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -67,17 +67,17 @@ def full_at(write: int, share: float) -> Iterator[Callable[[], bool]]:
             def __exit__(self, *_: object) -> None:
                 file.close()
 
-        return temporary, Full()
+        return temporary, FullFile()
 
     with mock.patch.object(files, "_create_temporary", create_full):
         yield lambda: count >= write
 
 
 def fill_disks(share: float, names: Collection[str] = tuple(COMMANDS)) -> Tally:
-    """Let each command run out of room at each of its writes in turn, and repeat it with room.
+    """Let each command run out of space at each of its writes, and repeat it with free space.
 
     Args:
-        share: Of the bytes of the write at which room ends.
+        share: Share of the bytes of the failed file that fits on the disk.
         names: The commands.
     """
     tally = Tally("disk full at every write")
@@ -86,8 +86,8 @@ def fill_disks(share: float, names: Collection[str] = tuple(COMMANDS)) -> Tally:
         write, reached = 1, True
         while reached:
             shutil.rmtree("new", ignore_errors=True)
-            before = _contents(Path("run"))
-            with full_at(write, share) as was_reached:
+            before = _file_contents(Path("run"))
+            with simulate_full_disk(write, share) as was_reached:
                 outcome = run_command(command)
                 reached = was_reached()
             what = f"{name}, write {write}"
@@ -99,7 +99,7 @@ def fill_disks(share: float, names: Collection[str] = tuple(COMMANDS)) -> Tally:
             elif list(Path.cwd().rglob("*.part")):
                 tally.add("left a temporary file", what)
             elif any(
-                _contents(Path("run")).get(path) != content for path, content in before.items()
+                _file_contents(Path("run")).get(path) != content for path, content in before.items()
             ):
                 tally.add("lost", f"{what}: a file of the run changed")
             else:
@@ -115,5 +115,5 @@ def fill_disks(share: float, names: Collection[str] = tuple(COMMANDS)) -> Tally:
     return tally
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
+def _file_contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

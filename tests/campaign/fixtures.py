@@ -1,4 +1,4 @@
-"""Inputs of the campaign: a trained run, a model file, data, pictures, a study and a custom model."""
+"""Inputs of the campaign: a trained run, a model file, data, an image, a study and a custom model."""
 
 import functools
 import os
@@ -42,12 +42,12 @@ def leaves_when_called():
 
 
 def train_tiny(folder: Path, *, resume: bool = False) -> None:
-    """Train the run of the campaign."""
+    """Train the tiny run of the campaign, or resume it."""
     train(TINY, folder, resume=resume, progress_bar=False)
 
 
 def write_fixtures(folder: Path) -> Path:
-    """Write them into a folder, which is then the working folder."""
+    """Write all fixtures into a folder, make it the working folder, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     train_tiny(Path("run"))
@@ -56,17 +56,17 @@ def write_fixtures(folder: Path) -> Path:
     images = generator.integers(0, 256, (100, 8, 8), dtype=np.uint8)
     np.savez("data.npz", images=images, labels=np.arange(100) % 4)
     picture = np.zeros((40, 32), dtype=np.uint8)
-    picture[8:32, 14:18] = 255  # a 1
+    picture[8:32, 14:18] = 255  # The digit 1.
     Image.fromarray(picture).save("picture.png")
     Path("study.yaml").write_text(STUDY, encoding="utf-8")
     Path("model.py").write_text(MODEL, encoding="utf-8")
-    Path("recipe.yaml").write_text(recipe(), encoding="utf-8")
+    Path("recipe.yaml").write_text(recipe_yaml(), encoding="utf-8")
     return folder
 
 
 @functools.cache
-def recipe() -> str:
-    """A recipe as text."""
+def recipe_yaml() -> str:
+    """Return the text of a recipe."""
     from importlib.resources import files
 
     return (files("teka.training") / "recipes" / "teka.yaml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, in training and in studies, with temporary files on the same disk and on another."""
+"""Trainings and studies killed at random times, with temporary files on the same or another disk."""
 
 import os
 import random
@@ -34,11 +34,11 @@ if __name__ == "__main__":
     run_study(read_study(sys.argv[1]), sys.argv[2], processes=2)
 """
 SHARED_MEMORY = Path("/dev/shm")
-DECIDED = ("labels", "run", "accuracy", "accuracy_by_shift", "steps", "parameters", "epochs")
+COMPARED_KEYS = ("labels", "run", "accuracy", "accuracy_by_shift", "steps", "parameters", "epochs")
 
 
 def kill_trainings(number: int, seed: int, folder: Path) -> Tally:
-    """Kill trainings at random moments, resume each, and compare with one that was never killed.
+    """Kill trainings at random times, resume each, and compare with an uninterrupted training.
 
     Args:
         number: Kills for each place of temporary files.
@@ -51,27 +51,29 @@ def kill_trainings(number: int, seed: int, folder: Path) -> Tally:
     )
     (folder / "run").mkdir(parents=True)
     run.save(folder / "run")
-    _to_its_end(TRAIN, folder, "run", "whole", folder)
-    for temporary in _places(folder):
+    _run_to_the_end(TRAIN, folder, "run", "whole", folder)
+    for temporary in _temporary_folders(folder):
         kills = 0
         while kills < number:
             out = folder / f"killed-{temporary.name}-{kills}"
             while not (out / "result.json").is_file() and kills < number:
                 kills += 1
-                _kill(_start(TRAIN, folder, "run", out.name, temporary), out, source, span=0.5)
+                _kill_after_a_write(
+                    _start(TRAIN, folder, "run", out.name, temporary), out, source, span=0.5
+                )
             moved = out.rename(out.with_name(f"{out.name}-moved"))
-            _to_its_end(TRAIN, folder, "run", moved.name, temporary)
+            _run_to_the_end(TRAIN, folder, "run", moved.name, temporary)
             tally.add(
-                f"same numbers, {_kind(temporary, folder)}",
-                _difference_of_runs(folder / "whole", moved),
+                f"same numbers, {_temporary_kind(temporary, folder)}",
+                _find_difference(folder / "whole", moved),
             )
             shutil.rmtree(moved)
-        tally.counts[f"kills, {_kind(temporary, folder)}"] += kills
+        tally.counts[f"kills, {_temporary_kind(temporary, folder)}"] += kills
     return tally
 
 
 def kill_studies(number: int, seed: int, folder: Path, study: Path) -> Tally:
-    """The same for studies, whose workers must end too.
+    """Kill studies at random times, resume each, and check that their workers end too.
 
     Args:
         number: Kills for each place of temporary files.
@@ -82,41 +84,45 @@ def kill_studies(number: int, seed: int, folder: Path, study: Path) -> Tally:
     tally, source = Tally("kills of teka study"), random.Random(seed)
     folder.mkdir(parents=True)
     shutil.copy(study, folder / "study.yaml")
-    _to_its_end(STUDY, folder, "study.yaml", "whole", folder)
-    for temporary in _places(folder):
+    _run_to_the_end(STUDY, folder, "study.yaml", "whole", folder)
+    for temporary in _temporary_folders(folder):
         kills = 0
         while kills < number:
             out = folder / f"killed-{temporary.name}-{kills}"
             while len(load_saved_results(out / "cells.jsonl.gz")) < 4 and kills < number:
                 kills += 1
                 process = _start(STUDY, folder, "study.yaml", out.name, temporary)
-                workers = _kill(process, out, source, span=4.0)
+                workers = _kill_after_a_write(process, out, source, span=4.0)
                 if any(map(is_running, workers)):
                     tally.add("workers left", f"{workers} outlived their parent")
-            _to_its_end(STUDY, folder, "study.yaml", out.name, temporary)
-            same = _cells(folder / "whole") == _cells(out) and not _litter(out)
+            _run_to_the_end(STUDY, folder, "study.yaml", out.name, temporary)
+            same = _compared_results(folder / "whole") == _compared_results(
+                out
+            ) and not _leftover_files(out)
             tally.add(
-                f"same numbers, {_kind(temporary, folder)}",
-                None if same else f"{out} differs: {_litter(out)}",
+                f"same numbers, {_temporary_kind(temporary, folder)}",
+                None if same else f"{out} differs: {_leftover_files(out)}",
             )
             shutil.rmtree(out)
-        tally.counts[f"kills, {_kind(temporary, folder)}"] += kills
+        tally.counts[f"kills, {_temporary_kind(temporary, folder)}"] += kills
     return tally
 
 
-def _places(folder: Path) -> list[Path]:
+def _temporary_folders(folder: Path) -> list[Path]:
     return [folder, SHARED_MEMORY] if SHARED_MEMORY.is_dir() else [folder]
 
 
-def _kind(temporary: Path, folder: Path) -> str:
+def _temporary_kind(temporary: Path, folder: Path) -> str:
     return "TMPDIR on the same disk" if temporary == folder else "TMPDIR on another file system"
 
 
-def _start(script: str, folder: Path, given: str, out: str, temporary: Path) -> subprocess.Popen:
+def _start(
+    script: str, folder: Path, input_path: str, out: str, temporary: Path
+) -> subprocess.Popen:
     (folder / "script.py").write_text(script, encoding="utf-8")
     paths = os.pathsep.join([str(Path(teka.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
-        [sys.executable, "script.py", given, out],
+        [sys.executable, "script.py", input_path, out],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -124,17 +130,19 @@ def _start(script: str, folder: Path, given: str, out: str, temporary: Path) -> 
     )
 
 
-def _to_its_end(script: str, folder: Path, given: str, out: str, temporary: Path) -> None:
-    process = _start(script, folder, given, out, temporary)
+def _run_to_the_end(script: str, folder: Path, input_path: str, out: str, temporary: Path) -> None:
+    process = _start(script, folder, input_path, out, temporary)
     _, error = process.communicate(timeout=600)
     if process.returncode:
         raise RuntimeError(f"{out} could not be resumed: {error.decode()[-2000:]}")
 
 
-def _kill(process: subprocess.Popen, out: Path, source: random.Random, *, span: float) -> list[int]:
-    """Kill a process a while after it began to write; gives the processes that it had started."""
-    before = _newest(out)
-    while process.poll() is None and _newest(out) == before:
+def _kill_after_a_write(
+    process: subprocess.Popen, out: Path, source: random.Random, *, span: float
+) -> list[int]:
+    """Kill a process after its next checkpoint and a random time, and return its child processes."""
+    before = _newest_checkpoint_time(out)
+    while process.poll() is None and _newest_checkpoint_time(out) == before:
         time.sleep(0.002)
     time.sleep(source.uniform(0, span))
     listed = subprocess.run(
@@ -149,7 +157,7 @@ def _kill(process: subprocess.Popen, out: Path, source: random.Random, *, span: 
     return workers
 
 
-def _newest(folder: Path) -> float:
+def _newest_checkpoint_time(folder: Path) -> float:
     return max(
         (path.stat().st_mtime for path in folder.rglob("*.ckpt") if path.exists()), default=0.0
     )
@@ -165,8 +173,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def _litter(folder: Path) -> list[str]:
-    """Files that should not have stayed."""
+def _leftover_files(folder: Path) -> list[str]:
+    """Return temporary files that should have been removed."""
     return [
         str(path)
         for path in folder.rglob("*")
@@ -174,13 +182,13 @@ def _litter(folder: Path) -> list[str]:
     ]
 
 
-def _cells(folder: Path) -> dict[str, list[object]]:
+def _compared_results(folder: Path) -> dict[str, list[object]]:
     cells = load_saved_results(folder / "cells.jsonl.gz")
-    return {name: [content[key] for key in DECIDED] for name, content in cells.items()}
+    return {name: [content[key] for key in COMPARED_KEYS] for name, content in cells.items()}
 
 
-def _difference_of_runs(first: Path, second: Path) -> str | None:
-    """What differs in the checkpoints and results of two runs, but for times; None if nothing does."""
+def _find_difference(first: Path, second: Path) -> str | None:
+    """Return a description of how two runs differ, or None. Times are not compared."""
     names = [
         sorted(path.name for path in (folder / "checkpoints").iterdir())
         for folder in (first, second)

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 from reproduction.__main__ import run as main
 
-SECONDS = 120  # which no command of the campaign needs
+SECONDS = 120  # No command of the campaign needs that long.
 
 
 class TooLong(BaseException):
-    """A command took longer than any of the campaign needs."""
+    """Error of a command or a call that exceeds its time limit."""
 
 
 @dataclass
 class Outcome:
-    """How a command ended.
+    """Exit code and error output of a command.
 
     Args:
-        code: Its exit code, None if it raised.
-        error: What it wrote to standard error, or the traceback.
+        code: Exit code, or None if the command raised an error.
+        error: Text on standard error, or the traceback.
     """
 
     code: int | None
@@ -33,7 +33,7 @@ class Outcome:
 
     @property
     def is_sound(self) -> bool:
-        """Return True if the command finished, missed its threshold or refused with one line."""
+        """Return True if the command succeeded, missed its threshold or ended with an error of one line."""
         if self.code in (0, 1):
             return "Traceback" not in self.error
         lines = [line for line in self.error.splitlines() if "warning:" not in line]
@@ -42,12 +42,12 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """Counts of a class of the campaign.
+    """Counts of the cases of one part of the campaign.
 
     Args:
-        name: The class.
-        counts: Cases by how they ended.
-        problems: What must not be, in words.
+        name: Name of the part.
+        counts: Number of cases for each kind of outcome.
+        problems: Descriptions of all problems.
     """
 
     name: str
@@ -58,15 +58,15 @@ class Tally:
         """Count a case.
 
         Args:
-            kind: How it ended.
-            problem: What is wrong with that, or None.
+            kind: Kind of outcome.
+            problem: Description of the problem, or None.
         """
         self.counts[kind] += 1
         if problem is not None:
             self.problems.append(problem)
 
     def add_command(self, what: str, outcome: Outcome) -> None:
-        """Count a command, which must be sound."""
+        """Count a command, with a problem if it is not sound."""
         kind = {0: "done", 1: "below the gate", 2: "refused"}.get(outcome.code or 0, "raised")
         if outcome.code is None or not outcome.is_sound:
             self.add("unclear", f"{what}: {outcome.error[-2000:]}")
@@ -75,10 +75,10 @@ class Tally:
 
 
 def run_command(arguments: Sequence[str]) -> Outcome:
-    """Run `teka` in this process, in at most `SECONDS`."""
+    """Run a command in this process for at most `SECONDS`."""
     error, output = io.StringIO(), io.StringIO()
     interrupt = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGALRM, _time_is_over)
+    signal.signal(signal.SIGALRM, _raise_too_long)
     signal.alarm(SECONDS)
     try:
         with (
@@ -86,20 +86,20 @@ def run_command(arguments: Sequence[str]) -> Outcome:
             contextlib.redirect_stdout(output),
             warnings.catch_warnings(),
         ):
-            code = _code(arguments)
+            code = _exit_code(arguments)
             if (
-                signal.getsignal(signal.SIGALRM) is not _time_is_over
-            ):  # the command has turned it into an error
+                signal.getsignal(signal.SIGALRM) is not _raise_too_long
+            ):  # The command has caught TooLong.
                 raise TooLong(f"more than {SECONDS} s")
             return Outcome(code, error.getvalue())
-    except BaseException:  # whatever comes through is what the campaign looks for
+    except BaseException:  # The campaign looks for all errors that a command does not catch.
         return Outcome(None, traceback.format_exc())
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGINT, interrupt)
 
 
-def _code(arguments: Sequence[str]) -> int:
+def _exit_code(arguments: Sequence[str]) -> int:
     try:
         return main(list(arguments))
     except SystemExit as left:
@@ -110,6 +110,6 @@ def _code(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
 
 
-def _time_is_over(*_: object) -> None:
+def _raise_too_long(*_: object) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     raise TooLong(f"more than {SECONDS} s")

@@ -1,4 +1,4 @@
-"""A little of the campaign, of every class but the kills, which have tests of their own."""
+"""A short run of every part of the campaign except kills, which have their own tests."""
 
 import importlib
 from pathlib import Path
@@ -25,41 +25,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _work_in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_fuzzed_command_lines_are_done_or_refused_with_one_line():
+def test_fuzzed_command_lines_succeed_or_are_errors_of_one_line():
     tally = fuzz_commands(40, seed=1)
     assert not tally.problems
     assert tally.counts["refused"] > 12
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_files_are_refused_with_one_line_or_of_no_consequence():
+def test_damaged_files_are_errors_of_one_line_or_harmless():
     tally = damage_files(7, seed=1)
     assert not tally.problems
     assert tally.counts["refused"] > 4
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_with_a_full_disk_every_write_is_refused_with_one_line_and_can_be_repeated():
-    tally = fill_disks(0.35, ("evaluate", "export", "audit"))  # of training the kills tell
+def test_full_disk_is_an_error_and_the_command_can_be_repeated():
+    tally = fill_disks(0.35, ("evaluate", "export", "audit"))  # The tests of kills cover training.
     assert not tally.problems
     assert tally.counts["refused, and whole again"] > 5
 
 
-def test_fuzzed_calls_of_audit_and_convert_give_a_result_or_an_error_that_names_an_argument():
+def test_fuzzed_calls_succeed_or_are_errors_that_name_an_argument():
     tally = fuzz_public_calls(100, seed=1, packages=("audit", "convert"))
     assert not tally.problems
     assert tally.counts["refused"] > 50
 
 
-def test_right_arguments_of_every_public_call_give_a_result():
+def test_valid_arguments_of_every_public_call_give_a_result():
     known = entries()
     for name, entry in known.items():
-        if name != "data.download":  # which needs a network
+        if name != "data.download":  # It needs a network.
             entry.call(**entry.good())
     modules = {
         name: importlib.import_module(f"teka.{name}")
@@ -74,12 +74,12 @@ def test_right_arguments_of_every_public_call_give_a_result():
     }
 
 
-def test_the_campaign_knows_every_command():
+def test_campaign_covers_every_command():
     assert set(BASES) == set(OPTIONS) == set(COMMANDS | REPRODUCTION_COMMANDS)
 
 
 @pytest.mark.parametrize("function", ["leaves", "leaves_when_called"])
-def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
+def test_model_that_exits_the_program_does_not_pass_the_threshold(function: str):
     command = [
         "audit",
         f"model.py:{function}",
@@ -96,7 +96,7 @@ def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("train --dim 40000 --out new", "fits into memory"),
         ("train --image-size 7000 --out new", "small enough for the memory"),
@@ -120,8 +120,8 @@ def test_a_model_that_leaves_the_program_does_not_pass_the_gate(function: str):
         ("train --out /proc/teka", "out must be a writable folder"),
     ],
 )
-def test_what_cannot_be_is_one_line(command: str, said: str):
+def test_impossible_command_is_an_error_of_one_line(command: str, message: str):
     outcome = run_command(command.split())
     assert outcome.is_sound
     assert outcome.code == 2
-    assert said in outcome.error
+    assert message in outcome.error

@@ -30,7 +30,7 @@ from teka.reporting.formatting import (
         (0.0, "0.0"),
     ],
 )
-def test_all_and_none_are_said_only_of_all_and_none(share, text):
+def test_share_is_100_or_0_percent_only_if_exact(share, text):
     assert format_share(share) == text
 
 
@@ -38,16 +38,16 @@ def test_all_and_none_are_said_only_of_all_and_none(share, text):
     ("size", "text"),
     [(0.0, "0"), (3.1e-7, "3.1e−7"), (0.0123, "0.0123"), (1.539, "1.54"), (2.5e6, "2.5e6")],
 )
-def test_sizes_have_three_digits_or_a_power_of_ten(size, text):
+def test_number_has_three_digits_or_a_power_of_ten(size, text):
     assert format_number(size) == text
 
 
-def test_shares_are_written_in_percent_and_errors_are_not():
+def test_shares_are_in_percent_and_errors_are_not():
     assert format_metric("consistency", 0.25) == format_metric("agreement", 0.25) == "25.0"
     assert format_metric("maximum_error", 0.25) == format_metric("sensitivity", 0.25) == "0.25"
 
 
-def test_shifts_are_written_with_true_signs():
+def test_shifts_have_typographic_signs():
     assert format_shift((-3, 2)) == "dx +2, dy −3"
     assert format_shift((0, 0.5)) == "dx +0.5"
     assert format_shift((0, 0)) == "unshifted"
@@ -57,16 +57,16 @@ def test_shifts_are_written_with_true_signs():
 @pytest.mark.parametrize(
     ("values", "text"), [([3], "3"), ([3, 5], "3 and 5"), ("abc", "a, b and c")]
 )
-def test_values_are_listed_in_words(values, text):
+def test_join_words_lists_values(values, text):
     assert join_words(values) == text
 
 
-def test_an_interval_that_is_missing_is_a_dash_with_its_reasons_and_never_of_width_zero():
+def test_missing_interval_is_a_dash_with_reasons():
     interval = Estimate(0.15, 0.1, 0.2, 0.95, "bootstrap over images")
     assert format_interval("mean_error", interval) == "0.1–0.2"
-    few, alike = "none, which needs 10 images or more", "none, all images have this value"
+    few, equal = "none, which needs 10 images or more", "none, all images have this value"
     assert format_interval("mean_error", Estimate(0.107, 0.107, 0.107, 0.95, few)) == "–"
-    assert explain_missing_intervals([few, "wilson", alike, few]) == (
+    assert explain_missing_intervals([few, "wilson", equal, few]) == (
         "–: no interval, which needs 10 images or more; or all images have this value."
     )
     assert explain_missing_intervals(["wilson"]) == ""
@@ -79,7 +79,7 @@ def test_differences_have_signs_and_p_values_three_decimals():
         "0.0",
     ]
     assert format_difference("mean_error", -3.1e-7) == "−3.1e−7"
-    assert [format_p_value(one) for one in (0.0004, 0.0312, 1.0)] == [
+    assert [format_p_value(p_value) for p_value in (0.0004, 0.0312, 1.0)] == [
         "p < 0.001",
         "p = 0.031",
         "p = 1.000",

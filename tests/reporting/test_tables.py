@@ -10,7 +10,7 @@ ROWS = tuple((NAME, *(f"{index}.5 ± {index}" for index in range(17))) for _ in 
 
 
 @pytest.mark.parametrize(("width", "narrowest"), [(WIDTH, 40), (60, 14)])
-def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost(width, narrowest):
+def test_columns_that_do_not_fit_continue_below(width, narrowest):
     text = Table("title", HEADS, ROWS).to_text(width, narrowest=narrowest)
     assert max(map(len, text.splitlines())) <= width
     assert text.startswith("title\n")
@@ -20,7 +20,7 @@ def test_columns_that_do_not_fit_continue_below_and_nothing_is_lost(width, narro
     )
 
 
-def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
+def test_cells_of_several_lines_are_aligned_without_markup():
     text = Table("", ("[bold]model", "a\nb"), ((":smile: x", "1\n22"), ("y", "−3.0"))).to_text()
     assert text.splitlines() == [
         "                a",
@@ -32,12 +32,12 @@ def test_cells_of_several_lines_are_aligned_and_text_is_no_markup():
     ]
 
 
-def test_markdown_has_as_many_cells_in_every_row():
+def test_markdown_rows_have_the_same_number_of_cells():
     text = Table("title", ("a | b", "c"), (("one \\ two", "3\n4"),)).to_markdown()
     assert text == "### title\n\n| a \\| b | c |\n| --- | --: |\n| one \\\\ two | 3<br>4 |"
 
 
-def test_a_wide_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_words_to_the_left():
+def test_table_is_as_wide_as_its_content_and_aligns_numbers_right():
     name = "a folder/" * 20 + "[seven].png"
     rows = ((name, "7", "9.1%"), ("two", "twelve", "100.0%"))
     head, _, first, second = (
@@ -53,7 +53,7 @@ def test_a_wide_table_is_as_wide_as_it_needs_with_numbers_to_the_right_and_words
 HOSTILE = "=1+1|<img src=x>\x1b[2J\u202e`x`"
 
 
-def test_a_terminal_gets_no_control_characters_and_no_endless_cells():
+def test_text_table_has_no_control_characters_and_no_long_cells():
     shown = Table(HOSTILE, ("name", HOSTILE), ((HOSTILE, "7"), ("x" * 10_000, "8"))).to_text(WIDEST)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -62,7 +62,7 @@ def test_a_terminal_gets_no_control_characters_and_no_endless_cells():
     assert "x" * 501 not in shown
 
 
-def test_markdown_shows_names_as_they_are():
+def test_markdown_escapes_names():
     heading, _, head, _, row = (
         Table(HOSTILE, ("a_b *c*",), ((f"{HOSTILE}\nnext",),)).to_markdown().splitlines()
     )

@@ -22,8 +22,8 @@ def noise(*sizes, channels=2, batch=3):
     return torch.randn(batch, channels, *sizes, dtype=torch.float64, generator=generator)
 
 
-def convolutional(num_axes, padding_mode="circular", stride=1):
-    """Two convolutions with a point-wise non-linearity between them: reach of 2 cells."""
+def make_network(num_axes, padding_mode="circular", stride=1):
+    """Return two convolutions with a GELU in between, whose outputs depend on 2 cells to each side."""
     torch.manual_seed(3)
     layer = CONVOLUTIONS[num_axes]
     first = layer(2, 4, 3, padding=1, stride=stride, padding_mode=padding_mode, dtype=torch.float64)
@@ -31,21 +31,18 @@ def convolutional(num_axes, padding_mode="circular", stride=1):
     return nn.Sequential(first, nn.GELU(), second).eval()
 
 
-def test_circular_convolution_passes():
+def test_circular_convolution_is_equivariant():
     for sizes in SIZES:
         error = assert_equivariant(
-            convolutional(len(sizes)),
-            noise(*sizes),
-            axis_shifts(2, len(sizes)),
-            tolerance=TOLERANCE,
+            make_network(len(sizes)), noise(*sizes), axis_shifts(2, len(sizes)), tolerance=TOLERANCE
         )
         assert error.output == "dense", sizes
         assert error.noise_floor == 0.0, sizes
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_a_mean_over_circular_convolutions_is_invariant(sizes):
-    network = convolutional(len(sizes))
+def test_mean_of_circular_convolutions_is_invariant(sizes):
+    network = make_network(len(sizes))
     error = assert_equivariant(
         lambda images: network(images).flatten(2).mean(2),
         noise(*sizes),
@@ -56,8 +53,8 @@ def test_a_mean_over_circular_convolutions_is_invariant(sizes):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_an_absolute_position_embedding_fails(sizes):
-    network = convolutional(len(sizes))
+def test_absolute_position_embedding_is_not_equivariant(sizes):
+    network = make_network(len(sizes))
     embedding = noise(*sizes, batch=1)
     with pytest.raises(AssertionError, match="not translation equivariant"):
         assert_equivariant(
@@ -65,8 +62,8 @@ def test_an_absolute_position_embedding_fails(sizes):
         )
 
 
-def test_a_strided_network_fails_as_a_map_and_pooled():
-    network = convolutional(2, stride=2)
+def test_strided_network_is_neither_equivariant_nor_invariant():
+    network = make_network(2, stride=2)
     for function in (
         lambda images: nn.functional.interpolate(network(images), scale_factor=2),
         lambda images: network(images).mean((2, 3)),
@@ -78,9 +75,9 @@ def test_a_strided_network_fails_as_a_map_and_pooled():
 
 
 @given(st.tuples(st.integers(-5, 5), st.integers(-7, 7)), st.floats(0.1, 10.0))
-def test_a_ramp_added_to_the_input_gives_the_error_worked_out_by_hand(shift, slope):
-    # f(x) = x + a·column: f(T_s x) − T_s f(x) is a s where a column came from inside and a (s − W) where it wrapped
-    # round, with s the step to the right, taken modulo W = 7; so the squares sum to a² s (W − s) W in each row.
+def test_error_of_an_added_ramp_equals_its_closed_form(shift, slope):
+    # f(x) = x + a·column. f(T_s x) − T_s f(x) is a s for columns from inside and a (s − W) for wrapped columns,
+    # with s the step to the right modulo W = 7. The squares of each row sum to a² s (W − s) W.
     inputs = noise(5, 7, batch=1, channels=1)
     columns = slope * torch.arange(7, dtype=torch.float64)
     error = equivariance_error(lambda images: images + columns, inputs, [shift])
@@ -93,8 +90,8 @@ def test_a_ramp_added_to_the_input_gives_the_error_worked_out_by_hand(shift, slo
     assert error.maximum == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
-def test_the_invariance_error_is_the_one_worked_out_by_hand():
-    # f(x) = the first cell of a line 1 … 11: after a shift by s it reads the cell s to the left.
+def test_invariance_error_equals_hand_computed_values():
+    # f(x) is the first of the cells 1 … 11. After a shift by s it reads the cell s to the left.
     inputs = torch.arange(1.0, 12.0, dtype=torch.float64).reshape(1, 1, 11)
     error = equivariance_error(lambda line: line[:, :, 0], inputs, [0, 1, -3])
     assert error.by_shift == {(0,): 0.0, (1,): 10.0, (-3,): 3.0}
@@ -102,23 +99,23 @@ def test_the_invariance_error_is_the_one_worked_out_by_hand():
     assert error.mean == pytest.approx(13 / 3)
 
 
-def test_a_transposed_shift_would_be_noticed():
-    # Equivariant downwards only: the weights change from column to column.
+def test_error_distinguishes_vertical_from_horizontal_shifts():
+    # The weights differ between columns, so the function is equivariant to vertical shifts only.
     columns = torch.arange(1.0, 8.0, dtype=torch.float64)
     error = equivariance_error(lambda images: images * columns, noise(5, 7), [(2, 0), (0, 2)])
     assert error.by_shift[2, 0] == 0.0
     assert error.by_shift[0, 2] > 0.1
 
 
-def test_zero_padding_passes_on_a_canvas_once_the_border_covers_its_reach():
-    # The first layer pads a background of zeros with zeros; so only the second feels the edge, one cell deep.
-    function = convolutional(2, padding_mode="zeros")
+def test_zero_padding_on_a_canvas_passes_with_a_border():
+    # The background is 0 like the padding of the first layer, so only the second layer changes one edge cell.
+    function = make_network(2, padding_mode="zeros")
     arguments = {"mode": "canvas", "canvas_size": (13, 17), "shifts": square_shifts(3)}
     assert_equivariant(function, noise(5, 7), border=1, tolerance=TOLERANCE, **arguments)
     assert equivariance_error(function, noise(5, 7), border=0, **arguments).maximum > 1e-3
 
 
-def test_a_point_wise_function_passes_in_every_mode():
+def test_pointwise_function_passes_in_every_mode():
     for mode in ["circular", "lossless", "zero"]:
         inputs = torch.zeros(2, 1, 11, 13, dtype=torch.float64)
         inputs[:, :, 4:7, 3:8] = noise(3, 5, channels=1, batch=2)
@@ -126,14 +123,14 @@ def test_a_point_wise_function_passes_in_every_mode():
         assert (error.maximum, error.mode) == (0.0, mode), mode
 
 
-def test_cells_that_entered_over_an_edge_are_not_compared():
+def test_cells_that_entered_at_an_edge_are_not_compared():
     error = equivariance_error(lambda images: images, noise(5, 7), square_shifts(2), mode="zero")
     assert error.maximum == 0.0
     with pytest.raises(ValueError, match=r"cells of \(5, 7\) to compare at shift \(0, 7\)"):
         equivariance_error(lambda images: images, noise(5, 7), [7], mode="zero")
 
 
-def test_the_canvas_is_named_in_the_numbers():
+def test_error_on_a_canvas_survives_json():
     error = equivariance_error(
         lambda images: images, noise(5, 7), [2], mode="canvas", canvas_size=11
     )
@@ -148,7 +145,7 @@ def test_the_canvas_is_named_in_the_numbers():
     }
 
 
-def test_the_noise_floor_is_the_difference_of_two_calls():
+def test_noise_floor_is_the_difference_of_two_calls():
     calls = []
 
     def drifting(images):
@@ -159,7 +156,7 @@ def test_the_noise_floor_is_the_difference_of_two_calls():
     assert equivariance_error(drifting, inputs, [1]).noise_floor == pytest.approx(0.5 / 1.5)
 
 
-def test_a_map_may_be_measured_for_invariance_by_choice():
+def test_map_can_be_tested_for_invariance():
     inputs = noise(5, 7)
     error = equivariance_error(lambda images: images, inputs, [1], output="invariant")
     expected = torch.linalg.vector_norm(inputs.roll(1, -1) - inputs) / torch.linalg.vector_norm(
@@ -168,23 +165,23 @@ def test_a_map_may_be_measured_for_invariance_by_choice():
     assert error.maximum == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_a_function_that_writes_into_its_input_or_reuses_its_output_is_measured_all_the_same():
+def test_function_may_change_its_input_and_reuse_its_output():
     inputs = noise(5, 7)
-    kept = inputs.clone()
+    original = inputs.clone()
     buffer = torch.empty_like(inputs)
 
-    def careless(images):
+    def in_place_function(images):
         images.mul_(2.0)
         return buffer.copy_(images + torch.arange(7))
 
-    error = equivariance_error(careless, inputs, [0, 2])
+    error = equivariance_error(in_place_function, inputs, [0, 2])
     clean = equivariance_error(lambda images: 2.0 * images + torch.arange(7), inputs, [0, 2])
-    assert torch.equal(inputs, kept)
+    assert torch.equal(inputs, original)
     assert error == clean
     assert error.maximum > 0.1
 
 
-def test_no_gradient_is_recorded():
+def test_function_is_called_without_autograd():
     recorded = []
 
     def function(images):
@@ -195,14 +192,14 @@ def test_no_gradient_is_recorded():
     assert recorded == [False] * 3
 
 
-def test_low_precision_outputs_are_compared_without_overflow():
-    # A fixed pattern of ± 60,000, near the largest number of float16, against itself moved by one cell.
+def test_float16_outputs_are_compared_without_overflow():
+    # The output is a fixed pattern of ± 60,000, close to the largest float16 value.
     pattern = 6e4 * torch.tensor([1.0, -1.0] * 5)
     error = equivariance_error(lambda images: pattern.half().expand_as(images), noise(10), [1, 2])
     assert error.by_shift == {(1,): 2.0, (2,): 0.0}
 
 
-def test_the_failure_names_worst_shift_error_tolerance_and_noise_floor():
+def test_failure_names_worst_shift_error_tolerance_and_noise_floor():
     inputs = torch.arange(1.0, 12.0, dtype=torch.float64).reshape(1, 1, 11)
     with pytest.raises(AssertionError) as caught:
         assert_equivariant(lambda line: line[:, :, 0], inputs, [-3, 1, 0], tolerance=2.5)
@@ -222,7 +219,7 @@ def growing_output():
     return lambda images: images[:, :, 0, : next(sizes)]
 
 
-def test_outputs_that_cannot_be_compared_are_refused():
+def test_incomparable_outputs_are_errors():
     for function, message in [
         (lambda images: images * 0, "got only 0"),
         (lambda images: images / 0, "NaN or infinity"),
@@ -238,7 +235,7 @@ def test_outputs_that_cannot_be_compared_are_refused():
             equivariance_error(function, noise(5, 7), [1])
 
 
-def test_arguments_that_make_no_sense_are_refused(unchecked_annotations):
+def test_invalid_arguments_are_errors(unchecked_annotations):
     for arguments, message in [
         ({"shifts": []}, "at least one shift"),
         ({"shifts": [8]}, "shifts must be"),
@@ -270,7 +267,7 @@ def test_arguments_that_make_no_sense_are_refused(unchecked_annotations):
             equivariance_error(**given_arguments)
 
 
-def test_a_tolerance_that_makes_no_sense_is_refused():
+def test_invalid_tolerances_are_errors():
     for tolerance in [-1e-3, math.nan, math.inf]:
         with raises_for(tolerance, ValueError, match="tolerance must be"):
             assert_equivariant(lambda images: images, noise(5, 7), [1], tolerance=tolerance)
