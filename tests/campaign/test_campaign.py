@@ -70,7 +70,6 @@ def test_valid_arguments_of_every_public_call_give_a_result():
         "audit.ModelError",
         "testing.EquivarianceError",
         "testing.RelativeErrors",
-        "testing.minimal_counter_example",
     }
 
 
