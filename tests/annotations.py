@@ -68,7 +68,7 @@ def check(*, typechecker: Callable[[Callable], Callable]) -> Callable[[Callable]
 def checked_when_called(
     definition: Callable, typechecker: Callable[[Callable], Callable]
 ) -> Callable:
-    """Return the function with checks in its first calls, except while checks are off.
+    """Return a function that checks the arguments of its first calls, unless checks are off.
 
     Arguments whose types and shapes were checked before are not checked again.
     """
@@ -92,7 +92,7 @@ def checked_when_called(
         if num_calls >= MAX_CALLS or jaxtyping.config.jaxtyping_disable:
             return definition(*arguments, **options)
         num_calls += 1
-        kinds = (*map(kind, arguments), *options, *map(kind, options.values()))
+        kinds = (*map(argument_kind, arguments), *options, *map(argument_kind, options.values()))
         if kinds in checked_kinds:
             return definition(*arguments, **options)
         result = checked()(*arguments, **options)
@@ -105,14 +105,14 @@ def checked_when_called(
     return call
 
 
-def kind(argument: object) -> Hashable:
+def argument_kind(argument: object) -> Hashable:
     """Return the type and shape of an array, the value of an integer or a string, or the type."""
     if isinstance(argument, (Tensor, np.ndarray)):
         return type(argument), argument.dtype, argument.shape
     if isinstance(argument, (int, str)):
         return type(argument), argument
     if isinstance(argument, (tuple, list)):
-        return type(argument), *map(kind, argument)
+        return type(argument), *map(argument_kind, argument)
     return type(argument)
 
 
@@ -120,7 +120,7 @@ def has_no_array(definition: Callable) -> bool:
     """Return True if all annotations can be resolved and none of them is an array."""
     try:
         return "jaxtyping." not in repr(get_type_hints(definition))
-    except NameError:  # the name is imported only for type checkers
+    except NameError:  # The name is imported only for type checkers.
         return False
 
 

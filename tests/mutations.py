@@ -49,14 +49,14 @@ SECONDS = {NEAREST: 900, DEFAULT: 3600, EXHAUSTIVE: 4 * 3600}
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of the source that some test must find.
+    """A change of the source that a test must detect.
 
     Args:
         subject: Part of the library.
         file: The file, relative to `src/teka`.
         tests: Test files that should find the fault, relative to `tests`.
-        correct: Code that occurs once in the file.
-        wrong: Code to put in its place.
+        correct: Code that occurs exactly once in the file.
+        wrong: Code that replaces it.
     """
 
     subject: str
@@ -67,15 +67,15 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """A hash that identifies the fault."""
+        """Return a hash that identifies the fault."""
         return hashlib.sha256(
             "\0".join((self.file, self.correct, self.wrong)).encode()
         ).hexdigest()[:16]
 
-    def broken(self) -> str:
+    def broken_text(self) -> str:
         """Return the text of the file with the fault."""
         text = (ROOT / "src" / "teka" / self.file).read_text(encoding="utf-8")
-        found = list(_as_formatted(self.correct).finditer(text))
+        found = list(_format_independent_pattern(self.correct).finditer(text))
         if len(found) != 1:
             raise ValueError(f"{self.file} has {self.correct!r} {len(found)} times, expected once")
         broken = text[: found[0].start()] + self.wrong + text[found[0].end() :]
@@ -83,8 +83,8 @@ class Fault:
         return broken
 
 
-def _as_formatted(code: str) -> re.Pattern[str]:
-    """Return a pattern for code however a formatter breaks its lines.
+def _format_independent_pattern(code: str) -> re.Pattern[str]:
+    """Return a pattern that matches code with any line breaks.
 
     Between tokens there may be any white space, and before a closing bracket a trailing comma.
     White space at the start of the code must match exactly, because the replacement needs it.
@@ -108,7 +108,7 @@ def read_faults() -> list[Fault]:
     wrong = []
     for fault in faults:
         try:
-            fault.broken()
+            fault.broken_text()
         except (ValueError, SyntaxError, OSError) as error:
             wrong.append(str(error))
     if len({fault.key for fault in faults}) < len(faults):
@@ -119,7 +119,7 @@ def read_faults() -> list[Fault]:
 
 
 class FirstFailure:
-    """A plugin of pytest that records the first test that failed."""
+    """Plugin of pytest that records the first failed test."""
 
     test = ""
 
@@ -134,8 +134,8 @@ class FirstFailure:
             self.test = self.test or report.nodeid
 
 
-def failing(source: Path, tests: list[str], *, level: str, folder: Path) -> str | None:
-    """Return the first test that fails on a source, `SLOW` or `CRASH`, or None if all pass."""
+def first_failure(source: Path, tests: list[str], *, level: str, folder: Path) -> str | None:
+    """Return the first test that fails on a source, `SLOW`, `CRASH`, or None if all pass."""
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
     child = os.fork()
@@ -164,7 +164,7 @@ def failing(source: Path, tests: list[str], *, level: str, folder: Path) -> str 
 
 
 def _run_tests(source: Path, tests: list[str], *, level: str, folder: Path, answer: Path) -> None:
-    """Run pytest in this process, which is a fork, and write its status and the first failure."""
+    """Run pytest in this forked process, and write its status and the first failure to a file."""
     os.setpgid(0, 0)
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
@@ -179,25 +179,25 @@ def _run_tests(source: Path, tests: list[str], *, level: str, folder: Path, answ
     answer.write_text(json.dumps([int(status), first.test]), encoding="utf-8")
 
 
-def find(fault: Fault, level: str) -> dict[str, Any] | None:
-    """Return the result of a level that finds a fault, or None."""
+def detect(fault: Fault, level: str) -> dict[str, Any] | None:
+    """Return which test of a level detects a fault, or None."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="teka-mutation-") as name:
         folder = Path(name)
         for copy in ("broken", "sound"):
             shutil.copytree(ROOT / "src", folder / copy)
-        (folder / "broken" / "teka" / fault.file).write_text(fault.broken(), encoding="utf-8")
+        (folder / "broken" / "teka" / fault.file).write_text(fault.broken_text(), encoding="utf-8")
         tests = (
             [f"tests/{path}" for path in fault.tests.split()]
             if level == NEAREST
             else ["tests", "tests/compilers"]
         )
-        test = failing(folder / "broken", tests, level=level, folder=folder)
+        test = first_failure(folder / "broken", tests, level=level, folder=folder)
         if test is None:
             return None
         if (
             test not in (SLOW, CRASH)
-            and failing(folder / "sound", [test], level=level, folder=folder) is not None
+            and first_failure(folder / "sound", [test], level=level, folder=folder) is not None
         ):
             raise RuntimeError(f"{test} fails without a fault")
     return {
@@ -209,20 +209,20 @@ def find(fault: Fault, level: str) -> dict[str, Any] | None:
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """Read the results so far, by the keys of the faults."""
+    """Return the saved results by the key of the fault."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.is_file() else []
     return {result["key"]: result for result in map(json.loads, lines)}
 
 
 def main() -> int:
-    """Try the faults that have no result yet."""
+    """Run the tests for all faults without a saved result."""
     parser = argparse.ArgumentParser(prog="python tests/mutations.py", description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the names of files or subjects")
+    parser.add_argument("--only", default="", help="text that the file or subject must contain")
     parser.add_argument(
-        "--nearest", action="store_true", help="only the tests that are named with each fault"
+        "--nearest", action="store_true", help="run only the tests listed with each fault"
     )
     parser.add_argument(
-        "--check", action="store_true", help="only see that every fault fits the source"
+        "--check", action="store_true", help="only check that every fault fits the source"
     )
     options = parser.parse_args()
     faults = read_faults()
@@ -244,7 +244,7 @@ def main() -> int:
         for fault in [fault for fault in waiting if fault.key not in results]:
             not_found = {"key": fault.key, "level": NONE, "test": "", "seconds": 0}
             try:
-                result = not_found if level == NONE else find(fault, level)
+                result = not_found if level == NONE else detect(fault, level)
             except RuntimeError as error:
                 print(f"{fault.file}, {fault.wrong!r}: {error}", file=sys.stderr, flush=True)
                 waiting.remove(fault)

@@ -38,7 +38,7 @@ def test_float_tensor_of_the_shape_is_accepted():
             check_tensor("query", torch.zeros(batch, 4, 5, dtype=dtype), "batch", "tokens", 5)
 
 
-def test_other_tensors_are_errors():
+def test_wrong_tensors_are_errors():
     for tensor, message in [
         ([[1.0]], r"query must be a tensor of a floating-point dtype.*got an object of type list"),
         (np.zeros((1, 4, 5)), r"query must be a tensor.*got an object of type ndarray"),
@@ -59,7 +59,7 @@ def test_other_tensors_are_errors():
             check_tensor("query", tensor, "batch", "tokens", 5)
 
 
-def test_other_groups_of_dtypes():
+def test_check_of_each_group_of_dtypes():
     check_tensor("mask", torch.ones(3, dtype=torch.bool), 3, dtypes=BOOL_DTYPES)
     check_tensor("lengths", torch.ones(3, dtype=torch.uint8), 3, dtypes=INTEGER_DTYPES)
     check_tensor("labels", torch.ones(3, dtype=torch.complex64), 3, dtypes=None)
@@ -94,7 +94,7 @@ def test_is_number_accepts_all_real_numbers():
         assert is_positive(number) == (number != -2)
 
 
-def test_is_number_refuses_other_values():
+def test_is_number_rejects_other_values():
     for other in [
         None,
         "1",
@@ -179,7 +179,7 @@ def test_wrong_image_sizes_are_errors(unchecked_annotations: None):
             check_image_size("size", 1_000_000)
 
 
-def test_check_number():
+def test_check_number_accepts_only_numbers_within_limits():
     for number in (0.5, 1, np.float32(0.5), np.int64(1), Fraction(1, 2)):
         check_number("share", number, "a share", low=0, high=1, exclude=(0,))
     check_number("budget", math.inf, "seconds", high=math.inf)
@@ -203,7 +203,7 @@ def test_check_number():
         check_number("tolerance", math.inf, "a finite number", low=0)
 
 
-def test_check_device():
+def test_check_device_accepts_only_devices_that_compute():
     assert check_device("device", "cpu") == torch.device("cpu")
     for device in ("meta", "warp", "cuda:99", None, 1.5, ["cpu"], 10**40):
         with raises_for(device, ValueError, match=r"device must be a device"):
@@ -224,7 +224,7 @@ def test_tensor_without_elements_is_an_error(unchecked_annotations: None):
             check_dense("images", tensor)
 
 
-def test_check_sequence_and_check_names():
+def test_check_sequence_and_check_names_reject_wrong_lists():
     assert check_sequence("names", (name for name in "ab"), "names") == ["a", "b"]
     for values in ("ab", {"a": 1}, {"a"}, 3, None, np.array(1), torch.tensor(1), range(10**9)):
         with raises_for(values, ValueError, match=r"names must be a list of names"):
@@ -235,32 +235,32 @@ def test_check_sequence_and_check_names():
         check_names("names", ["edg"], ("edge", "interior"))
 
 
-def test_check_path():
+def test_check_path_rejects_invalid_paths():
     assert check_path("path", "a/b") == Path("a/b")
     for path in ("", "a\0b", 3, None, b"a", "a" * 256):
         with raises_for(path, ValueError, match=r"path must be a path"):
             check_path("path", path)
 
 
-def test_a_module_in_evaluation_mode_and_a_plain_function_pass():
+def test_module_in_evaluation_mode_and_function_are_accepted():
     check_evaluation_mode("function", nn.Sequential(nn.Dropout()).eval())
     check_evaluation_mode("function", torch.sin)
 
 
-def test_a_module_in_training_mode_is_told_to_call_eval():
+def test_error_of_a_module_in_training_mode_suggests_eval():
     with pytest.raises(
         ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"
     ):
         check_evaluation_mode("function", nn.Dropout())
 
 
-def test_a_part_in_training_mode_is_named():
+def test_error_names_the_submodule_in_training_mode():
     model = nn.Sequential(nn.Identity(), nn.Dropout()).eval()
     model[1].train()
     with pytest.raises(ValueError, match=r"its part '1' is in training mode"):
         check_evaluation_mode("predict", model)
 
 
-def test_a_method_of_a_training_module_is_caught():
+def test_method_of_a_module_in_training_mode_is_an_error():
     with pytest.raises(ValueError, match="Dropout"):
         check_evaluation_mode("function", nn.Dropout().forward)

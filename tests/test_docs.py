@@ -38,7 +38,7 @@ DERIVATIONS = [
 CONCEPTS = {**DETERMINISTIC_KERNELS, **RANDOM_KERNELS, **LEARNED_KERNELS, **RELATIVES}
 
 
-def name_of(page: Path) -> str:
+def page_name(page: Path) -> str:
     return str(page.relative_to(DOCS))
 
 
@@ -48,7 +48,7 @@ def code_files(page: Path) -> list[str]:
     return re.findall(r"`([^`]+\.py)`", line[1]) if line else []
 
 
-def anchors(page: Path) -> set[str]:
+def heading_anchors(page: Path) -> set[str]:
     """Return the anchors that Python-Markdown makes of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", TEXTS[page], flags=re.MULTILINE)
     plain = [
@@ -59,8 +59,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_navigation_lists_every_page_once():
-    notebooks = [name_of(path.with_suffix(".md")) for path in DOCS.rglob("*.ipynb")]
-    assert sorted(NAV) == sorted([*map(name_of, PAGES), *notebooks])
+    notebooks = [page_name(path.with_suffix(".md")) for path in DOCS.rglob("*.ipynb")]
+    assert sorted(NAV) == sorted([*map(page_name, PAGES), *notebooks])
 
 
 @pytest.mark.parametrize("concept", CONCEPTS)
@@ -73,10 +73,10 @@ def test_every_kernel_has_a_page(concept):
     assert f"`{concept}`" in TEXTS[DOCS / "kernels.md"]
 
 
-@pytest.mark.parametrize("page", DERIVATIONS, ids=name_of)
+@pytest.mark.parametrize("page", DERIVATIONS, ids=page_name)
 def test_math_pages_name_existing_files_and_sources(page):
     for file in code_files(page):
-        assert (PACKAGE / file).is_file(), f"{name_of(page)} names {file}"
+        assert (PACKAGE / file).is_file(), f"{page_name(page)} names {file}"
     assert re.search(r"\n## Sources\n\n- [^#]+$", TEXTS[page])
 
 
@@ -86,14 +86,16 @@ def test_internal_links_resolve():
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
             file = (page.parent / target).resolve() if target else page
             assert file.exists(), f"{page} links to {target}"
-            assert not anchor or anchor in anchors(file), f"{page} links to {target}#{anchor}"
+            assert not anchor or anchor in heading_anchors(file), (
+                f"{page} links to {target}#{anchor}"
+            )
 
 
 def test_formulas_are_closed():
     for page in PAGES:
         text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[page], flags=re.DOTALL)
         displays = text.split("$$")
-        assert len(displays) % 2 == 1, name_of(page)
+        assert len(displays) % 2 == 1, page_name(page)
         for paragraph in "\n\n".join(displays[::2]).split("\n\n"):
             assert paragraph.count("$") % 2 == 0, paragraph
         for formula in displays[1::2]:
@@ -115,7 +117,7 @@ def test_code_of_the_first_page_runs():
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in map(name_of, DERIVATIONS) if "```python" in TEXTS[DOCS / page]]
+    [page for page in map(page_name, DERIVATIONS) if "```python" in TEXTS[DOCS / page]]
     + ["kernels.md"],
 )
 def test_code_of_concept_pages_runs(page):
@@ -319,7 +321,7 @@ def test_best_key_shift_is_the_sum_of_the_means():
     assert all(spread(best) < spread(best + step) for step in 0.1 * normal(20, 3, seed=2))
 
 
-def test_error_of_taylor_2():
+def test_taylor_2_error_and_features_equal_the_stated_values():
     logit = torch.linspace(-1, 1, 1001, dtype=torch.float64)
     kernel = 1 + logit + logit.square() / 2
     assert float(kernel.min()) == pytest.approx(0.5)

@@ -58,8 +58,8 @@ ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", flags=re.MULTILINE)
 
 
 @functools.cache
-def described() -> list[tuple[str, str, str]]:
-    """Yield the name of a function or class, an argument and its description."""
+def argument_descriptions() -> list[tuple[str, str, str]]:
+    """Return the name of the owner, the name and the description of every documented argument."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -71,7 +71,7 @@ def described() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("argument", sorted({name.rpartition(".")[2] for name in TAKES}))
 def test_lists_of_names_are_complete(argument: str):
-    for owner, _, text in [entry for entry in described() if entry[1] == argument]:
+    for owner, _, text in [entry for entry in argument_descriptions() if entry[1] == argument]:
         names = set(TAKES.get(f"{owner}.{argument}", TAKES.get(argument, ())))
         listed = names.intersection(re.findall(r'"([\w-]+)"', text))
         assert len(listed) < 2 or listed == names or POINTER.search(text), (
@@ -85,8 +85,8 @@ def test_command_line_lists_all_run_options(argument: str):
     assert all(f'"{name}"' in parameter.help for name in TAKES[argument])
 
 
-# timm needs torchvision; tests/vision has an environment for it.
-APART = ("teka.__main__", "teka.integrations.timm")
+# timm needs torchvision, which is only in the environment of tests/vision.
+NOT_TESTED = ("teka.__main__", "teka.integrations.timm")
 
 
 @functools.cache
@@ -95,17 +95,17 @@ def modules() -> list[ModuleType]:
     names = [
         module.name
         for module in pkgutil.walk_packages(teka.__path__, "teka.")
-        if module.name not in APART
+        if module.name not in NOT_TESTED
     ]
-    kept = [
+    available = [
         name
         for name in names
         if triton_backend.HAS_TRITON or not name.startswith(f"{triton_backend.__name__}.")
     ]
-    return [teka, *map(import_module, kept)]
+    return [teka, *map(import_module, available)]
 
 
-def documented(kind: type, name: str) -> bool:
+def has_docstring(kind: type, name: str) -> bool:
     """Return True if a class or a base class documents a method."""
     bases = [
         base
@@ -122,7 +122,7 @@ def test_every_public_method_has_a_docstring():
     classes = {
         kind for module in modules() for kind in vars(module).values() if inspect.isclass(kind)
     }
-    mute = [
+    undocumented = [
         f"{kind.__module__}.{kind.__name__}.{name}"
         for kind in classes
         if kind.__module__.startswith("teka") and not kind.__name__.startswith("_")
@@ -135,9 +135,9 @@ def test_every_public_method_has_a_docstring():
             or name in inspect.get_annotations(kind)
         )
         if isinstance(member, FunctionType | classmethod | staticmethod | property)
-        and not documented(kind, name)
+        and not has_docstring(kind, name)
     ]
-    assert mute == []
+    assert undocumented == []
 
 
 def test_every_exported_class_has_an_example():
@@ -158,7 +158,7 @@ def module_name(path: Path) -> str:
 WITH_EXAMPLES = [
     path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
 ]
-WITH_EXAMPLES = [path for path in WITH_EXAMPLES if module_name(path) not in APART]
+WITH_EXAMPLES = [path for path in WITH_EXAMPLES if module_name(path) not in NOT_TESTED]
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -120,7 +120,7 @@ def test_make_directory_makes_parents(tmp_path: Path):
         assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_make_directory_refuses_files(tmp_path: Path):
+def test_make_directory_over_a_file_is_an_error(tmp_path: Path):
     for below in ["file", "file/folder"]:
         (tmp_path / "file").write_text("", encoding="utf-8")
         with pytest.raises(ValueError, match=r"out must be a writable folder.*(exists|directory)"):
@@ -187,7 +187,7 @@ def test_invalid_yaml_is_an_error(text: str, message: str, tmp_path: Path):
         read_yaml("study", tmp_path / "file.yaml")
 
 
-def test_atomic_directory(tmp_path: Path):
+def test_atomic_directory_is_complete_or_absent(tmp_path: Path):
     place = tmp_path / "run"
     for content in ("old", "new"):
         with atomic_directory("out", place, replace=True) as folder:

@@ -59,8 +59,8 @@ def imported_parts(source: str, package: tuple[str, ...] = ()) -> set[str]:
     """Return the packages of teka that a module imports, also within functions.
 
     Args:
-        source: The source.
-        package: Names of the packages within teka that the module lies in.
+        source: Source code of the module.
+        package: Names of the packages within teka that contain the module.
     """
     parts: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -104,7 +104,7 @@ def test_layers_do_not_import_the_audit():
         assert not imported, f"{module} imports from {', '.join(sorted(imported))}"
 
 
-def test_imported_parts():
+def test_imported_parts_finds_all_forms_of_imports():
     for source, package, expected in [
         ("import teka.nn.attention", (), {"nn"}),
         ("from teka import nn, Grid", (), {"nn"}),
