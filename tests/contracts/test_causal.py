@@ -142,7 +142,7 @@ def attend_with_gradients(
 
 @parametrize_by_kernel(PAIRS)
 def test_supported_backends_are_the_documented_ones(pair: Case):
-    def offered(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
+    def supported_backends(sites: Positions, num_prefix_tokens: int = 0) -> set[str]:
         kernel, relative = build_pair(pair, sites.num_axes)
         positions = replace(sites, num_prefix_tokens=num_prefix_tokens)
         on_torus = isinstance(relative, JointSinusoidalBias) and any(positions.periods)
@@ -158,15 +158,15 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
         )
 
     documented = causal_backends(pair.kernel, pair.relative)
-    assert offered(Positions(Grid(11))) == documented
+    assert supported_backends(Positions(Grid(11))) == documented
     for sites in (Positions(Grid(11, periodic=True)), Positions(Grid((3, 5)))):
-        assert offered(sites) == documented - one_axis_backends(pair.relative)
+        assert supported_backends(sites) == documented - one_axis_backends(pair.relative)
     if pair.relative != "table":
-        assert offered(Positions(points=torch.rand(2, 11, 3))) == documented - one_axis_backends(
-            pair.relative
-        )
+        assert supported_backends(
+            Positions(points=torch.rand(2, 11, 3))
+        ) == documented - one_axis_backends(pair.relative)
     with_prefix = documented if pair.relative in (None, "rotation_joint") else {"dense"}
-    assert offered(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
+    assert supported_backends(Positions(Grid(11)), num_prefix_tokens=1) == with_prefix
 
 
 @parametrize_by_kernel(FAST_CAUSAL_CASES)
@@ -428,7 +428,7 @@ def test_kernel_with_a_mean_over_keys_is_an_error(relative: str | None, backend:
         )
 
 
-def test_decode_and_causal_layers_refuse_a_mean_over_keys():
+def test_mean_over_keys_is_an_error_for_decode_and_causal_layers():
     query, key, value = draw_inputs(1, heads=HEADS, dim=DIM)
     with pytest.raises(
         ValueError, match=r"key_shift must be 'none' in causal attention.*got 'mean'"

@@ -73,7 +73,7 @@ def grids_for(pair: Case) -> dict[str, tuple[Grid, Grid]]:
     return {"aligned": ALIGNED} if pair.relative == "table" else GRIDS
 
 
-def offered(
+def supported_backends(
     kernel: ContentKernel, relative: RelativeKernel | None, positions: Positions
 ) -> set[str]:
     num_queries, num_keys = (
@@ -88,7 +88,7 @@ def offered(
     )
 
 
-def fitted(
+def fit_kernel(
     inputs: list[Tensor],
     kernel: ContentKernel,
     relative: RelativeKernel | None,
@@ -116,13 +116,13 @@ def test_supported_backends_are_the_documented_ones(pair: Case):
     kernel, relative = build_pair(pair)
     for query, key in [*grids_for(pair).values(), ALIGNED]:
         alike = query.spacing == key.spacing
-        assert offered(kernel, relative, Positions(query, key=Positions(key))) == cross_backends(
-            pair.kernel, pair.relative, same_spacing=alike
-        )
+        assert supported_backends(
+            kernel, relative, Positions(query, key=Positions(key))
+        ) == cross_backends(pair.kernel, pair.relative, same_spacing=alike)
     if pair.relative != "table":
         anywhere = Positions(points=torch.rand(7, 2), key=Positions(points=torch.rand(2, 11, 2)))
         documented = cross_backends(pair.kernel, pair.relative, same_spacing=False) - {"toeplitz"}
-        assert offered(kernel, relative, anywhere) == documented
+        assert supported_backends(kernel, relative, anywhere) == documented
 
 
 @parametrize_by_kernel(PAIRS, masked=[False, True])
@@ -133,11 +133,11 @@ def test_backends_equal_the_equation_between_two_grids(pair: Case, masked: bool)
         mask = draw_mask(2, key_grid.num_tokens) if masked else None
         kernel, relative = build_pair(pair)
         keep = None if mask is None else mask[:, None]
-        fitted_kernel = fitted(inputs, kernel, relative, positions, mask)
+        fitted_kernel = fit_kernel(inputs, kernel, relative, positions, mask)
         expected = reference_attention(
             inputs, fitted_kernel, relative, positions, scale=SCALE, keep=keep
         )
-        for backend in sorted(offered(kernel, relative, positions)):
+        for backend in sorted(supported_backends(kernel, relative, positions)):
             output = attend(
                 inputs,
                 kernel,
@@ -165,9 +165,9 @@ def test_backends_equal_the_equation_between_any_positions(pair: Case):
         (Positions(Grid((7, 1))), Positions(points=others)),
     ):
         positions = replace(here, key=there)
-        fitted_kernel = fitted(inputs, kernel, relative, positions, None)
+        fitted_kernel = fit_kernel(inputs, kernel, relative, positions, None)
         expected = reference_attention(inputs, fitted_kernel, relative, positions, scale=SCALE)
-        for backend in sorted(offered(kernel, relative, positions)):
+        for backend in sorted(supported_backends(kernel, relative, positions)):
             output = attend(
                 inputs,
                 kernel,
@@ -250,7 +250,7 @@ def test_masked_keys_have_no_effect(pair: Case):
     others = [query, torch.where(keep, key, other_key), torch.where(keep, value, other_value)]
     kernel, relative = build_pair(pair)
     for backend in sorted(
-        offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))
+        supported_backends(kernel, relative, Positions(query_grid, key=Positions(key_grid)))
     ):
         plain, padded = (
             attend(
@@ -311,7 +311,7 @@ def test_rolling_both_grids_rolls_the_output(pair: Case):
         rolled = [roll_tokens(query_grid, inputs[0], steps[query_grid])]
         rolled += [roll_tokens(key_grid, tensor, steps[key_grid]) for tensor in inputs[1:]]
         for backend in sorted(
-            offered(kernel, relative, Positions(query_grid, key=Positions(key_grid)))
+            supported_backends(kernel, relative, Positions(query_grid, key=Positions(key_grid)))
         ):
             before, after = (
                 attend(
@@ -410,9 +410,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"periods \(6.0, 10.0\) of `grid`",
     ),
     "a prefix": ({"num_prefix_tokens": 1}, r"num_prefix_tokens|must have 1 prefix"),
-    "no place of the keys": ({"key_grid": None}, r"0 prefix \+ 15 tokens|got 60 tokens"),
-    "no place of the queries": ({"grid": None}, r"grid or positions must be given.*got neither"),
-    "two places of the keys": (
+    "keys without positions": ({"key_grid": None}, r"0 prefix \+ 15 tokens|got 60 tokens"),
+    "queries without positions": ({"grid": None}, r"grid or positions must be given.*got neither"),
+    "keys with two kinds of positions": (
         {"key_positions": torch.zeros(60, 2)},
         r"key_grid or key_positions must be given.*got both",
     ),
@@ -476,10 +476,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
         {"context_positions": torch.zeros(60, 2)},
         "context_positions must be None without a context.*got a value",
     ),
-    r"no context where one is due": (
-        {},
-        "context must be tokens of size context_dim = 6.*got None",
-    ),
+    r"missing context": ({}, "context must be tokens of size context_dim = 6.*got None"),
     "a context of another size": (
         {"context": torch.zeros(2, 60, 8), "context_grid": FINE},
         r"context must have shape \(2, tokens, 6\).*got \(2, 60, 8\)",

@@ -143,9 +143,9 @@ class CheckDevices(TorchDispatchMode):
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckDevices]:
+def check_devices_in_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckDevices]:
     monkeypatch.setattr(cases, "DEVICE", TEST_DEVICE)
-    # As on a GPU.
+    # The test device pretends to be a GPU.
     monkeypatch.setattr(
         torch.Tensor, "is_cuda", property(lambda self: self.device.type == TEST_DEVICE)
     )
@@ -158,11 +158,11 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckDevices]:
 
 
 @pytest.fixture
-def without_float64(monkeypatch: pytest.MonkeyPatch, elsewhere: CheckDevices) -> None:
+def without_float64(monkeypatch: pytest.MonkeyPatch, check_devices_in_test: CheckDevices) -> None:
     """Simulate a device without float64, such as Apple GPUs."""
     monkeypatch.setattr(precision, "DEVICES_WITHOUT_FLOAT64", {TEST_DEVICE})
     positions._cached_coordinates.cache_clear()
-    elsewhere.has_float64 = False
+    check_devices_in_test.has_float64 = False
 
 
 def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
@@ -174,7 +174,9 @@ def check_gradients(output: Tensor, leaves: dict[str, Tensor]) -> None:
         assert gradient is None or gradient.device.type == TEST_DEVICE, name
 
 
-def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: bool) -> None:
+def check_attention(
+    case: Case, *, masked: bool, by_name: bool, first: int, is_causal: bool
+) -> None:
     kind = None if case.relative is None else RELATIVES[case.relative]
     is_bounded = kind is not None and issubclass(kind, JointSinusoidalBias | DecayRelativeKernel)
     # A named kernel has too many rings for a small periodic grid.
@@ -207,7 +209,7 @@ def check(case: Case, *, masked: bool, by_name: bool, first: int, is_causal: boo
 def test_attention_creates_no_tensor_on_another_device(
     case: Case, masked: bool, by_name: bool, first: int
 ):
-    check(case, masked=masked, by_name=by_name, first=first, is_causal=False)
+    check_attention(case, masked=masked, by_name=by_name, first=first, is_causal=False)
 
 
 @parametrize_by_kernel(
@@ -218,7 +220,7 @@ def test_attention_creates_no_tensor_on_another_device(
 def test_causal_attention_creates_no_tensor_on_another_device(
     case: Case, masked: bool, by_name: bool
 ):
-    check(case, masked=masked, by_name=by_name, first=0, is_causal=True)
+    check_attention(case, masked=masked, by_name=by_name, first=0, is_causal=True)
 
 
 def check_module(make: Callable[[], nn.Module], call: Callable[[nn.Module], Tensor]) -> None:
@@ -290,5 +292,7 @@ def test_a_tensor_on_the_cpu_is_found():
 
 def test_fake_tensors_are_not_cached():
     kept = flex._cached_causal_block_mask.cache_info()
-    check(Case("softmax", "rotation", "dense"), masked=False, by_name=True, first=0, is_causal=True)
+    check_attention(
+        Case("softmax", "rotation", "dense"), masked=False, by_name=True, first=0, is_causal=True
+    )
     assert flex._cached_causal_block_mask.cache_info() == kept

@@ -25,7 +25,7 @@ def test_unsupported_combinations_are_errors(case: Case):
 
 
 @parametrize_by_kernel([case for case in FAST_CASES if case.backend != "linear"])
-def test_grid_backends_refuse_positions(case: Case):
+def test_positions_are_an_error_for_grid_backends(case: Case):
     chosen = {"kernel": case.kernel, "relative": case.relative, "backend": case.backend}
     with pytest.raises(ValueError, match=rf"backend must be .*got '{case.backend}'|must be a grid"):
         attention(*draw_inputs(15), **chosen, positions=Grid((3, 5)).positions())

@@ -53,7 +53,7 @@ def test_sample_with_a_length_equals_the_sample_alone(pair: Case, causal: bool):
     together = layer(tokens, lengths=lengths, **options)
     for sample, length in enumerate(LENGTHS):
         part = (slice(sample, sample + 1), slice(0, length))
-        alone = layer(tokens[part], **{name: places[part] for name, places in options.items()})
+        alone = layer(tokens[part], **{name: value[part] for name, value in options.items()})
         assert relative_error(together[part], alone) <= TOLERANCE
         assert not together[sample, length:].any()
 
@@ -172,17 +172,19 @@ def test_packed_sequences_are_independent(options: dict[str, Any]):
     torch.manual_seed(0)
     block = TransformerBlock(8, 2, num_axes=1, **options).double()
     tokens = torch.randn(2, sum(PACKED), 8, dtype=torch.float64, requires_grad=True)
-    places = (
+    packed_positions = (
         None
         if "relative" in options and options["relative"] is None
         else torch.randn(2, sum(PACKED), 1).double()
     )
-    parts = [None] * len(PACKED) if places is None else places.split(PACKED, dim=1)
+    parts = (
+        [None] * len(PACKED) if packed_positions is None else packed_positions.split(PACKED, dim=1)
+    )
     alone = [
         block(sequence, positions=sequence_positions)
         for sequence, sequence_positions in zip(tokens.split(PACKED, dim=1), parts, strict=True)
     ]
-    packed = block(tokens, positions=places, cu_seqlens=STARTS)
+    packed = block(tokens, positions=packed_positions, cu_seqlens=STARTS)
     gradients, expected = (
         [output, *grad((output * tokens.detach().cos()).sum(), [tokens, *block.parameters()])]
         for output in (packed, torch.cat(alone, dim=1))

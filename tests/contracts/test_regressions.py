@@ -352,13 +352,13 @@ def without_option(
 ) -> Callable[..., nn.Module]:
     """Return a faulty version of `build` that ignores an option."""
 
-    def made(**options: Any) -> nn.Module:
+    def build_without_option(**options: Any) -> nn.Module:
         return build(**{**options, option: default})
 
-    return made
+    return build_without_option
 
 
-def backend_of(model: nn.Module) -> object:
+def chosen_backend(model: nn.Module) -> object:
     if isinstance(model, Performer):
         return model.chosen_backends()
     assert isinstance(model, Attention)
@@ -381,7 +381,7 @@ def has_effect(
     shapes = [
         {name: tensor.shape for name, tensor in model.state_dict().items()} for model in models
     ]
-    if shapes[0] != shapes[1] or backend_of(models[0]) != backend_of(models[1]):
+    if shapes[0] != shapes[1] or chosen_backend(models[0]) != chosen_backend(models[1]):
         return True
     outputs = []
     for model in models:

@@ -73,7 +73,7 @@ def build(
         relative, found = with_leaves(relative)
         names, leaves = list(found), [leaf.detach() for leaf in found.values()]
 
-    def by(backend: str) -> Attend:
+    def attention_with_backend(backend: str) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
             changed = relative
             if changed is not None:
@@ -95,14 +95,14 @@ def build(
     point = [*draw(1, grid.num_tokens), *leaves]
     generator = torch.Generator().manual_seed(2)
     return (
-        by,
+        attention_with_backend,
         point,
         [torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) for tensor in point],
     )
 
 
-def weighted(attend: Attend) -> Attend:
-    """Return a weighted sum of the output."""
+def weighted_sum_of(attend: Attend) -> Attend:
+    """Return a function that returns a weighted sum of the output."""
 
     def total(*tensors: Tensor) -> Tensor:
         output = attend(*tensors)
@@ -134,37 +134,42 @@ def largest_error(actual: list[Tensor], expected: list[Tensor]) -> float:
 
 @parametrize_by_kernel(MAPPED)
 def test_vmap_equals_a_loop(case: Case):
-    by, point, _ = build(case)
+    attention_with_backend, point, _ = build(case)
     num_tokens = GRIDS[False].num_tokens
     many = [
         torch.stack(tensors)
         for tensors in zip(*(draw(seed, num_tokens) for seed in range(3)), strict=True)
     ]
     over = (0, 0, 0, *(None for _ in point[3:]))
-    together = vmap(by(case.backend), in_dims=over)(*many, *point[3:])
+    together = vmap(attention_with_backend(case.backend), in_dims=over)(*many, *point[3:])
     alone = torch.stack(
-        [by(case.backend)(*(tensor[index] for tensor in many), *point[3:]) for index in range(3)]
+        [
+            attention_with_backend(case.backend)(*(tensor[index] for tensor in many), *point[3:])
+            for index in range(3)
+        ]
     )
     assert relative_error(together, alone) <= BAND
 
 
 @parametrize_by_kernel(UNMAPPED)
 def test_vmap_over_data_dependent_rows_is_an_error(case: Case):
-    by, point, _ = build(case)
+    attention_with_backend, point, _ = build(case)
     with pytest.raises(RuntimeError, match=r"vmap.*dynamic shape"):
-        vmap(by("fft"), in_dims=(0, *(None for _ in point[1:])))(
+        vmap(attention_with_backend("fft"), in_dims=(0, *(None for _ in point[1:])))(
             torch.stack([point[0]] * 2), *point[1:]
         )
 
 
 @parametrize_by_kernel(TWICE)
 def test_jvp_is_the_transpose_of_vjp(case: Case):
-    by, point, direction = build(case)
-    forwards = jvp(by(case.backend), tuple(point), tuple(direction))
+    attention_with_backend, point, direction = build(case)
+    forwards = jvp(attention_with_backend(case.backend), tuple(point), tuple(direction))
     output, tangent = forwards[0], forwards[1]
     leaves = [tensor.clone().requires_grad_() for tensor in point]
     weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
-    gradients = torch.autograd.grad(by("dense")(*leaves), leaves, weight, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        attention_with_backend("dense")(*leaves), leaves, weight, materialize_grads=True
+    )
     backwards = sum(
         (tensor * other).sum() for tensor, other in zip(gradients, direction, strict=True)
     )
@@ -175,9 +180,9 @@ def test_jvp_is_the_transpose_of_vjp(case: Case):
 
 @parametrize_by_kernel(FAST_CASES)
 def test_jacobian_equals_dense(case: Case):
-    by, point, _ = build(case)
+    attention_with_backend, point, _ = build(case)
     ours, expected = (
-        list(jacrev(by(backend), argnums=tuple(range(len(point))))(*point))
+        list(jacrev(attention_with_backend(backend), argnums=tuple(range(len(point))))(*point))
         for backend in (case.backend, "dense")
     )
     assert largest_error(ours, expected) <= BAND
@@ -185,26 +190,32 @@ def test_jacobian_equals_dense(case: Case):
 
 @parametrize_by_kernel(TWICE)
 def test_second_derivatives_equal_dense(case: Case):
-    by, point, direction = build(case)
-    reference = second_derivative(weighted(by("dense")), point, direction)
+    attention_with_backend, point, direction = build(case)
+    reference = second_derivative(
+        weighted_sum_of(attention_with_backend("dense")), point, direction
+    )
     places = tuple(range(len(point)))
     forwards = jvp(
-        grad(weighted(by(case.backend)), argnums=places), tuple(point), tuple(direction)
+        grad(weighted_sum_of(attention_with_backend(case.backend)), argnums=places),
+        tuple(point),
+        tuple(direction),
     )[1]
     assert largest_error(list(forwards), reference) <= BAND
     if case.backend != "dense":
-        backwards = second_derivative(weighted(by(case.backend)), point, direction)
+        backwards = second_derivative(
+            weighted_sum_of(attention_with_backend(case.backend)), point, direction
+        )
         assert largest_error(backwards, reference) <= BAND
 
 
 @parametrize_by_kernel(TWICE)
 def test_shared_inputs_have_correct_gradients(case: Case):
-    by, point, direction = build(case)
+    attention_with_backend, point, direction = build(case)
 
-    def twice(backend: str) -> list[Tensor]:
+    def second_gradients(backend: str) -> list[Tensor]:
         def total(tokens: Tensor, *tensors: Tensor) -> Tensor:
             query = torch.sin(tokens)
-            return weighted(by(backend))(query, tokens, query, *tensors)
+            return weighted_sum_of(attention_with_backend(backend))(query, tokens, query, *tensors)
 
         leaves = [tensor.clone().requires_grad_() for tensor in (point[1], *point[3:])]
         first = torch.autograd.grad(
@@ -217,31 +228,33 @@ def test_shared_inputs_have_correct_gradients(case: Case):
         along = torch.stack(products).sum()
         return [*first, *torch.autograd.grad(along, leaves, materialize_grads=True)]
 
-    assert largest_error(twice(case.backend), twice("dense")) <= BAND
+    assert largest_error(second_gradients(case.backend), second_gradients("dense")) <= BAND
 
 
 @parametrize_by_kernel([case for case in TWICE if case.backend in ("dense", "linear", "rings")])
 def test_transforms_of_causal_attention(case: Case):
-    by, point, direction = build(case, is_causal=True)
+    attention_with_backend, point, direction = build(case, is_causal=True)
     backend = case.backend
-    reference = second_derivative(weighted(by("dense")), point, direction)
+    reference = second_derivative(
+        weighted_sum_of(attention_with_backend("dense")), point, direction
+    )
     forwards = jvp(
-        grad(weighted(by(backend)), argnums=tuple(range(len(point)))),
+        grad(weighted_sum_of(attention_with_backend(backend)), argnums=tuple(range(len(point)))),
         tuple(point),
         tuple(direction),
     )[1]
     assert largest_error(list(forwards), reference) <= BAND
-    together = vmap(by(backend), in_dims=(0, *(None for _ in point[1:])))(
+    together = vmap(attention_with_backend(backend), in_dims=(0, *(None for _ in point[1:])))(
         torch.stack([point[0]] * 2), *point[1:]
     )
-    assert relative_error(together[1], by(backend)(*point)) <= BAND
+    assert relative_error(together[1], attention_with_backend(backend)(*point)) <= BAND
 
 
 @parametrize_by_kernel(ONCE)
 def test_fused_softmax_has_no_second_derivative(case: Case):
-    by, point, direction = build(case)
+    attention_with_backend, point, direction = build(case)
     with pytest.raises(RuntimeError, match="scaled_dot_product"):
-        second_derivative(weighted(by("dense")), point, direction)
+        second_derivative(weighted_sum_of(attention_with_backend("dense")), point, direction)
 
 
 @parametrize_by_kernel(PAIRS)

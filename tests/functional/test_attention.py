@@ -59,13 +59,13 @@ def test_attention_equals_loops_over_pairs():
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "constant", "positive"])
-def test_number_of_queries_may_differ_from_number_of_keys(kernel: str):
+def test_number_of_queries_can_differ_from_number_of_keys(kernel: str):
     query, key, value = draw_inputs(7)
     query = draw_inputs(4, seed=1)[0]
     assert attention(query, key, value, kernel=kernel).shape == (2, 3, 4, 4)
 
 
-def test_grid_may_be_a_shape_or_a_length():
+def test_grid_can_be_a_shape_or_a_length():
     inputs = draw_inputs(15)
     output = attention(*inputs, relative="rotation", grid=Grid((3, 5)))
     assert torch.equal(attention(*inputs, relative="rotation", grid=(3, 5)), output)

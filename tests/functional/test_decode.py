@@ -197,7 +197,7 @@ def test_late_positions_are_exact_in_bfloat16(relative: str):
 
 @pytest.mark.parametrize("relative", ["fourier", "rotary", "rotation_joint"])
 @pytest.mark.parametrize("batch", [(), (2,)])
-def test_tokens_may_have_any_positions(relative: str, batch: tuple[int, ...]):
+def test_tokens_can_have_any_positions(relative: str, batch: tuple[int, ...]):
     kernel, built = build_pair("positive", relative, num_axes=2)
     inputs = draw_inputs(11)
     positions = 5 * torch.randn(
@@ -210,7 +210,7 @@ def test_tokens_may_have_any_positions(relative: str, batch: tuple[int, ...]):
     assert relative_error(decoded, expected) < 1e-10
 
 
-def test_kernels_may_be_given_by_name():
+def test_kernels_can_be_given_by_name():
     inputs = draw_inputs(9)
     for relative in RELATIVES:
         decoded, _ = decode_all(inputs, "positive", relative)

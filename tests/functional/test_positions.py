@@ -47,7 +47,7 @@ def test_offsets_of_some_queries():
     assert torch.equal(placement.pairwise_offsets(LIKE, slice(4, 9)), every[4:9])
 
 
-def test_queries_and_keys_may_have_different_positions():
+def test_queries_and_keys_can_have_different_positions():
     placement = Positions(Grid(2, spacing=2.0, origin=0.5), key=Positions(Grid(4)))
     assert placement.pairwise_offsets(LIKE)[..., 0].tolist() == [
         [0.5, -0.5, -1.5, -2.5],
@@ -159,7 +159,7 @@ def test_float32_phases_are_precise_far_from_the_origin(shift: float):
     assert float(torch.sin(change / 2).abs().max()) < 1e-6
 
 
-def test_gradient_of_phases_is_that_of_the_inner_product():
+def test_gradient_of_phases_equals_that_of_the_inner_product():
     frequency, positions = (
         frequencies(1, 1, 2).requires_grad_(),
         torch.tensor([[30.0, -7.0]], dtype=torch.float64),

@@ -70,7 +70,7 @@ KEPT = (torch.arange(9) >= torch.tensor([[0], [3]])).long()
 register()
 
 
-def make(kind: str, implementation: str = "sdpa") -> Any:
+def make_model(kind: str, implementation: str = "sdpa") -> Any:
     torch.manual_seed(0)
     model = {
         "vit": lambda: ViTModel(ViTConfig(image_size=(32, 24), patch_size=8, **SIZES)),
@@ -97,7 +97,7 @@ def make(kind: str, implementation: str = "sdpa") -> Any:
     return model.double().eval()
 
 
-def outputs(model: Any, *, words: Tensor = WORDS, mask: Tensor | None = KEPT) -> Tensor:
+def model_output(model: Any, *, words: Tensor = WORDS, mask: Tensor | None = KEPT) -> Tensor:
     with torch.no_grad():
         if model.main_input_name == "pixel_values":
             sides = model.config.image_size
@@ -111,32 +111,32 @@ def outputs(model: Any, *, words: Tensor = WORDS, mask: Tensor | None = KEPT) ->
 
 @pytest.mark.parametrize("kind", ["vit", "deit", "bert", "gpt2"])
 def test_softmax_by_name_equals_transformers(kind: str):
-    found, expected = (outputs(make(kind, name)) for name in ("teka:softmax", "sdpa"))
+    found, expected = (model_output(make_model(kind, name)) for name in ("teka:softmax", "sdpa"))
     kept = KEPT.bool() if kind in ("bert", "gpt2") else slice(None)
     torch.testing.assert_close(found[kept], expected[kept], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["teka", "teka:positive-alibi", "teka:focused"])
 def test_masked_words_have_no_influence(name: str):
-    model, mask = make("bert", name), KEPT.flip(1)
-    found = outputs(model, mask=mask)[1, :6]
+    model, mask = make_model("bert", name), KEPT.flip(1)
+    found = model_output(model, mask=mask)[1, :6]
     torch.testing.assert_close(
-        found, outputs(model, words=WORDS[1:, :6], mask=None)[0], rtol=1e-10, atol=1e-10
+        found, model_output(model, words=WORDS[1:, :6], mask=None)[0], rtol=1e-10, atol=1e-10
     )
 
 
 @pytest.mark.parametrize("name", ["teka", "teka:taylor2-decay", "teka:softmax-rotary"])
 def test_causal_model_ignores_later_words(name: str):
-    model, other = make("gpt2", name), WORDS.clone()
+    model, other = make_model("gpt2", name), WORDS.clone()
     other[:, 6:] = 7
-    before, after = (outputs(model, words=words, mask=None)[:, :6] for words in (WORDS, other))
+    before, after = (model_output(model, words=words, mask=None)[:, :6] for words in (WORDS, other))
     torch.testing.assert_close(before, after, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["teka", "teka:positive-rotary", "teka:squared_relu-alibi"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_state_cache_generates_the_same_words_as_keys(name: str, beams: int):
-    model = make("gpt2", name)
+    model = make_model("gpt2", name)
     options = {
         "max_new_tokens": 7,
         "do_sample": False,
@@ -153,7 +153,7 @@ def test_state_cache_generates_the_same_words_as_keys(name: str, beams: int):
 
 
 def test_state_has_a_fixed_size_and_continues_with_several_words():
-    model, cache = make("gpt2", "teka"), StateCache()
+    model, cache = make_model("gpt2", "teka"), StateCache()
     with torch.no_grad():
         expected = model(WORDS).logits
         parts = [model(WORDS[:, a:b], cache=cache).logits for a, b in ((0, 4), (4, 5), (5, 9))]
@@ -165,7 +165,7 @@ def test_state_has_a_fixed_size_and_continues_with_several_words():
 
 
 def test_state_cache_with_other_attention_is_an_error():
-    model, cache = make("gpt2"), StateCache()
+    model, cache = make_model("gpt2"), StateCache()
     model(WORDS, cache=cache)
     with pytest.raises(ValueError, match=r"attn_implementation must be 'teka' or a variant"):
         model(WORDS[:, :1], cache=cache)
@@ -221,7 +221,9 @@ PLACED: dict[str, tuple[type, PretrainedConfig, tuple[int, ...], tuple[int, ...]
 }
 
 
-def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, Tensor], Tensor]]:
+def make_patch_model(
+    kind: str, name: str = "teka"
+) -> tuple[Any, Tensor, Callable[[Any, Tensor], Tensor]]:
     """Return a model whose attention is far from uniform, its inputs, and its output function."""
     torch.manual_seed(0)
     model_class, config, shape, *_ = PLACED[kind]
@@ -241,7 +243,7 @@ def placed(kind: str, name: str = "teka") -> tuple[Any, Tensor, Callable[[Any, T
 
 @pytest.mark.parametrize("kind", PLACED)
 def test_patches_use_their_grid_after_the_prefix_tokens(kind: str):
-    model, inputs, call = placed(kind)
+    model, inputs, call = make_patch_model(kind)
     *_, shape, prefix = PLACED[kind]
     with torch.no_grad():
         with teka.on(teka.Grid(shape), prefix):
@@ -256,7 +258,7 @@ def test_patches_use_their_grid_after_the_prefix_tokens(kind: str):
     ("kind", "sides"), [("vit", (32, 40)), ("vit", (24, 24)), ("deit", (32, 24))]
 )
 def test_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int], replaced: bool):
-    model, *_ = placed(kind)
+    model, *_ = make_patch_model(kind)
     if replaced:
         replace_attention(model)
     images = torch.randn(1, 3, *sides, dtype=torch.float64)
@@ -276,7 +278,7 @@ def test_image_of_another_size_needs_its_grid(kind: str, sides: tuple[int, int],
 def test_image_of_another_size_needs_no_grid_without_a_relative_kernel():
     images = torch.randn(1, 3, 24, 40, dtype=torch.float64)
     found, expected = (
-        placed("vit", name)[0](images, interpolate_pos_encoding=True).last_hidden_state
+        make_patch_model("vit", name)[0](images, interpolate_pos_encoding=True).last_hidden_state
         for name in ("teka:softmax", "sdpa")
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -285,7 +287,7 @@ def test_image_of_another_size_needs_no_grid_without_a_relative_kernel():
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("replaced", [False, True])
 def test_activation_checkpointing_gives_the_same_gradients(use_reentrant: bool, replaced: bool):
-    model, *_ = placed("vit")
+    model, *_ = make_patch_model("vit")
     if replaced:
         replace_attention(model)
     model.train()  # without dropout, whose probability is 0 by default
@@ -309,7 +311,7 @@ STATIC = ["teka", "teka:softmax", "teka:focused", "teka:squared_relu-decay"]
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("name", STATIC)
 def test_static_cache_gives_the_same_logits(kind: str, name: str):
-    model = make(kind, name)
+    model = make_model(kind, name)
     cache = StaticCache(config=model.config, max_cache_len=14)
     with torch.no_grad():
         expected = model(WORDS, attention_mask=KEPT, use_cache=False).logits
@@ -323,7 +325,7 @@ def test_static_cache_gives_the_same_logits(kind: str, name: str):
 
 @pytest.mark.parametrize("name", STATIC)
 def test_static_cache_generates_the_same_words(name: str):
-    model = make("llama", name)
+    model = make_model("llama", name)
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "output_logits": True}
     options |= {"attention_mask": KEPT, "return_dict_in_generate": True}
     expected = model.generate(WORDS, use_cache=False, **options)
@@ -378,24 +380,24 @@ def test_cross_attention_with_a_relative_kernel_is_an_error():
         ValueError, match=r"BartAttention must be self.*got attention to other tokens than its own"
     ):
         model(WORDS)
-    outputs = []
+    last_hidden_state = []
     for name in ("teka:softmax", "sdpa"):
         model.set_attn_implementation(name)
-        outputs.append(model(WORDS).last_hidden_state)
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)
+        last_hidden_state.append(model(WORDS).last_hidden_state)
+    torch.testing.assert_close(last_hidden_state[0], last_hidden_state[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
 def test_replaced_attention_has_learned_kernels(kind: str):
-    model = make(kind)
-    before = copy.deepcopy(outputs(model))
+    model = make_model(kind)
+    before = copy.deepcopy(model_output(model))
     kept = KEPT.bool() if kind in ("bert", "gpt2") else slice(None)
     same = copy.deepcopy(model)
     replace_attention(same, kernel="softmax", relative=None)
-    torch.testing.assert_close(outputs(same)[kept], before[kept], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model_output(same)[kept], before[kept], rtol=1e-10, atol=1e-10)
     report = replace_attention(model, kernel="hedgehog", relative="fourier")
     assert len(report.replaced) == 2
-    assert not torch.allclose(outputs(model)[kept], before[kept])
+    assert not torch.allclose(model_output(model)[kept], before[kept])
     learned = {name for name, _ in model.named_parameters() if "teka_heads" in name}
     assert len(learned) == 2 * (4 + 4)
 
@@ -433,7 +435,7 @@ def test_missing_weights_are_initialized_in_the_requested_dtype(
     assert loaded(torch.rand(1, 1, 16, 16).bfloat16()).logits.dtype == torch.bfloat16
 
 
-class Pictures(torch.utils.data.Dataset):
+class PictureDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 64
 
@@ -457,7 +459,7 @@ def test_trainer_trains_a_teka_model(tmp_path: Path):
         output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, **arguments
     )
     trainer = Trainer(
-        model=model, args=arguments, train_dataset=Pictures(), eval_dataset=Pictures()
+        model=model, args=arguments, train_dataset=PictureDataset(), eval_dataset=PictureDataset()
     )
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -554,7 +556,7 @@ def test_activation_checkpointing_recomputes_every_block(name: str, use_reentran
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-12)
 
 
-def test_a_model_without_transformer_blocks_does_not_support_activation_checkpointing():
+def test_model_without_blocks_has_no_activation_checkpointing():
     model = TekaForImageClassification(
         TekaConfig(model="resnet18", image_size=32, options={"width": 4})
     )

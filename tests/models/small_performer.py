@@ -34,7 +34,7 @@ def kernel_for(position: str) -> str:
 
 
 def layers(model: Performer) -> list[Any]:
-    """The attention of every block."""
+    """Return the attention layers of all blocks."""
     return [block.get_submodule("attention") for block in model.blocks]
 
 

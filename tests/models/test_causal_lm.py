@@ -35,7 +35,7 @@ def test_steps_give_the_logits_of_the_whole_sequence(options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("options", [{}, {"kernel": "elu", "relative": "decay"}])
-def test_a_prompt_is_read_in_one_step(options: dict[str, Any]):
+def test_prompt_is_processed_in_one_step(options: dict[str, Any]):
     model = make_model(**options)
     tokens = draw_tokens()
     expected = model(tokens)
@@ -110,6 +110,6 @@ def test_the_output_projection_is_the_embedding():
         (lambda _: CausalLM(0, dim=8, depth=1, heads=2), "num_tokens must be"),
     ],
 )
-def test_bad_input_is_an_error_that_names_it(call, message: str):
+def test_invalid_input_is_an_error_with_its_name(call, message: str):
     with pytest.raises(ValueError, match=message):
         call(make_model())

@@ -17,7 +17,7 @@ PERFORMER: dict[str, Any] = {
 }
 
 
-def test_a_config_survives_encoding():
+def test_config_is_encoded_and_decoded():
     config = ModelConfig(
         **PERFORMER,
         class_names=("a", "b", "c"),
@@ -27,7 +27,7 @@ def test_a_config_survives_encoding():
     assert decode(ModelConfig, encode(config)) == config
 
 
-def test_options_for_every_block_survive_encoding():
+def test_options_for_every_block_are_encoded_and_decoded():
     options = {"dim": 8, "depth": 2, "heads": (3, 1)}
     config = ModelConfig("self_attention", (6, 10), 2, 3, options)
     assert config == ModelConfig("self_attention", (6, 10), 2, 3, {**options, "heads": [3, 1]})
@@ -64,9 +64,7 @@ def test_a_registered_model_has_a_name(monkeypatch: pytest.MonkeyPatch):
         register_model("small", torch.nn.Identity)
 
 
-def test_the_error_for_an_unregistered_baseline_says_what_to_import(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_unregistered_baseline_is_an_error_with_the_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("teka.models.model_config.MODELS", {"performer": MODELS["performer"]})
     message = "model must be one of 'performer', got 'vgg16'.*`import reproduction.baselines`"
     with pytest.raises(ValueError, match=message):
@@ -128,7 +126,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_bad_field_is_an_error_that_names_it(unchecked_annotations: None):
+def test_invalid_field_is_an_error_with_its_name(unchecked_annotations: None):
     for fields, message in BAD:
         with pytest.raises(ValueError, match=message):
             decode(ModelConfig, {**PERFORMER, **fields})

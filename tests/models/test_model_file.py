@@ -209,7 +209,7 @@ def test_files_of_the_first_version_have_its_default_stem(tmp_path: Path):
     ],
     ids=str,
 )
-def test_a_config_that_does_not_fit_the_weights_is_an_error(
+def test_config_that_does_not_match_the_weights_is_an_error(
     changes: dict[str, Any], message: str, folder: Path, unchecked_annotations: None
 ):
     edit(folder, **changes)
@@ -244,7 +244,7 @@ def test_weights_in_another_format_are_an_error(content: bytes, folder: Path):
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_an_error(number: float, folder: Path):
+def test_nonfinite_weights_are_an_error(number: float, folder: Path):
     state = load(folder).state_dict()
     state["head.weight"][1, 2] = number
     put_weights(folder, pack_tensors(state))
@@ -295,7 +295,7 @@ def test_a_config_with_missing_options_is_not_saved(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("number", "dtype"), [(float("nan"), "float32"), (1e5, "float16")])
-def test_weights_that_the_dtype_cannot_represent_are_an_error(
+def test_weights_outside_the_range_of_the_dtype_are_an_error(
     number: float, dtype: str, tmp_path: Path
 ):
     model, config = make()

@@ -18,7 +18,7 @@ from tests.models.small_performer import SIZE, build, draw_images, kernel_for, l
 pytestmark = pytest.mark.usefixtures("unchecked_annotations_in_module")
 
 
-def zip_pools(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
+def combine_with_pools(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Return every combination of choices, with one pooling after the other."""
     return [
         (*choice, POOLS[index % len(POOLS)])
@@ -55,9 +55,9 @@ def test_every_parameter_has_a_finite_gradient_after_two_steps(position: str):
 
 
 @pytest.mark.parametrize("position", ["rotation", "clipped", "clipped_features", "none"])
-def test_rolling_a_periodic_image_by_whole_patches_does_not_change_logits(position: str):
+def test_logits_are_invariant_to_periodic_shifts_by_whole_patches(position: str):
     images = draw_images().double()
-    for stem, patch_size, pool in zip_pools(["patch", "convolution"], [1, 2]):
+    for stem, patch_size, pool in combine_with_pools(["patch", "convolution"], [1, 2]):
         options = {"position": position, "pool": pool, "stem": stem, "patch_size": patch_size}
         model = build(periodic=True, **options).double().eval()
         for name, parameter in model.named_parameters():
@@ -114,7 +114,7 @@ def test_the_class_token_has_no_position():
     assert all(layer.relative is not None for layer in layers(build(depth=3, pool="mean")))
 
 
-def test_the_number_of_parameters_is_that_of_the_paper():
+def test_number_of_parameters_equals_the_paper():
     sizes = {"dim": 256, "depth": 6, "heads": 8, "stem": "patch"}
     model = build((32, 32), 3, 10, **sizes, position="rotation", kernel="positive", dropout=0.1)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(
@@ -197,7 +197,7 @@ def test_the_convolutional_stem_treats_the_border_like_the_inside(patch_size: in
         ("absolute", "dense", ("dense",)),
     ],
 )
-def test_the_backends_are_those_of_the_blocks_with_a_relative_kernel(
+def test_chosen_backends_are_of_blocks_with_a_relative_kernel(
     position: str, backend: str, expected: tuple[str, ...]
 ):
     model = build(position=position, backend=backend)
@@ -331,7 +331,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_bad_option_is_an_error_that_names_it(unchecked_annotations: None):
+def test_invalid_option_is_an_error_with_its_name(unchecked_annotations: None):
     for options, message in BAD:
         with pytest.raises(ValueError, match=message):
             build(**options)
@@ -441,7 +441,7 @@ def test_a_floor_reaches_the_kernel_of_every_block(kernel: str, kind: type):
         assert layer.kernel == kind(epsilon=0.25)
 
 
-def test_layer_options_reach_every_block_where_they_have_an_effect():
+def test_layer_options_reach_every_block_in_which_they_have_an_effect():
     first, last = layers(build(query_key="normalized", gate=True, value_convolution=3))
     for layer in (first, last):
         assert "query_key.query_gain" in layer.state_dict()

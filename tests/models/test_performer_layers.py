@@ -46,7 +46,7 @@ EXACT: dict[str, dict[str, Any]] = {
 }
 
 
-def change(model: Performer, inputs: Tensor, shift: tuple[int, ...]) -> float:
+def largest_change(model: Performer, inputs: Tensor, shift: tuple[int, ...]) -> float:
     axes = tuple(range(2, inputs.ndim))
     before, after = model(inputs), model(inputs.roll(shift, axes))
     return (after - (before if before.ndim == 2 else before.roll(shift, axes))).abs().max().item()
@@ -63,7 +63,7 @@ def test_whole_shifts_are_exact(kind: str):
     inputs = torch.randn(2, 3, *size, dtype=torch.float64)
     for name, options in EXACT.items():
         model = build(size, **options).double().eval()
-        assert change(model, inputs, shift) < 1e-12, name
+        assert largest_change(model, inputs, shift) < 1e-12, name
         if options.get("head") == "dense":
             assert model(inputs).shape == (2, 5, *size), name
 
@@ -85,7 +85,7 @@ def test_a_strided_stem_is_not_equivariant():
     size, shift = SIZES["images"]
     strided: dict[str, Any] = SMALL | {"stem": "strided"}
     model = build(size, **strided).double().eval()
-    assert change(model, torch.randn(2, 3, *size, dtype=torch.float64), shift) > 1e-3
+    assert largest_change(model, torch.randn(2, 3, *size, dtype=torch.float64), shift) > 1e-3
 
 
 def test_ideal_low_pass_filters_reduce_the_change_under_half_a_pixel():
@@ -130,6 +130,6 @@ def test_every_trainable_parameter_has_a_gradient(name: str):
         ({"head": "dense", "pool": "class", "stem": "patch"}, "patch_size must be 1 with head='dense'.*got 4"),
     ],
 )  # fmt: skip
-def test_a_bad_option_is_an_error_that_names_it(options: dict[str, Any], message: str):
+def test_invalid_option_is_an_error_with_its_name(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         build((24, 24), **SMALL | options)

@@ -27,7 +27,7 @@ def draw_tokens(num_tokens: int = 16, dim: int = 8) -> Tensor:
     return torch.randn(2, num_tokens, dim, generator=torch.Generator().manual_seed(1))
 
 
-def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor]:
+def train_layer(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor]:
     """Train a layer for some steps, and return the gradients."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(steps + 1):
@@ -48,7 +48,7 @@ def learn(layer: nn.Module, *arguments: Any, steps: int = 1) -> dict[str, Tensor
 def test_every_parameter_has_a_finite_nonzero_gradient_after_one_step(pair: Case, qkv_bias: bool):
     layer = build(kernel=pair.kernel, relative=pair.relative, qkv_bias=qkv_bias)
     # Trigonometric features overflow for long vectors, as documented.
-    gradients = learn(
+    gradients = train_layer(
         layer, draw_tokens() * (0.3 if pair.kernel == "trigonometric" else 1.0), GRID, None, 1
     )
     for name, _ in layer.named_parameters():
@@ -74,7 +74,7 @@ def test_parameters_of_relative_kernels_learn(relative: str, learned: set[str]):
         name: parameter.detach().clone() for name, parameter in layer.relative.named_parameters()
     }
     assert set(before) == learned
-    learn(layer, draw_tokens(), GRID, None, 1, steps=3)
+    train_layer(layer, draw_tokens(), GRID, None, 1, steps=3)
     for name, parameter in layer.relative.named_parameters():
         assert not torch.equal(parameter, before[name]), name
 
@@ -152,11 +152,11 @@ def test_softmax_layer_equals_nn_multihead_attention():
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="in blocks"),
-        pytest.param({"causal": True, "num_axes": 1}, id="causal, in blocks"),
-        pytest.param({"relative": "rotation", "backend": "toeplitz"}, id="by axes"),
-        pytest.param({"relative": "rotation", "backend": "dense"}, id="in tiles"),
-        pytest.param({"relative": "clipped", "backend": "rings"}, id="over rings"),
+        pytest.param({}, id="linear"),
+        pytest.param({"causal": True, "num_axes": 1}, id="causal linear"),
+        pytest.param({"relative": "rotation", "backend": "toeplitz"}, id="toeplitz"),
+        pytest.param({"relative": "rotation", "backend": "dense"}, id="dense"),
+        pytest.param({"relative": "clipped", "backend": "rings"}, id="rings"),
     ],
 )
 def test_activation_checkpointing_supports_second_derivatives(options: dict[str, Any]):

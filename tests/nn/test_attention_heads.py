@@ -73,7 +73,7 @@ def test_num_prefix_tokens_applies_with_and_without_a_grid():
             plain.step(query, key, value)
 
 
-def test_argument_context_and_layer_take_precedence_in_this_order():
+def test_argument_takes_precedence_over_context_and_layer():
     grids = [Grid((3, 4)), Grid((4, 3)), Grid((2, 6))]
     heads = make_heads("squared_relu", "rotary", grid=grids[0])
     outputs = [heads(*draw(12))]

@@ -196,7 +196,7 @@ def test_autocast_accepts_tokens_of_another_dtype():
             build()(TOKENS.double(), GRID)
 
 
-def test_step_refuses_other_states(unchecked_annotations: None):
+def test_step_with_a_state_of_another_layer_is_an_error(unchecked_annotations: None):
     layer = build(causal=True, num_axes=1)
     _, right = layer.step(TOKENS[:, 0])
     others: list[Any] = [(), right * 2, [None], 3]

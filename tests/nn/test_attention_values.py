@@ -55,7 +55,7 @@ def test_tokens_as_values_equal_an_identity_projection(options: dict[str, Any], 
 @pytest.mark.parametrize(
     ("relative", "position_heads"), [("clipped", 1), ("quadratic", 2), ("quadratic", 0)]
 )
-def test_queries_and_keys_may_have_another_size(relative: str, position_heads: int):
+def test_queries_and_keys_can_have_another_size(relative: str, position_heads: int):
     options = {
         "relative": relative,
         "position_heads": position_heads,

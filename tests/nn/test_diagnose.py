@@ -150,7 +150,7 @@ def test_estimator_errors_are_relative_to_the_norm_of_the_exact_output():
     assert errors == ApproximationErrors(error=3 / 5, error_of_mean=1.0, spread=10**0.5 / 5)
 
 
-def test_an_exact_output_that_is_the_mean_of_the_values_has_not_collapsed():
+def test_exact_output_equal_to_the_mean_of_the_values_is_no_collapse():
     mean = torch.randn(1, 4, generator=torch.Generator().manual_seed(0)).double()
     for exact in (mean, mean + 1e-12, 0 * mean):
         errors = ApproximationErrors.from_outputs(exact, exact, exact.clone())
@@ -282,7 +282,7 @@ def test_the_layer_does_not_change_and_the_result_is_deterministic():
 
 
 @dataclass(frozen=True)
-class Flat(PositiveFeatures):
+class FlatKernel(PositiveFeatures):
     """Features that do not depend on the queries."""
 
     def query_exponent(
@@ -292,8 +292,8 @@ class Flat(PositiveFeatures):
 
 
 class FlatFeatures(RandomFeatures):
-    def forward(self) -> Flat:
-        return Flat(self.projection)
+    def forward(self) -> FlatKernel:
+        return FlatKernel(self.projection)
 
 
 def test_a_collapse_is_reported():
@@ -325,7 +325,7 @@ def test_only_kept_tokens_are_measured():
             assert ours.query_norm == pytest.approx(expected.query_norm, rel=1e-6)
 
 
-def test_positions_of_a_joint_kernel_are_those_of_the_kept_tokens():
+def test_joint_kernel_uses_the_positions_of_kept_tokens():
     layer = build(kernel="positive", relative="rotation_joint", num_features=64)
     key_mask = torch.rand(2, 1 + 35, generator=torch.Generator().manual_seed(0)) < 0.5
     tokens = draw_tokens(1 + 35)
@@ -452,7 +452,7 @@ def test_a_layer_without_problems_has_no_findings():
     assert str(diagnosis).endswith("No problem found.")
 
 
-def test_bad_arguments_are_errors_that_name_them(unchecked_annotations: None):
+def test_invalid_arguments_are_errors_with_their_names(unchecked_annotations: None):
     bad: list[tuple[dict[str, Any], str]] = [
         (
             {"shifts": [(1, 2, 3)]},
@@ -495,7 +495,7 @@ def test_an_empty_batch_is_an_error(unchecked_annotations: None):
         teka.diagnose(build(), draw_tokens(15)[:0])
 
 
-def test_every_attention_layer_of_a_model_is_diagnosed_and_explained_on_its_inputs():
+def test_every_layer_of_a_model_is_diagnosed_and_explained():
     torch.manual_seed(0)
     model = teka.models.Performer((6, 8), 2, 3, dim=8, depth=2, heads=2, window_reach=1).eval()
     images = torch.randn(2, 2, 6, 8)

@@ -21,7 +21,7 @@ def build(**options: Any) -> Attention:
 
 
 @parametrize_by_kernel(PAIRS, shape=[(3, 5), (29, 23)], backend=["auto", "dense"])
-def test_the_named_backends_are_the_ones_that_compute(
+def test_explained_backends_are_the_backends_that_run(
     pair: Case, shape: tuple[int, ...], backend: str
 ):
     chosen: list[str] = []
@@ -30,7 +30,7 @@ def test_the_named_backends_are_the_ones_that_compute(
         plan: AttentionPlan, query: Tensor, key: Tensor, value: Tensor, **masks: Tensor | None
     ) -> Tensor:
         chosen.append(plan.backend)
-        return torch.zeros_like(value)  # the output is of no interest
+        return torch.zeros_like(value)  # the output is not used
 
     grid = Grid(shape)
     layer = build(dim=8, kernel=pair.kernel, relative=pair.relative, backend=backend)
@@ -100,7 +100,7 @@ def test_the_crossover_does_not_depend_on_the_size_of_the_grid():
     assert len(crossovers) == 1
 
 
-def test_costs_are_sorted_and_a_backend_that_was_set_is_used():
+def test_costs_are_sorted_and_a_fixed_backend_is_used():
     layer, grid = build(relative="rotation", backend="fft"), Grid((7, 9))
     (group,) = explain(layer, grid).groups
     times = [cost.estimated_time(name) for name, cost in group.costs.items()]
@@ -129,7 +129,10 @@ def test_a_context_has_its_own_number_of_tokens():
     explained = explain(layer, Grid((7, 7), spacing=2.0), context_grid=Grid((14, 14)))
     assert (explained.num_tokens, explained.num_keys) == (49, 196)
     assert "49 tokens attend to 196" in str(explained)
-    assert set(explained.groups[0].costs) == {"dense", "toeplitz"}  # two spacings: no transform
+    assert set(explained.groups[0].costs) == {
+        "dense",
+        "toeplitz",
+    }  # different spacings exclude the FFT
     same = explain(layer, Grid((7, 7)), context_grid=Grid((7, 7)))
     assert same.groups == explain(layer, Grid((7, 7))).groups
 
@@ -168,7 +171,7 @@ def test_layers_without_a_crossover():
     assert MAX_CROSSOVER > 10**7
 
 
-def test_bad_arguments_are_errors_that_name_them(unchecked_annotations: None):
+def test_invalid_arguments_are_errors_with_their_names(unchecked_annotations: None):
     plain, placed = build(), build(relative="rotation", num_axes=2)
     not_a_layer: Any = torch.nn.Linear(3, 3)
     for call, message in (

@@ -241,13 +241,15 @@ def test_wrong_arguments_of_learned_features_are_errors(arguments: dict[str, Any
         ),
     ],
 )
-def test_layer_refuses_learned_features_of_other_sizes(arguments: dict[str, Any], message: str):
+def test_learned_features_of_another_size_are_an_error_for_a_layer(
+    arguments: dict[str, Any], message: str
+):
     arguments = {"relative": None, **arguments}
     with pytest.raises(ValueError, match=message):
         Attention(15, 3, **arguments)
 
 
-def test_learned_features_refuse_the_joint_form():
+def test_joint_form_is_an_error_for_learned_features():
     layer = Attention(15, 3, kernel="hedgehog", relative="rotation_joint")
     with pytest.raises(ValueError, match=r"kernel must be .*got 'hedgehog'"):
         layer(torch.randn(2, GRID.num_tokens, 15), GRID)

@@ -53,11 +53,11 @@ def find(
     return list(find_problems([heads], largest, shift, dtype=torch.float32, dim_head=16))
 
 
-def names(findings: list[Finding]) -> list[str]:
+def finding_names(findings: list[Finding]) -> list[str]:
     return [finding.name for finding in findings]
 
 
-def gains(largest: float, share: float, bound: float | None = None) -> dict[str, Any]:
+def make_gains(largest: float, share: float, bound: float | None = None) -> dict[str, Any]:
     return {
         "bound": bound,
         "output_ratio": largest / 2,
@@ -66,7 +66,7 @@ def gains(largest: float, share: float, bound: float | None = None) -> dict[str,
     }
 
 
-def feature_errors(
+def make_feature_errors(
     error: float, spread: float = 1.0, is_biased: bool = False
 ) -> RandomFeatureErrors:
     errors = ApproximationErrors(error, 0.4, spread)
@@ -80,10 +80,10 @@ def test_good_measurements_have_no_findings():
     assert find(shift=None) == []
 
 
-def test_inaccurate_features_name_the_number_of_features_that_is_needed():
+def test_inaccurate_features_have_the_recommended_number():
     assert required_num_features(0.3, 64) == 576
     assert required_num_features(0.1, 64) == 64
-    (finding,) = find(features=feature_errors(0.3))
+    (finding,) = find(features=make_feature_errors(0.3))
     assert finding.name == "inaccurate features"
     assert finding.value == 0.3
     assert "with 64 random features has an error of 30 %" in finding.message
@@ -94,25 +94,25 @@ def test_inaccurate_features_name_the_number_of_features_that_is_needed():
 
 
 def test_long_queries_and_keys_are_named_with_their_norms():
-    findings = find(features=feature_errors(0.3), query_norm=(5.0, 7.0), key_norm=(4.0, 4.0))
-    assert names(findings) == ["inaccurate features", "long queries and keys"]
+    findings = find(features=make_feature_errors(0.3), query_norm=(5.0, 7.0), key_norm=(4.0, 4.0))
+    assert finding_names(findings) == ["inaccurate features", "long queries and keys"]
     assert "mean norms of 6 and 4" in findings[1].message
 
 
 def test_a_collapse_names_its_heads():
-    (finding,) = find(features=feature_errors(0.05, spread=0.01))
+    (finding,) = find(features=make_feature_errors(0.05, spread=0.01))
     assert finding.name == "collapsed features"
     assert (finding.value, finding.threshold) == (0.01, 0.1)
     assert finding.message.endswith("have collapsed in head 3.")
     assert "nearly the mean of the values for every query. Use more random features" in str(finding)
-    both = find(features=feature_errors(0.05, spread=0.01), unevenness=(0.0, 0.0))
-    assert names(both) == ["collapsed features"]
+    both = find(features=make_feature_errors(0.05, spread=0.01), unevenness=(0.0, 0.0))
+    assert finding_names(both) == ["collapsed features"]
 
 
 def test_biased_draws_and_clipped_features_have_their_own_findings():
-    findings = find(features=feature_errors(0.3, is_biased=True))
-    assert names(findings) == ["inaccurate features", "biased features"]
-    (finding,) = find(features=feature_errors(0.3), relative="clipped_features", key_norm=None)
+    findings = find(features=make_feature_errors(0.3, is_biased=True))
+    assert finding_names(findings) == ["inaccurate features", "biased features"]
+    (finding,) = find(features=make_feature_errors(0.3), relative="clipped_features", key_norm=None)
     assert finding.name == "inaccurate position features"
     assert "relative='clipped'" in str(finding)
 
@@ -140,15 +140,19 @@ def test_findings_about_heads(changes: dict[str, Any], name: str, message: str):
     assert message in finding.message
 
 
-def test_large_outputs_need_gains_above_the_bound_that_are_large_or_frequent():
+def test_large_or_frequent_gains_above_the_bound_are_large_outputs():
     for bounded in (
-        gains(1.9, 0.09),
-        gains(3.3, 1.0, bound=1 / 0.3),
-        gains(1 + 1e-9, 1.0),
-        gains(40.0, 1.0, bound=50.0),
+        make_gains(1.9, 0.09),
+        make_gains(3.3, 1.0, bound=1 / 0.3),
+        make_gains(1 + 1e-9, 1.0),
+        make_gains(40.0, 1.0, bound=50.0),
     ):
         assert find(**bounded) == []
-    for unbounded in (gains(11.0, 0.001), gains(1.9, 0.2), gains(11.0, 0.001, bound=1.0)):
+    for unbounded in (
+        make_gains(11.0, 0.001),
+        make_gains(1.9, 0.2),
+        make_gains(11.0, 0.001, bound=1.0),
+    ):
         (finding,) = find(**unbounded)
         assert finding.name == "large outputs"
         assert finding.value == unbounded["largest_gain"]

@@ -67,11 +67,11 @@ def test_rings_depend_on_the_query():
     shared = build(relative="clipped", position_heads=0)
     assert shared.query is not None
     assert shared.query.out_features == 12
-    own = build(relative="clipped", position_heads=2, kernel="constant")
-    assert own.query is not None
-    assert own.query.out_features == 8
-    assert own.key is None
-    for layer, heads in ((shared, slice(0, 3)), (own, slice(1, 3))):
+    separate = build(relative="clipped", position_heads=2, kernel="constant")
+    assert separate.query is not None
+    assert separate.query.out_features == 8
+    assert separate.key is None
+    for layer, heads in ((shared, slice(0, 3)), (separate, slice(1, 3))):
         tokens = draw_tokens(12)
         with torch.no_grad():
             before = layer(tokens, GRID)
@@ -109,7 +109,7 @@ def test_default_number_of_position_heads():
         assert count_position_heads(None, relative, 5) == expected, relative
 
 
-def test_default_number_of_position_heads_may_be_explicit():
+def test_default_number_of_position_heads_can_be_explicit():
     tokens = draw_tokens(12)
     for relative, habit in (("clipped", 1), ("fourier", 0), ("rotary", 0), (None, 0)):
         default, explicit = (

@@ -14,18 +14,18 @@ from teka.nn.local_conv import ValueConvolution
 from tests.contracts.cases import relative_error
 
 GRIDS = [
-    pytest.param(Grid(7), id="a line"),
-    pytest.param(Grid(5, periodic=True), id="a ring"),
-    pytest.param(Grid((3, 5)), id="a plane"),
-    pytest.param(Grid((3, 5), periodic=(True, False)), id="a cylinder"),
+    pytest.param(Grid(7), id="line"),
+    pytest.param(Grid(5, periodic=True), id="periodic line"),
+    pytest.param(Grid((3, 5)), id="plane"),
+    pytest.param(Grid((3, 5), periodic=(True, False)), id="plane, periodic along one axis"),
     pytest.param(
-        Grid((2, 3, 4), periodic=(False, True, True)), id="a volume, periodic along two axes"
+        Grid((2, 3, 4), periodic=(False, True, True)), id="volume, periodic along two axes"
     ),
-    pytest.param(Grid((1, 2), periodic=True), id="a torus smaller than the cube"),
+    pytest.param(Grid((1, 2), periodic=True), id="periodic plane smaller than the kernel"),
 ]
 
 
-def by_definition(value: Tensor, weight: Tensor, grid: Grid, side: int) -> Tensor:
+def convolve_by_definition(value: Tensor, weight: Tensor, grid: Grid, side: int) -> Tensor:
     """Return the convolved values, computed one cell and offset at a time."""
     _, heads, _, dim = value.shape
     output = torch.zeros_like(value)
@@ -51,7 +51,7 @@ def test_the_output_is_the_sum_over_neighboring_cells(grid: Grid):
         value = torch.randn(2, 2, 2 + grid.num_tokens, 3, dtype=torch.float64)
         output = module(value, grid, 2, None)
         assert (output[:, :, :2] == 0).all()
-        expected = by_definition(value[:, :, 2:], module.weight, grid, side)
+        expected = convolve_by_definition(value[:, :, 2:], module.weight, grid, side)
         assert torch.allclose(output[:, :, 2:], expected, atol=1e-12), side
 
 

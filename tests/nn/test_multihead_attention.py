@@ -19,7 +19,7 @@ def make_layers(**sizes) -> tuple[nn.MultiheadAttention, MultiheadAttention]:
     return torch_layer, layer
 
 
-def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
+def draw_tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
     return torch.randn(
         3, num_tokens, dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64
     )
@@ -49,7 +49,7 @@ def tokens(num_tokens: int = 7, dim: int = 12) -> torch.Tensor:
 def test_softmax_equals_nn_multihead_attention(options: dict):
     torch_layer, ours = make_layers()
     output, expected = (
-        layer(*[tokens()] * 3, need_weights=True, **options) for layer in (ours, torch_layer)
+        layer(*[draw_tokens()] * 3, need_weights=True, **options) for layer in (ours, torch_layer)
     )
     for result, target in zip(output, expected, strict=True):
         torch.testing.assert_close(result, target, rtol=1e-12, atol=1e-12)
@@ -90,21 +90,21 @@ def test_arguments_have_the_order_of_pytorch():
 def test_weights_under_autocast():
     layer = MultiheadAttention(12, 3, batch_first=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, weights = layer(*[tokens().float()] * 3, need_weights=True)
+        output, weights = layer(*[draw_tokens().float()] * 3, need_weights=True)
     assert weights.dtype == output.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_keys_and_values_may_have_other_sizes(batch_first: bool):
+def test_keys_and_values_can_have_other_sizes(batch_first: bool):
     torch_layer, layer = make_layers(kdim=5, vdim=4, batch_first=batch_first, bias=False)
-    inputs = [tokens(), tokens(9, 5), tokens(9, 4)]
+    inputs = [draw_tokens(), draw_tokens(9, 5), draw_tokens(9, 4)]
     inputs = inputs if batch_first else [tensor.transpose(0, 1) for tensor in inputs]
     torch.testing.assert_close(layer(*inputs)[0], torch_layer(*inputs)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_input_without_a_batch():
     torch_layer, layer = make_layers()
-    inputs = [tokens()[1]] * 3
+    inputs = [draw_tokens()[1]] * 3
     expected = torch_layer(*inputs, key_padding_mask=PADDING[1])[0]
     torch.testing.assert_close(
         layer(*inputs, key_padding_mask=PADDING[1])[0], expected, rtol=1e-12, atol=1e-12
@@ -118,9 +118,9 @@ def test_encoder_layer_uses_the_replaced_attention(training: bool):
     layer.self_attn = MultiheadAttention(12, 2, **SIZES, grid=Grid((1, 7)))
     layer.train(training)
     with torch.no_grad():
-        output = layer(tokens(), src_key_padding_mask=PADDING)
+        output = layer(draw_tokens(), src_key_padding_mask=PADDING)
         attended = layer.norm1(
-            tokens() + layer.self_attn(*[tokens()] * 3, key_padding_mask=PADDING)[0]
+            draw_tokens() + layer.self_attn(*[draw_tokens()] * 3, key_padding_mask=PADDING)[0]
         )
         expected = layer.norm2(attended + layer.linear2(layer.linear1(attended).relu()))
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
@@ -128,9 +128,9 @@ def test_encoder_layer_uses_the_replaced_attention(training: bool):
 
 def test_padding_mask_removes_keys():
     layer = MultiheadAttention(12, 2, **SIZES)
-    output = layer(*[tokens()] * 3, key_padding_mask=PADDING)[0][1, :4]
+    output = layer(*[draw_tokens()] * 3, key_padding_mask=PADDING)[0][1, :4]
     torch.testing.assert_close(
-        output, layer(*[tokens()[1:2, :4]] * 3)[0][0], rtol=1e-12, atol=1e-12
+        output, layer(*[draw_tokens()[1:2, :4]] * 3)[0][0], rtol=1e-12, atol=1e-12
     )
 
 
@@ -150,4 +150,4 @@ def test_padding_mask_removes_keys():
 )
 def test_unsupported_masks_are_errors(options: dict, message: str):
     with pytest.raises(ValueError, match=message):
-        MultiheadAttention(12, 2, **SIZES)(*[tokens()] * 3, **options)
+        MultiheadAttention(12, 2, **SIZES)(*[draw_tokens()] * 3, **options)

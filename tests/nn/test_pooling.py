@@ -98,7 +98,7 @@ def test_space_to_depth_on_two_axes_is_pixel_unshuffle():
     assert torch.equal(SpaceToDepth(3)(maps), pixel_unshuffle(maps, 3))
 
 
-def test_the_order_of_channels_is_that_of_the_formula():
+def test_channels_are_in_the_order_of_the_formula():
     maps = torch.arange(2 * 4 * 6 * 2).reshape(1, 2, 4, 6, 2).float()
     fewer = SpaceToDepth(2, num_axes=3)(maps)
     for channel, first, second, third in ((0, 0, 0, 1), (1, 1, 0, 1), (1, 1, 1, 0)):
@@ -118,9 +118,7 @@ def test_a_shift_by_a_block_is_a_shift_by_a_cell():
         ((2, 3, 6), r"maps must have .*got \(2, 3, 6\)"),
     ],
 )
-def test_sides_that_are_no_multiples_of_the_factor_are_an_error(
-    shape: tuple[int, ...], message: str
-):
+def test_sides_not_divisible_by_the_factor_are_an_error(shape: tuple[int, ...], message: str):
     with pytest.raises(ValueError, match=message):
         SpaceToDepth()(torch.zeros(shape))
 

@@ -50,7 +50,7 @@ def test_frequencies_have_gradients():
 
 
 @pytest.mark.parametrize(("dim", "num_axes"), [(6, 2), (8, 3)])
-def test_a_dim_that_the_axes_do_not_divide_is_an_error(dim: int, num_axes: int):
+def test_dim_not_divisible_by_the_axes_is_an_error(dim: int, num_axes: int):
     with pytest.raises(ValueError, match=rf"dim must be a multiple of.*got {dim}"):
         SinusoidalPositionEmbedding(dim, num_axes)
 

@@ -41,7 +41,7 @@ def draw_tokens(prefix: int = 0) -> Tensor:
     return torch.randn(2, prefix + GRID.num_tokens, DIM, generator=generator).double()
 
 
-def silence(layer: Attention, heads: list[int]) -> Attention:
+def zero_heads(layer: Attention, heads: list[int]) -> Attention:
     """Return a copy of the layer whose output projection is zero for some heads."""
     silent = copy.deepcopy(layer)
     with torch.no_grad():
@@ -49,11 +49,11 @@ def silence(layer: Attention, heads: list[int]) -> Attention:
     return silent
 
 
-def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
+def check_pruned_layer(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
     pruned = prune_heads(layer, heads)
     tokens = draw_tokens(arguments.get("num_prefix_tokens", 0))
     change = relative_error(
-        pruned(tokens, GRID, **arguments), silence(layer, heads)(tokens, GRID, **arguments)
+        pruned(tokens, GRID, **arguments), zero_heads(layer, heads)(tokens, GRID, **arguments)
     )
     assert change < 1e-12, f"without heads {heads} of {layer}"
     assert pruned.heads == layer.heads - len(set(heads))
@@ -65,16 +65,16 @@ def check(layer: Attention, heads: list[int], **arguments: Any) -> Attention:
 )
 def test_pruned_heads_contribute_zero_with_every_relative_kernel(relative):
     for values, heads in itertools.product(("projected", "tokens"), ([4, 1], [0, 2, 3, 4])):
-        check(build(relative=relative, values=values), heads)
+        check_pruned_layer(build(relative=relative, values=values), heads)
 
 
 def test_pruned_heads_contribute_zero_with_every_content_kernel():
     for kernel in KERNELS:
-        check(build(kernel=kernel, relative="quadratic"), [4, 1])
+        check_pruned_layer(build(kernel=kernel, relative="quadratic"), [4, 1])
 
 
 def test_pruned_heads_contribute_zero_with_the_joint_rotation():
-    check(build(kernel="positive", relative="rotation_joint"), [3, 0])
+    check_pruned_layer(build(kernel="positive", relative="rotation_joint"), [3, 0])
 
 
 def test_pruned_heads_contribute_zero_with_every_option():
@@ -87,7 +87,7 @@ def test_pruned_heads_contribute_zero_with_every_option():
         {"qkv_bias": False, "relative": "fourier"},
         {"kernel": "constant", "relative": "quadratic", "backend": "toeplitz"},
     ):
-        check(build(**options), [1, 4])
+        check_pruned_layer(build(**options), [1, 4])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_pruned_heads_contribute_zero_with_every_option():
 def test_position_heads_and_content_heads_keep_their_kind(relative, kernel):
     for heads in ([0, 1], [3], [0, 3], [0, 1, 2], [3, 4], [0, 1, 2, 4], [1, 2, 3, 4]):
         layer = build(kernel=kernel, relative=relative, position_heads=2, backend="auto")
-        pruned = check(layer, heads, num_prefix_tokens=1)
+        pruned = check_pruned_layer(layer, heads, num_prefix_tokens=1)
         by_position = sum(head not in heads for head in (3, 4))
         by_content = pruned.heads - by_position
         assert pruned.position_heads == (by_position if by_content else 0), heads
@@ -109,7 +109,7 @@ def test_position_heads_and_content_heads_keep_their_kind(relative, kernel):
 
 def test_the_backend_is_reset_without_position_heads():
     layer = build(kernel="softmax", relative="quadratic", position_heads=2, backend="toeplitz")
-    assert check(layer, [3, 4]).backend == "auto"
+    assert check_pruned_layer(layer, [3, 4]).backend == "auto"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_backend_is_reset_without_position_heads():
 def test_custom_modules_are_pruned_in_the_copy_only(options):
     layer = build(**options)
     before = copy.deepcopy(layer.state_dict())
-    check(layer, [0, 3])
+    check_pruned_layer(layer, [0, 3])
     for name, value in layer.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
@@ -145,9 +145,9 @@ def test_a_functional_kernel_keeps_the_parameters_of_the_kept_heads():
     maps = [torch.randn(HEADS, 3, WIDTH, generator=generator).double() for _ in range(2)]
     biases = [torch.randn(HEADS, 3, generator=generator).double() for _ in range(2)]
     layer = build(kernel=functional.Hedgehog(*maps, *biases), relative=None)
-    assert isinstance(check(layer, [0, 3]).kernel, functional.Hedgehog)
+    assert isinstance(check_pruned_layer(layer, [0, 3]).kernel, functional.Hedgehog)
     shared = functional.Hedgehog(*(parameter[:1] for parameter in (*maps, *biases)))
-    check(build(kernel=shared, relative=None), [0, 3])
+    check_pruned_layer(build(kernel=shared, relative=None), [0, 3])
 
 
 @pytest.mark.parametrize(

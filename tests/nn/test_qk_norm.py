@@ -57,9 +57,7 @@ def test_a_normalized_layer_does_not_depend_on_the_size_of_queries_and_keys():
 
 
 @pytest.mark.parametrize(("kernel", "acts"), [("softmax", True), ("squared_relu", False)])
-def test_the_size_of_the_gain_is_a_temperature_of_softmax_and_cancels_in_squared_relu(
-    kernel: str, acts: bool
-):
+def test_gain_is_a_temperature_of_softmax_and_cancels_in_squared_relu(kernel: str, acts: bool):
     layer = build(query_key="normalized", kernel=kernel)
     tokens = torch.randn(2, 7, 12, dtype=torch.float64)
     before = layer(tokens)
@@ -68,7 +66,7 @@ def test_the_size_of_the_gain_is_a_temperature_of_softmax_and_cancels_in_squared
     assert (relative_error(layer(tokens), before) > 1e-3) == acts
 
 
-def test_centred_keys_have_mean_0_over_the_kept_keys():
+def test_centered_keys_have_mean_0_over_the_kept_keys():
     module, key = KeyCentering(), draw()
     keep = torch.tensor([[True] * 4 + [False] * 3, [False, True] * 3 + [True]])
     query, centred = module(draw(seed=2), key, keep)

@@ -327,19 +327,21 @@ def test_wrong_arguments_of_relative_kernels_are_errors():
 
 
 @pytest.mark.parametrize("relative", sorted(set(RELATIVES) - {"rotation_joint"}))
-def test_the_number_of_axes_is_that_of_the_first_grid(relative: str):
+def test_number_of_axes_is_inferred_from_the_first_grid(relative: str):
     torch.manual_seed(0)
     layer = Attention(8, 2, kernel="positive", relative=relative)
     parameters = list(layer.parameters())
     tokens = torch.randn(2, 7, 8)
     output = layer(tokens, 7)
-    assert [id(one) for one in layer.parameters()] == [id(one) for one in parameters]
+    assert [id(parameter) for parameter in layer.parameters()] == [
+        id(parameter) for parameter in parameters
+    ]
     loaded = Attention(8, 2, kernel="positive", relative=relative)
     loaded.load_state_dict(layer.state_dict())
     assert torch.equal(loaded(tokens, 7), output)
 
 
-def test_a_second_grid_with_another_number_of_axes_is_refused():
+def test_second_grid_with_another_number_of_axes_is_an_error():
     layer = Attention(8, 2)
     layer(torch.randn(1, 6, 8), (2, 3))
     with pytest.raises(ValueError, match=r"number of axes of grid or positions must be 2.*got 1"):

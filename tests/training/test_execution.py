@@ -87,7 +87,7 @@ def run_script(*command):
     runpy.run_path(command[0])
 
 
-def test_two_processes_give_the_same_training_as_one(run, reference_folder, tmp_path):
+def test_two_processes_give_the_same_training_as_one_process(run, reference_folder, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     command = str(script), str(reference_folder), str(tmp_path / "run")

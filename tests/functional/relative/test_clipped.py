@@ -98,7 +98,7 @@ def test_shift_of_half_ring_distances(shift: float):
         (Grid((6, 7), periodic=(False, True)), True),
     ],
 )
-def test_rings_fit(grid: Grid, fits: bool):
+def test_can_use_rings(grid: Grid, fits: bool):
     assert ClippedDistanceBias(embedding(4)).can_use_rings(grid) == fits
 
 

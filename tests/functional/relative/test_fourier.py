@@ -18,13 +18,13 @@ def build(num_axes: int = 2) -> Fourier:
     )
 
 
-def places(*size: int, seed: int = 0) -> Tensor:
+def draw_points(*size: int, seed: int = 0) -> Tensor:
     return 3 * torch.randn(
         *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
+def product_of_position_features(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
     left, right = relative.position_features(
         Positions(points=query, key=Positions(points=key)), query
     )
@@ -33,7 +33,7 @@ def product(relative: Fourier, query: Tensor, key: Tensor) -> Tensor:
 
 
 def test_log_kernel_equals_formula():
-    relative, offsets = build(), places(11, 2)
+    relative, offsets = build(), draw_points(11, 2)
     actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 11)
     for head in range(3):
@@ -50,7 +50,7 @@ def test_log_kernel_equals_formula():
 @pytest.mark.parametrize("batch", [(), (4,)])
 def test_product_of_position_features_is_the_kernel(num_axes: int, batch: tuple[int, ...]):
     relative = build(num_axes)
-    query, key = places(*batch, 7, num_axes), places(*batch, 5, num_axes, seed=1)
+    query, key = draw_points(*batch, 7, num_axes), draw_points(*batch, 5, num_axes, seed=1)
     query_waves, key_waves = relative.position_features(
         Positions(points=query, key=Positions(points=key)), query
     )
@@ -58,14 +58,17 @@ def test_product_of_position_features_is_the_kernel(num_axes: int, batch: tuple[
     assert key_waves.shape == (*(batch or (1,)), 3, 5, 9)
     expected = relative.log_weight_at(query[..., :, None, :] - key[..., None, :, :]).exp()
     expected = expected.movedim(0, -3)
-    assert relative_error(product(relative, query, key), expected) < 1e-12
+    assert relative_error(product_of_position_features(relative, query, key), expected) < 1e-12
 
 
 @given(shift=st.floats(-1e3, 1e3))
 def test_shift_of_all_positions(shift: float):
-    relative, query, key = build(), places(7, 2), places(5, 2, seed=1)
+    relative, query, key = build(), draw_points(7, 2), draw_points(5, 2, seed=1)
     assert (
-        relative_error(product(relative, query + shift, key + shift), product(relative, query, key))
+        relative_error(
+            product_of_position_features(relative, query + shift, key + shift),
+            product_of_position_features(relative, query, key),
+        )
         < 1e-11
     )
 
@@ -73,25 +76,35 @@ def test_shift_of_all_positions(shift: float):
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
 def test_float32_is_accurate_at_large_coordinates(shift: float):
     relative, positions = build(), Grid((5, 7), 0.5).positions(dtype=torch.float32)
-    assert product(relative, positions, positions).dtype == torch.float32
-    reference = product(relative, positions.double(), positions.double()).float()
-    assert relative_error(product(relative, positions + shift, positions + shift), reference) < 1e-5
+    assert product_of_position_features(relative, positions, positions).dtype == torch.float32
+    reference = product_of_position_features(
+        relative, positions.double(), positions.double()
+    ).float()
+    assert (
+        relative_error(
+            product_of_position_features(relative, positions + shift, positions + shift), reference
+        )
+        < 1e-5
+    )
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().adapt_to_positions(grid_positions), places(11, 2)
+    relative, offsets = build().adapt_to_positions(grid_positions), draw_points(11, 2)
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(relative.log_weight_at(moved), relative.log_weight_at(offsets), atol=1e-9)
     assert (
-        relative_error(product(relative, moved, offsets), product(relative, offsets, offsets))
+        relative_error(
+            product_of_position_features(relative, moved, offsets),
+            product_of_position_features(relative, offsets, offsets),
+        )
         < 1e-10
     )
 
 
 def test_frequencies_are_rounded_on_a_torus():
-    bare = Positions(points=places(7, 2))
+    bare = Positions(points=draw_points(7, 2))
     assert torch.equal(build().adapt_to_positions(bare).frequency, build().frequency)
     grid_positions = Positions(Grid((50, 7), periodic=(True, False)))
     change = build().adapt_to_positions(grid_positions).frequency - build().frequency
@@ -110,8 +123,8 @@ def test_logarithm_is_accurate_near_zero():
 def test_parameters_have_gradients(periodic: bool):
     grid_positions = Positions(Grid((5, 7), periodic=periodic))
     for evaluate in (
-        lambda relative: relative.log_weight_at(places(11, 2)),
-        lambda relative: product(relative, *TWO),
+        lambda relative: relative.log_weight_at(draw_points(11, 2)),
+        lambda relative: product_of_position_features(relative, *TWO),
     ):
         relative, leaves = with_leaves(build())
         evaluate(relative.adapt_to_positions(grid_positions)).square().sum().backward()
@@ -123,7 +136,7 @@ def test_parameters_have_gradients(periodic: bool):
             assert torch.count_nonzero(leaf.grad) == (0 if rounded else leaf.numel())
 
 
-TWO = (places(7, 2), places(5, 2, seed=1))
+TWO = (draw_points(7, 2), draw_points(5, 2, seed=1))
 
 SIZES = {"constant_weight": (3,), "amplitude": (3, 4), "frequency": (3, 4, 2), "phase": (3, 4)}
 

@@ -12,20 +12,20 @@ from teka.functional import BiasTable, GeneralizedQuadraticBias, QuadraticBias
 from teka.functional.positions import Positions
 
 
-def build() -> QuadraticBias:
+def build_quadratic() -> QuadraticBias:
     return QuadraticBias.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
 
-def offsets_of(number: int = 11) -> Tensor:
+def draw_offsets(number: int = 11) -> Tensor:
     return 3 * torch.randn(
         number, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
 
 
 def test_log_kernel_equals_formula():
-    relative, offsets = build(), offsets_of()
+    relative, offsets = build_quadratic(), draw_offsets()
     actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 11)
     for head in range(3):
@@ -49,7 +49,7 @@ def test_query_attends_to_its_center():
 def test_quadratic_equals_paper_up_to_query_factor():
     # Equation 9: v = −α (1, −2Δ_1, −2Δ_2), r = (‖δ‖², δ_1, δ_2), δ = x_j − x_i; ‖Δ‖² cancels in the
     # softmax.
-    relative, offsets = build(), offsets_of()
+    relative, offsets = build_quadratic(), draw_offsets()
     delta, (first, second) = -offsets, relative.center[2].tolist()
     vector = -relative.precision[2] * torch.tensor(
         [1.0, -2 * first, -2 * second], dtype=torch.float64
@@ -62,14 +62,14 @@ def test_quadratic_equals_paper_up_to_query_factor():
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
 def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
-    relative, offsets = build().adapt_to_positions(grid_positions), offsets_of()
+    relative, offsets = build_quadratic().adapt_to_positions(grid_positions), draw_offsets()
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(
         relative.log_weight_at(moved), relative.log_weight_at(offsets), atol=1e-11
     )
 
 
-def test_torus_distance_is_the_shorter_one():
+def test_distance_on_a_torus_is_the_shorter_one():
     grid_positions = Positions(Grid((10, 10), periodic=(True, False)))
     relative = QuadraticBias(torch.tensor([[4.0, 4.0]]), torch.ones(1)).adapt_to_positions(
         grid_positions
@@ -81,8 +81,11 @@ def test_torus_distance_is_the_shorter_one():
 
 
 def test_quadratic_parameters_have_gradients():
-    center, precision = (tensor.requires_grad_() for tensor in (build().center, build().precision))
-    QuadraticBias(center, precision, (5.0, 7.0)).log_weight_at(offsets_of()).sum().backward()
+    center, precision = (
+        tensor.requires_grad_()
+        for tensor in (build_quadratic().center, build_quadratic().precision)
+    )
+    QuadraticBias(center, precision, (5.0, 7.0)).log_weight_at(draw_offsets()).sum().backward()
     for tensor in (center, precision):
         assert tensor.grad is not None
         assert torch.count_nonzero(tensor.grad) == tensor.numel()
@@ -111,23 +114,23 @@ def test_negative_precision_raises():
 
 
 def test_quadratic_is_finite_at_large_offsets():
-    assert math.isfinite(float(build().log_weight_at(torch.full((1, 2), 1e9)).min()))
+    assert math.isfinite(float(build_quadratic().log_weight_at(torch.full((1, 2), 1e9)).min()))
 
 
-def build_of_generalized_quadratic() -> GeneralizedQuadraticBias:
+def build_generalized_quadratic() -> GeneralizedQuadraticBias:
     return GeneralizedQuadraticBias.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
 
-def offsets_of_of_generalized_quadratic(*size: int) -> Tensor:
+def draw_offsets_of_shape(*size: int) -> Tensor:
     return 3 * torch.randn(
         *size, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
 
 
 def test_generalized_quadratic_equals_formula():
-    relative, offsets = build_of_generalized_quadratic(), offsets_of_of_generalized_quadratic(11)
+    relative, offsets = build_generalized_quadratic(), draw_offsets_of_shape(11)
     actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 11)
     for head in range(3):
@@ -140,10 +143,7 @@ def test_generalized_quadratic_equals_formula():
 
 
 def test_offsets_of_any_rank():
-    relative, offsets = (
-        build_of_generalized_quadratic(),
-        offsets_of_of_generalized_quadratic(4, 5, 7),
-    )
+    relative, offsets = (build_generalized_quadratic(), draw_offsets_of_shape(4, 5, 7))
     actual = relative.log_weight_at(offsets)
     assert actual.shape == (3, 4, 5, 7)
     assert torch.allclose(actual[:, 2, 3, 6], relative.log_weight_at(offsets[2, 3, 6]))
@@ -151,17 +151,15 @@ def test_offsets_of_any_rank():
 
 def test_isotropic_precision_equals_quadratic():
     alpha = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    center = offsets_of_of_generalized_quadratic(2)
+    center = draw_offsets_of_shape(2)
     round_factor = torch.sqrt(2 * alpha)[:, None, None] * torch.eye(2, dtype=torch.float64)
     for periods in (None, (5.0, None)):
         actual = GeneralizedQuadraticBias(center, round_factor, periods).log_weight_at(
-            offsets_of_of_generalized_quadratic(13)
+            draw_offsets_of_shape(13)
         )
         assert torch.allclose(
             actual,
-            QuadraticBias(center, alpha, periods).log_weight_at(
-                offsets_of_of_generalized_quadratic(13)
-            ),
+            QuadraticBias(center, alpha, periods).log_weight_at(draw_offsets_of_shape(13)),
             atol=1e-12,
         )
 
@@ -170,8 +168,8 @@ def test_isotropic_precision_equals_quadratic():
 def test_generalized_quadratic_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, offsets = (
-        build_of_generalized_quadratic().adapt_to_positions(grid_positions),
-        offsets_of_of_generalized_quadratic(11),
+        build_generalized_quadratic().adapt_to_positions(grid_positions),
+        draw_offsets_of_shape(11),
     )
     moved = offsets + spacing * torch.tensor([5.0 * turns[0], 7.0 * turns[1]], dtype=torch.float64)
     assert torch.allclose(
@@ -183,12 +181,12 @@ def test_generalized_quadratic_parameters_have_gradients():
     center, factor = (
         tensor.requires_grad_()
         for tensor in (
-            build_of_generalized_quadratic().center,
-            build_of_generalized_quadratic().precision_factor,
+            build_generalized_quadratic().center,
+            build_generalized_quadratic().precision_factor,
         )
     )
     GeneralizedQuadraticBias(center, factor, (5.0, None)).log_weight_at(
-        offsets_of_of_generalized_quadratic(11)
+        draw_offsets_of_shape(11)
     ).sum().backward()
     for tensor in (center, factor):
         assert tensor.grad is not None
@@ -211,7 +209,7 @@ def test_generalized_quadratic_inconsistent_shapes_raise(
         GeneralizedQuadraticBias(torch.ones(center), torch.ones(factor))
 
 
-def build_of_table(num_axes: int = 2) -> BiasTable:
+def build_table(num_axes: int = 2) -> BiasTable:
     return BiasTable.random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
@@ -224,7 +222,7 @@ def between(query: Grid, key: Grid | None = None) -> Positions:
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.1, 3.7)])
 def test_table_is_row_plus_column(spacing: tuple[float, float]):
     grid = Grid((5, 7), spacing)
-    relative = build_of_table().adapt_to_positions(between(grid))
+    relative = build_table().adapt_to_positions(between(grid))
     actual = relative.log_weight_at(grid.offsets(dtype=torch.float64))
     for i in range(35):
         for j in range(35):
@@ -244,7 +242,7 @@ def test_table_with_one_entry_is_constant():
 def test_table_is_shift_equivariant_on_a_torus(turns: int, spacing: float):
     grid = Grid((4, 7), spacing, periodic=(False, True))
     relative, offsets = (
-        build_of_table().adapt_to_positions(between(grid)),
+        build_table().adapt_to_positions(between(grid)),
         grid.offsets(dtype=torch.float64),
     )
     positions = grid.positions(dtype=torch.float64)
@@ -264,7 +262,7 @@ def test_table_is_shift_equivariant_on_a_torus(turns: int, spacing: float):
     ],
 )
 def test_table_uses_the_finer_cells_of_two_grids(query: Grid, key: Grid, width: float):
-    assert build_of_table(1).adapt_to_positions(between(query, key)).spacing == (width,)
+    assert build_table(1).adapt_to_positions(between(query, key)).spacing == (width,)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +276,7 @@ def test_table_uses_the_finer_cells_of_two_grids(query: Grid, key: Grid, width: 
 )
 def test_misaligned_grids_raise(query: Grid, key: Grid):
     with pytest.raises(ValueError, match=r"key_grid must be aligned with"):
-        build_of_table(query.num_axes).adapt_to_positions(between(query, key))
+        build_table(query.num_axes).adapt_to_positions(between(query, key))
 
 
 def test_positions_without_a_grid_raise():
@@ -287,11 +285,11 @@ def test_positions_without_a_grid_raise():
         with pytest.raises(
             ValueError, match=rf"^{argument} must be a grid, not bare positions, with.*got None"
         ):
-            build_of_table().adapt_to_positions(placement)
+            build_table().adapt_to_positions(placement)
 
 
 def test_used_table_entries_have_gradients():
-    tables = build_of_table().tables.requires_grad_()
+    tables = build_table().tables.requires_grad_()
     BiasTable(tables).log_weight_at(Grid((4, 5)).offsets(dtype=torch.float64)).sum().backward()
     assert tables.grad is not None
     assert torch.count_nonzero(tables.grad) == tables.numel()

@@ -22,17 +22,17 @@ def build(num_axes: int = 2) -> Rotary:
     )
 
 
-def places(*size: int) -> Tensor:
+def draw_points(*size: int) -> Tensor:
     return 3 * torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def products(relative: Rotary, positions: Tensor) -> Tensor:
+def inner_products(relative: Rotary, positions: Tensor) -> Tensor:
     query, key, _ = draw_inputs(positions.shape[-2], batch=4, dtype=positions.dtype)
     return relative.rotate(query, positions) @ relative.rotate(key, positions).transpose(-2, -1)
 
 
 def test_log_kernel_equals_formula():
-    relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
+    relative, positions, features = build(), draw_points(7, 2), draw_inputs(7)[0]
     actual = relative.rotate(features, positions)
     for head in range(3):
         for token, (down, right) in enumerate(positions.tolist()):
@@ -54,7 +54,9 @@ def test_rotation_is_identity_at_origin_and_keeps_length():
     features = draw_inputs(7)[0]
     assert torch.equal(build().rotate(features, torch.zeros(7, 2, dtype=torch.float64)), features)
     assert (
-        relative_error(build().rotate(features, places(7, 2)).norm(dim=-1), features.norm(dim=-1))
+        relative_error(
+            build().rotate(features, draw_points(7, 2)).norm(dim=-1), features.norm(dim=-1)
+        )
         < 1e-12
     )
 
@@ -62,14 +64,17 @@ def test_rotation_is_identity_at_origin_and_keeps_length():
 @pytest.mark.parametrize("num_axes", [1, 2, 3])
 @given(shift=st.floats(-1e3, 1e3))
 def test_inner_products_depend_on_offsets_only(num_axes: int, shift: float):
-    relative, positions = build(num_axes), places(4, 7, num_axes)
+    relative, positions = build(num_axes), draw_points(4, 7, num_axes)
     assert (
-        relative_error(products(relative, positions + shift), products(relative, positions)) < 1e-11
+        relative_error(
+            inner_products(relative, positions + shift), inner_products(relative, positions)
+        )
+        < 1e-11
     )
 
 
-def test_positions_may_differ_between_samples():
-    relative, positions, features = build(), places(2, 7, 2), draw_inputs(7)[0]
+def test_positions_can_differ_between_samples():
+    relative, positions, features = build(), draw_points(2, 7, 2), draw_inputs(7)[0]
     together = relative.rotate(features, positions)
     assert relative_error(together[1:], relative.rotate(features[1:], positions[1])) < 1e-12
 
@@ -77,9 +82,9 @@ def test_positions_may_differ_between_samples():
 @pytest.mark.parametrize("shift", [1e3, 2.0**20])
 def test_float32_is_accurate_at_large_coordinates(shift: float):
     positions = Grid((5, 7), 0.5).positions(dtype=torch.float32)
-    actual = products(build(), positions + shift)
+    actual = inner_products(build(), positions + shift)
     assert actual.dtype == torch.float32
-    assert relative_error(actual, products(build(), positions.double()).float()) < 1e-5
+    assert relative_error(actual, inner_products(build(), positions.double()).float()) < 1e-5
 
 
 @given(turns=st.tuples(st.integers(-3, 3), st.integers(-3, 3)), spacing=st.floats(0.2, 3))
@@ -87,7 +92,7 @@ def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
     grid_positions = Positions(Grid((5, 7), spacing, periodic=True))
     relative, positions, features = (
         build().adapt_to_positions(grid_positions),
-        places(7, 2),
+        draw_points(7, 2),
         draw_inputs(7)[0],
     )
     moved = positions + spacing * torch.tensor(
@@ -100,13 +105,13 @@ def test_kernel_is_periodic_on_a_torus(turns: tuple[int, int], spacing: float):
 
 
 def test_rotate_strided_single_token():
-    relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
+    relative, positions, features = build(), draw_points(7, 2), draw_inputs(7)[0]
     alone = relative.rotate(features[:1, :, 3:4], positions[3:4])
     assert relative_error(alone, relative.rotate(features, positions)[:1, :, 3:4]) < 1e-12
 
 
 def test_compiled_form_is_equal(monkeypatch: pytest.MonkeyPatch):
-    relative, positions, features = build(), places(7, 2), draw_inputs(7)[0]
+    relative, positions, features = build(), draw_points(7, 2), draw_inputs(7)[0]
     rotated = relative.rotate(features, positions)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert relative_error(relative.rotate(features, positions), rotated) < 1e-12
@@ -114,7 +119,7 @@ def test_compiled_form_is_equal(monkeypatch: pytest.MonkeyPatch):
 
 def denominator_vectors(relative: Rotary, features: Tensor) -> Tensor:
     vectors = relative.features_with_positions(
-        features, Positions(points=places(7, 2)), is_key=False
+        features, Positions(points=draw_points(7, 2)), is_key=False
     )
     return vectors.concatenate_denominator_features()
 
@@ -139,7 +144,7 @@ def test_denominator_vectors_are_features_or_lengths_or_both():
 
 
 @pytest.mark.parametrize("normalizer", ["mixed", "lengths", "features"])
-def test_without_positions_sums_are_those_of_the_features(normalizer: str):
+def test_sums_without_positions_equal_sums_of_features(normalizer: str):
     query, key, value = draw_inputs(7)
     sums = Rotary(build().frequency, normalizer).sums_without_positions(query, key, value)
     weights = query @ key.mT
@@ -150,13 +155,13 @@ def test_without_positions_sums_are_those_of_the_features(normalizer: str):
 def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features():
     relative = Rotary(build().frequency, "nonnegative")
     query, key, value = draw_inputs(7)
-    positions = Positions(points=places(7, 2))
+    positions = Positions(points=draw_points(7, 2))
     query_vectors = relative.features_with_positions(query, positions, is_key=False)
     key_vectors = relative.features_with_positions(key, positions, is_key=True)
     assert query_vectors.denominator == key_vectors.denominator == ()
     weights = query_vectors.numerator @ key_vectors.numerator.mT
     lengths = relative.pair_lengths(query) @ relative.pair_lengths(key).mT
-    rotated = relative.rotate(query, places(7, 2)) @ relative.rotate(key, places(7, 2)).mT
+    rotated = relative.rotate(query, draw_points(7, 2)) @ relative.rotate(key, draw_points(7, 2)).mT
     assert relative_error(weights, ((1 + LEAST_WEIGHT) * lengths + rotated) / 2) < 1e-14
     assert (weights >= 0).all()
     sums = relative.sums_without_positions(query, key, value)
@@ -167,7 +172,7 @@ def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features(
 
 def test_a_rotation_does_not_change_lengths():
     relative, features = build(), draw_inputs(7)[0]
-    rotated = relative.rotate(features, places(7, 2))
+    rotated = relative.rotate(features, draw_points(7, 2))
     assert relative_error(relative.pair_lengths(rotated), relative.pair_lengths(features)) < 1e-14
 
 
@@ -216,7 +221,7 @@ def test_halves_equal_adjacent_pairs_in_another_order(
     adjacent, halves = (
         Rotary(frequency, normalizer, pairing=pairing) for pairing in rotary.PAIRINGS
     )
-    place = {"positions": places(7, 2), "kernel": "squared_relu"}
+    place = {"positions": draw_points(7, 2), "kernel": "squared_relu"}
     outputs = (
         attention(inputs[0], inputs[1], inputs[2], relative=adjacent, **place),
         attention(
@@ -234,8 +239,8 @@ def test_frequencies_have_gradients(periodic: bool):
         build().frequency.requires_grad_(),
         Positions(Grid((5, 7), periodic=periodic)),
     )
-    products(
-        Rotary(frequency).adapt_to_positions(grid_positions), places(7, 2)
+    inner_products(
+        Rotary(frequency).adapt_to_positions(grid_positions), draw_points(7, 2)
     ).square().sum().backward()
     assert frequency.grad is not None
     assert torch.count_nonzero(frequency.grad) == (0 if periodic else frequency.numel())

@@ -18,22 +18,26 @@ Number = st.floats(-3, 3)
 Place = st.floats(-50, 50)
 
 
-def encoding(position: float, frequency: float) -> Tensor:
-    """u(x) = [sin ωx, cos ωx]."""
+def sinusoidal_encoding(position: float, frequency: float) -> Tensor:
+    """Return u(x) = [sin ωx, cos ωx]."""
     return torch.tensor(
         [math.sin(frequency * position), math.cos(frequency * position)], dtype=torch.float64
     )
 
 
-def mixing(alpha: float, beta: float) -> Tensor:
-    """W = [[α, β], [−β, α]]."""
+def mixing_matrix(alpha: float, beta: float) -> Tensor:
+    """Return W = [[α, β], [−β, α]]."""
     return torch.tensor([[alpha, beta], [-beta, alpha]], dtype=torch.float64)
 
 
 @given(x=Place, y=Place, shift=Place, frequency=Number, alpha=Number, beta=Number)
 def test_lemma_1(x: float, y: float, shift: float, frequency: float, alpha: float, beta: float):
     product, shifted_product = (
-        float(encoding(x + by, frequency) @ mixing(alpha, beta) @ encoding(y + by, frequency))
+        float(
+            sinusoidal_encoding(x + by, frequency)
+            @ mixing_matrix(alpha, beta)
+            @ sinusoidal_encoding(y + by, frequency)
+        )
         for by in (0.0, shift)
     )
     assert shifted_product == pytest.approx(product, abs=1e-10)
@@ -44,18 +48,24 @@ def test_lemma_1(x: float, y: float, shift: float, frequency: float, alpha: floa
 
 @given(x=Place, frequency=Number, alpha=Number, beta=Number)
 def test_corrected_signs_of_the_proof(x: float, frequency: float, alpha: float, beta: float):
-    sine, cosine = encoding(x, frequency).tolist()
+    sine, cosine = sinusoidal_encoding(x, frequency).tolist()
     expected = torch.tensor(
         [alpha * sine - beta * cosine, beta * sine + alpha * cosine], dtype=torch.float64
     )
-    assert torch.allclose(encoding(x, frequency) @ mixing(alpha, beta), expected, atol=1e-12)
+    assert torch.allclose(
+        sinusoidal_encoding(x, frequency) @ mixing_matrix(alpha, beta), expected, atol=1e-12
+    )
     # With vectors as rows the product of the learned matrices is W_q W_kᵀ; the paper's W_qᵀW_k is
     # another matrix.
     generator = torch.Generator().manual_seed(0)
     key_matrix = torch.randn(2, 2, dtype=torch.float64, generator=generator)
-    query_matrix = mixing(alpha, beta) @ torch.linalg.inv(key_matrix).T
-    logit = (encoding(x, frequency) @ query_matrix) @ (encoding(0.3, frequency) @ key_matrix)
-    assert float(logit) == pytest.approx(float(expected @ encoding(0.3, frequency)), abs=1e-9)
+    query_matrix = mixing_matrix(alpha, beta) @ torch.linalg.inv(key_matrix).T
+    logit = (sinusoidal_encoding(x, frequency) @ query_matrix) @ (
+        sinusoidal_encoding(0.3, frequency) @ key_matrix
+    )
+    assert float(logit) == pytest.approx(
+        float(expected @ sinusoidal_encoding(0.3, frequency)), abs=1e-9
+    )
 
 
 def test_lemma_1_needs_the_matrix_form():
@@ -63,7 +73,8 @@ def test_lemma_1_needs_the_matrix_form():
         [[1.0, 0.5], [0.5, 1.0]], dtype=torch.float64
     )  # β with the sign of the paper's second line
     product, shifted_product = (
-        float(encoding(1 + by, 1.0) @ matrix @ encoding(0.2 + by, 1.0)) for by in (0.0, 1.0)
+        float(sinusoidal_encoding(1 + by, 1.0) @ matrix @ sinusoidal_encoding(0.2 + by, 1.0))
+        for by in (0.0, 1.0)
     )
     assert abs(product - shifted_product) > 0.1
 
@@ -101,7 +112,7 @@ def test_logarithm_is_a_sum_over_axes():
     assert relative_error(dense, summed.reshape(3, 35, 35)) < 1e-12
 
 
-def test_offsets_may_differ_between_samples():
+def test_offsets_can_differ_between_samples():
     kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, SinusoidalBias)
     offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
@@ -152,7 +163,7 @@ def build_exact(num_axes: int = 2) -> SinusoidalBias:
     return SinusoidalBias(joint.frequency, joint.cosine_weight, joint.sine_weight, joint.scale)
 
 
-def itself(grid_positions: Positions, num_prefix_tokens: int = 0) -> Positions:
+def with_prefix_tokens(grid_positions: Positions, num_prefix_tokens: int = 0) -> Positions:
     return replace(grid_positions, num_prefix_tokens=num_prefix_tokens)
 
 
@@ -169,8 +180,13 @@ def test_concatenated_inner_product_is_the_logit(shape: tuple[int, ...]):
     expected = expected + build_exact(len(shape)).log_weights(
         query, grid.offsets(dtype=torch.float64), scale=0.4
     )
-    assert relative_error(logits(query, key, itself(Positions(grid)), len(shape)), expected) < 1e-12
-    by_positions = itself(Positions(points=grid.positions().expand(2, -1, -1)))
+    assert (
+        relative_error(
+            logits(query, key, with_prefix_tokens(Positions(grid)), len(shape)), expected
+        )
+        < 1e-12
+    )
+    by_positions = with_prefix_tokens(Positions(points=grid.positions().expand(2, -1, -1)))
     assert relative_error(logits(query, key, by_positions, len(shape)), expected) < 1e-12
 
 
@@ -191,7 +207,7 @@ def test_queries_and_keys_at_different_positions():
 def test_prefix_tokens_have_no_position():
     grid = Grid((3, 5))
     query, key, _ = draw_inputs(2 + 15)
-    actual = logits(query, key, itself(Positions(grid), 2), 2)
+    actual = logits(query, key, with_prefix_tokens(Positions(grid), 2), 2)
     content = 0.4 * query @ key.transpose(-2, -1)
     assert relative_error(actual[:, :, :2], content[:, :, :2]) < 1e-12
     assert relative_error(actual[:, :, :, :2], content[:, :, :, :2]) < 1e-12
@@ -225,11 +241,11 @@ def test_kernels_that_do_not_estimate_softmax_raise(kernel: str):
 
 
 def test_periodic_axis_raises():
-    placement = itself(Positions(Grid((3, 5), periodic=(False, True))))
+    placement = with_prefix_tokens(Positions(Grid((3, 5), periodic=(False, True))))
     with pytest.raises(ValueError, match="no periodic axis with relative='rotation_joint'"):
         build().adapt_to_positions(placement)
     assert isinstance(
-        build().adapt_to_positions(itself(Positions(Grid((3, 5))))), JointSinusoidalBias
+        build().adapt_to_positions(with_prefix_tokens(Positions(Grid((3, 5))))), JointSinusoidalBias
     )
 
 

@@ -91,7 +91,7 @@ def test_ties_do_not_depend_on_the_position():
         ), shift
 
 
-def test_an_input_that_equals_its_shift_gives_equal_cells():
+def test_input_equal_to_its_shift_gives_equal_cells():
     stripes = draw(1, 2, 1, 3).repeat(1, 1, 6, 4)
     down = PolyphaseDownsample(2)
     totals = [down(roll(stripes, (0, step))).flatten(2).sort(2).values for step in range(12)]
@@ -188,16 +188,14 @@ def test_transforms_of_torch_func():
     ],
 )
 @pytest.mark.usefixtures("unchecked_annotations")
-def test_bad_input_is_an_error_that_names_it(make, message: str):
+def test_invalid_input_is_an_error_with_its_name(make, message: str):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("select", ["norm", "learned"])
 @pytest.mark.parametrize("blur", [3, 5, 9, "ideal"])
-def test_small_sides_are_equivariant_after_a_blur_that_makes_cosets_equal(
-    select: str, blur: int | str
-):
+def test_small_sides_are_equivariant_after_a_blur_with_equal_cosets(select: str, blur: int | str):
     torch.manual_seed(0)
     for stride, side in ((2, 2), (2, 4), (2, 8), (3, 3), (3, 6), (4, 4), (4, 8)):
         channels = 3 if select == "learned" else None

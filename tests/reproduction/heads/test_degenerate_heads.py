@@ -82,7 +82,7 @@ def test_round_gaussians_can_only_attend_everywhere():
     assert precision[2:4] == pytest.approx([9.8e-6, 1.02e-5])
 
 
-def test_a_singular_matrix_has_an_infinite_condition_number_and_a_matrix_of_zeros_is_round():
+def test_condition_number_of_singular_and_zero_matrices():
     model = build().double()
     set_eigenvalues(model, 0, 0, 0.0, 0.0)
     relative = model.attentions()[0].relative
@@ -110,7 +110,7 @@ def test_the_roundest_head_stays_if_all_heads_of_a_layer_have_degenerated():
         ({"content": "softmax"}, "heads attend by position alone"),
     ],
 )
-def test_heads_that_are_not_gaussians_of_position_alone_are_an_error(options, message):
+def test_heads_that_are_not_gaussians_of_position_are_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         find_degenerate_heads(build(**options))
 

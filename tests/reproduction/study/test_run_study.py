@@ -92,7 +92,7 @@ def test_a_killed_study_resumes_with_the_same_numbers(finished_folder, tiny_stud
     assert reproducible(out) == part(finished_folder, HALF)
 
 
-def test_a_folder_of_another_study_is_an_error_that_names_the_difference(
+def test_folder_of_another_study_is_an_error_with_the_difference(
     finished_folder, tiny_study, tmp_path
 ):
     folder = tmp_path / "other"

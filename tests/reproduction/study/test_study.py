@@ -145,7 +145,7 @@ def test_the_zero_shift_is_always_measured_first():
     assert MeasureSettings().shifts == ((0, 0),)
 
 
-def test_stability_settings_are_read(tiny_fields, write_study):
+def test_stability_settings_are_loaded(tiny_fields, write_study):
     tiny_fields["measure"]["stability"] = {"fourier": {"shifts": [[0.5, 0]], "images": 3}}
     measure = read_study(write_study(tiny_fields)).measure
     assert measure.stability == {"fourier": StabilitySettings(((0.5, 0.0),), 3)}
