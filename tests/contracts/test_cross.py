@@ -476,7 +476,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
         {"context_positions": torch.zeros(60, 2)},
         "context_positions must be None without a context.*got a value",
     ),
-    r"missing context": ({}, "context must be tokens of size context_dim = 6.*got None"),
+    "missing context": ({}, "context must be tokens of size context_dim = 6.*got None"),
     "a context of another size": (
         {"context": torch.zeros(2, 60, 8), "context_grid": FINE},
         r"context must have shape \(2, tokens, 6\).*got \(2, 60, 8\)",
@@ -487,7 +487,7 @@ BAD_CONTEXTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a number of queries": (
         {"context": torch.zeros(2, 60, 6), "context_grid": FINE, "num_queries": 3},
-        "num_queries must be None, got 3. A layer with a relative kernel, a context or causal=True",
+        "num_queries must be None, got 3. With a relative kernel, a context or causal=True",
     ),
 }
 

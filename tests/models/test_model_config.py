@@ -66,7 +66,7 @@ def test_a_registered_model_has_a_name(monkeypatch: pytest.MonkeyPatch):
 
 def test_unregistered_baseline_is_an_error_with_the_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("teka.models.model_config.MODELS", {"performer": MODELS["performer"]})
-    message = "model must be one of 'performer', got 'vgg16'.*`import reproduction.baselines`"
+    message = "model must be one of 'performer', got 'vgg16'.*import `reproduction.baselines` first"
     with pytest.raises(ValueError, match=message):
         ModelConfig("vgg16", (32, 32), 3, 10)
 
