@@ -23,7 +23,7 @@ from teka.audit.movement import (
 from tests.raising import raises_for
 
 
-def test_margins_are_the_blank_cells_before_and_after_the_content():
+def test_blank_margins_count_cells_before_and_after_the_content():
     image = torch.zeros(1, 2, 5, 7)
     image[0, 0, 1, 2] = 1.0
     image[0, 1, 3, 4] = -1.0
@@ -31,30 +31,30 @@ def test_margins_are_the_blank_cells_before_and_after_the_content():
 
 
 @given(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 2)))
-def test_one_lit_voxel_lies_between_its_margins(index):
+def test_blank_margins_of_one_voxel(index):
     volume = torch.zeros(1, 1, 5, 7, 3)
     volume[(0, 0, *index)] = 1.0
     expected = [[before, side - 1 - before] for before, side in zip(index, (5, 7, 3), strict=True)]
     assert blank_margins(volume).tolist() == [expected]
 
 
-def test_an_image_that_is_all_background_has_margins_of_its_whole_size():
+def test_blank_margins_of_a_blank_image_are_its_size():
     assert blank_margins(torch.full((1, 1, 5, 7), 0.25), 0.25).tolist() == [[[5, 5], [7, 7]]]
 
 
-def test_each_channel_may_have_its_own_background():
+def test_blank_margins_accept_a_background_for_each_channel():
     image = torch.tensor([0.5, -2.0]).reshape(1, 2, 1).repeat(1, 1, 7)
     image[0, 1, 3] = 0.5
     assert blank_margins(image, (0.5, -2.0)).tolist() == [[[3, 3]]]
 
 
-def test_content_that_is_not_a_number_counts_as_content():
+def test_blank_margins_count_nan_as_content():
     image = torch.zeros(1, 1, 7)
     image[0, 0, 2] = torch.nan
     assert blank_margins(image).tolist() == [[[2, 4]]]
 
 
-def test_the_error_names_every_axis_and_how_many_images_lose_pixels():
+def test_lossless_error_names_axes_and_the_number_of_images():
     margins = torch.tensor([[[0, 2], [3, 1]], [[4, 2], [3, 0]], [[4, 2], [3, 0]]])
     check_lossless((5, 7), margins, [(2, -3)])
     with pytest.raises(
@@ -63,19 +63,19 @@ def test_the_error_names_every_axis_and_how_many_images_lose_pixels():
         check_lossless((5, 7), margins, [(-1, 1)])
 
 
-def test_a_background_that_fits_no_channel_or_is_not_finite_is_refused():
+def test_background_of_wrong_length_or_not_finite_is_an_error():
     for background in [(0.0, 1.0, 2.0), float("nan"), float("inf")]:
         with raises_for(background, ValueError, match="background must be"):
             background_tensor(torch.zeros(1, 2, 5), background)
 
 
-def test_a_background_that_the_dtype_cannot_hold_is_refused():
+def test_background_outside_the_range_of_the_dtype_is_an_error():
     for background in [0.5, -1.0, 256.0]:
         with raises_for(background, ValueError, match=r"torch.uint8 holds"):
             background_tensor(torch.zeros(1, 1, 5, dtype=torch.uint8), background)
 
 
-def test_margins_of_what_is_no_batch_of_images_are_refused():
+def test_blank_margins_of_invalid_images_are_errors():
     for images in [
         torch.zeros(5, 7),
         torch.zeros(2, 1, 0),
@@ -85,7 +85,7 @@ def test_margins_of_what_is_no_batch_of_images_are_refused():
             blank_margins(images)
 
 
-def test_an_empty_batch_has_no_margins():
+def test_empty_batch_has_no_margins():
     assert blank_margins(torch.zeros(0, 1, 5, 7)).shape == (0, 2, 2)
 
 
@@ -95,7 +95,7 @@ def ramp(*sizes):
     )
 
 
-def test_the_image_lies_in_the_middle_of_its_canvas():
+def test_images_are_centered_on_the_canvas():
     images = ramp(5, 7)
     canvas = paste_on_canvas(images, (8, 11), (1.5, 2.5, 3.5))
     assert canvas.shape == (2, 3, 8, 11)
@@ -106,7 +106,7 @@ def test_the_image_lies_in_the_middle_of_its_canvas():
         assert (canvas[:, channel, outside] == value).all()
 
 
-def test_a_canvas_that_does_not_hold_the_images_is_refused():
+def test_canvas_smaller_than_the_images_is_an_error():
     for canvas_size in [(4, 9), (9, 6), (9, 9, 9), 6]:
         with raises_for(canvas_size, ValueError, match="canvas_size must be"):
             paste_on_canvas(ramp(5, 7), canvas_size)
@@ -121,35 +121,35 @@ def windows(draw):
 
 
 @given(windows())
-def test_in_the_window_content_moves_as_in_the_whole_image(case):
+def test_crop_moves_content_like_a_roll_of_the_whole_image(case):
     sizes, window, shift = case
     check_window_shifts(sizes, window, [shift])
     images = ramp(*sizes)
-    centre = (0,) * len(sizes)
+    no_shift = (0,) * len(sizes)
     assert torch.equal(
-        crop(images, window, shift), crop(Grid(sizes).roll(images, shift), window, centre)
+        crop(images, window, shift), crop(Grid(sizes).roll(images, shift), window, no_shift)
     )
 
 
-def test_the_largest_shifts_reach_the_edges_of_the_image():
+def test_largest_shifts_of_a_crop_reach_the_image_edges():
     images = ramp(8, 13)
     assert torch.equal(crop(images, (5, 13), (1, 0)), images[..., 0:5, :])
     assert torch.equal(crop(images, (5, 13), (-2, 0)), images[..., 3:8, :])
 
 
-def test_a_window_that_would_leave_the_image_is_refused():
+def test_crop_shift_beyond_the_image_is_an_error():
     for shift, axis in [((2, 0), 0), ((-3, 0), 0), ((0, 1), 1)]:
         with raises_for((shift, axis), ValueError, match=rf"from -?\d to \d along axis {axis}"):
             check_window_shifts((8, 13), (5, 13), [shift])
 
 
-def test_a_window_that_does_not_fit_is_refused():
+def test_crop_larger_than_the_image_is_an_error():
     for crop_size in [9, (5,), (5, 14), (0, 5)]:
         with raises_for(crop_size, ValueError, match="crop_size must be"):
             parse_window_size("crop_size", (8, 13), crop_size)
 
 
-def test_one_size_serves_every_axis():
+def test_single_crop_size_applies_to_every_axis():
     assert parse_window_size("crop_size", (8, 13), 5) == (5, 5)
 
 
@@ -160,7 +160,7 @@ def sizes_and_step(draw):
 
 
 @given(sizes_and_step())
-def test_it_is_a_window_of_the_mirrored_image(case):
+def test_reflect_shift_equals_a_crop_of_the_reflected_image(case):
     sizes, shift = case
     images = np.arange(6 * np.prod(sizes), dtype=np.float64).reshape(2, 3, *sizes)
     mirrored = np.pad(images, [(0, 0), (0, 0), *((side, side) for side in sizes)], mode="reflect")
@@ -171,13 +171,13 @@ def test_it_is_a_window_of_the_mirrored_image(case):
     assert np.array_equal(moved.numpy(), mirrored[(slice(None), slice(None), *inside)])
 
 
-def test_the_edge_cell_is_not_repeated():
+def test_reflect_shift_does_not_repeat_the_edge_cell():
     line = torch.arange(5).reshape(1, 1, 5)
     assert reflect_shift(line, (2,)).flatten().tolist() == [2, 1, 0, 1, 2]
     assert reflect_shift(line, (-2,)).flatten().tolist() == [2, 3, 4, 3, 2]
 
 
-def test_a_single_cell_stays():
+def test_reflect_shift_keeps_a_single_cell():
     assert torch.equal(reflect_shift(torch.ones(1, 1, 1, 3), (1, 0)), torch.ones(1, 1, 1, 3))
 
 
@@ -192,8 +192,8 @@ def noise(*sizes, batch=2):
     )
 
 
-def wave(side, frequency, phase=0.3):
-    """One wave sampled at cells 0 … S − 1, and what it is after a move by s."""
+def shifted_cosine(side, frequency, phase=0.3):
+    """Return a function of a shift, which gives a shifted cosine at cells 0 … S − 1."""
 
     def moved(step):
         cells = torch.arange(side, dtype=torch.float64) - step
@@ -203,7 +203,7 @@ def wave(side, frequency, phase=0.3):
 
 
 @given(st.sampled_from(ODD), st.data())
-def test_fourier_moves_are_a_group_on_odd_sides(sizes, data):
+def test_fourier_shifts_compose_on_odd_sides(sizes, data):
     first, second = ([data.draw(STEPS) for _ in sizes] for _ in range(2))
     images = noise(*sizes)
     both = fourier_shift(images, [a + b for a, b in zip(first, second, strict=True)])
@@ -212,7 +212,7 @@ def test_fourier_moves_are_a_group_on_odd_sides(sizes, data):
 
 
 @given(STEPS, STEPS)
-def test_and_on_even_sides_without_the_highest_frequency(first, second):
+def test_fourier_shifts_compose_on_even_sides_below_nyquist(first, second):
     alternating = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
     images = noise(8)
     images -= (images * alternating).mean(-1, keepdim=True) * alternating
@@ -223,19 +223,19 @@ def test_and_on_even_sides_without_the_highest_frequency(first, second):
 
 
 @given(st.sampled_from([(7, 3), (8, 3), (9, 0), (12, 5)]), STEPS)
-def test_a_wave_is_read_between_its_cells(case, step):
-    moved = wave(*case)
+def test_fourier_shift_interpolates_a_cosine_exactly(case, step):
+    moved = shifted_cosine(*case)
     assert_close(fourier_shift(moved(0.0), [step]), moved(step))
 
 
-def test_the_highest_frequency_of_an_even_side_is_scaled_by_a_cosine_and_stays_real():
+def test_fourier_shift_scales_the_nyquist_frequency_by_a_cosine():
     for step in [0.25, 0.5, -1.75, 3.0]:
         alternating = torch.tensor([[[1.0, -1.0] * 3]], dtype=torch.float64)
         assert_close(fourier_shift(alternating, [step]), math.cos(math.pi * step) * alternating)
 
 
 @given(st.sampled_from(ODD), st.data())
-def test_fourier_loses_nothing_on_odd_sides_and_keeps_the_mean(sizes, data):
+def test_fourier_shift_on_odd_sides_keeps_norm_and_mean(sizes, data):
     images = noise(*sizes)
     moved = fourier_shift(images, [data.draw(STEPS) for _ in sizes])
     assert_close(moved.norm(), images.norm())
@@ -243,18 +243,18 @@ def test_fourier_loses_nothing_on_odd_sides_and_keeps_the_mean(sizes, data):
 
 
 @given(st.sampled_from([(7, 3), (12, 5), (12, 6)]), STEPS)
-def test_bilinear_dims_a_wave_by_the_stated_share(case, step):
+def test_bilinear_shift_attenuates_a_cosine_by_a_closed_form(case, step):
     side, frequency = case
     omega, part = 2 * math.pi * frequency / side, step - math.floor(step)
-    kept = abs(1 - part + part * complex(math.cos(omega), -math.sin(omega)))
-    moved = wave(side, frequency)(0.0)
-    if 2 * frequency < side:  # at the highest frequency the sampled norm depends on the phase
-        assert_close(bilinear_shift(moved, [step]).norm(), kept * moved.norm())
+    attenuation = abs(1 - part + part * complex(math.cos(omega), -math.sin(omega)))
+    moved = shifted_cosine(side, frequency)(0.0)
+    if 2 * frequency < side:  # The norm of samples at the Nyquist frequency depends on the phase.
+        assert_close(bilinear_shift(moved, [step]).norm(), attenuation * moved.norm())
     else:
-        assert_close(bilinear_shift(moved, [step]).abs(), kept * moved.abs())
+        assert_close(bilinear_shift(moved, [step]).abs(), attenuation * moved.abs())
 
 
-def test_bilinear_gives_each_cells_share_to_the_next_in_the_direction_of_the_step():
+def test_bilinear_shift_splits_a_cell_between_its_targets():
     lit = torch.tensor([[[0.0, 0.0, 1.0, 0.0, 0.0]]])
     for step, expected in (
         (0.25, [0.0, 0.0, 0.75, 0.25, 0.0]),
@@ -264,7 +264,7 @@ def test_bilinear_gives_each_cells_share_to_the_next_in_the_direction_of_the_ste
 
 
 @given(st.sampled_from(ANY), st.data())
-def test_both_move_along_each_axis_by_itself(sizes, data):
+def test_subpixel_shifts_are_separable(sizes, data):
     steps = [data.draw(STEPS) for _ in sizes]
     images = noise(*sizes)
     for move in (fourier_shift, bilinear_shift):
@@ -274,7 +274,7 @@ def test_both_move_along_each_axis_by_itself(sizes, data):
         assert_close(move(images, steps), by_axis)
 
 
-def test_the_dtype_stays():
+def test_subpixel_shifts_keep_the_dtype():
     for dtype in [torch.float32, torch.float16, torch.bfloat16]:
         images = noise(6, 7)
         for move in (fourier_shift, bilinear_shift):

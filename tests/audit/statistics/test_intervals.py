@@ -227,7 +227,7 @@ def test_equal_images_have_an_interval_of_shares_only():
     assert share.lower < share.value < share.upper
 
 
-def test_a_mean_share_needs_ten_different_images_for_the_bootstrap():
+def test_bootstrap_of_a_mean_share_needs_ten_different_images():
     for num_different, method in ((9, WILSON_IMAGES), (10, BOOTSTRAP)):
         shares = np.ones(500)
         shares[:num_different] = np.linspace(0, 0.5, num_different)
