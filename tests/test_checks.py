@@ -214,13 +214,13 @@ def test_tensor_without_elements_is_an_error(unchecked_annotations: None):
     check_dense("images", torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"images must be a tensor.*got an object of type list"):
         check_dense("images", [1.0])
-    for tensor, said in (
+    for tensor, pattern in (
         (torch.zeros(2, device="meta"), r"images.device must be .*'meta'"),
         (torch.zeros(2).to_sparse(), r"images.layout must be .*got torch.sparse_coo"),
         (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "images.layout must be"),
         (torch.zeros(2).to(torch.float8_e5m2), r"images.dtype must be .*got torch.float8_e5m2"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=pattern):
             check_dense("images", tensor)
 
 

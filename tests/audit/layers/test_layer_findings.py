@@ -50,8 +50,8 @@ def test_largest_added_errors_are_sorted_without_small_or_unknown():
         make_finding("d"),
         make_finding("e", 0.2, noise=0.1),
     )
-    assert [one.name for one in findings(*layers).largest_increases()] == ["b", "a"]
-    assert [one.name for one in findings(*layers).largest_increases(1)] == ["b"]
+    assert [layer.name for layer in findings(*layers).largest_increases()] == ["b", "a"]
+    assert [layer.name for layer in findings(*layers).largest_increases(1)] == ["b"]
 
 
 def test_module_is_left_out_if_a_submodule_explains_half_of_its_error():
@@ -61,6 +61,6 @@ def test_module_is_left_out_if_a_submodule_explains_half_of_its_error():
         make_finding("stems", 0.1),
         make_finding("(model)", 0.3),
     )
-    assert [one.name for one in findings(*layers).largest_increases()] == ["stem.0", "stems"]
+    assert [layer.name for layer in findings(*layers).largest_increases()] == ["stem.0", "stems"]
     layers = (make_finding("stem.0", 0.1), make_finding("stem", 0.3))
-    assert [one.name for one in findings(*layers).largest_increases()] == ["stem", "stem.0"]
+    assert [layer.name for layer in findings(*layers).largest_increases()] == ["stem", "stem.0"]

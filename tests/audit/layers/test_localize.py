@@ -56,7 +56,7 @@ def test_circular_convolutions_and_global_mean_have_no_break():
     assert found.first_break is None
     assert not found.breaks
     assert not found.largest_increases()
-    assert [one.name for one in found.findings] == ["0", "1", "2", "3", "4", "5"]
+    assert [finding.name for finding in found.findings] == ["0", "1", "2", "3", "4", "5"]
     assert all(one.error is not None and one.error <= 1e-5 for one in found.findings)
     assert all(one.aliasing_error is None for one in found.findings)
     assert all(exact_step(found, one) == 1 for one in found.findings)
@@ -196,7 +196,7 @@ def test_repeated_calls_of_a_module_have_separate_findings():
     relu = nn.ReLU()
     model = make_network(nn.Identity(), relu, Ramp(), relu)
     found = locate_layers(model, images() - 0.5, SHIFTS, CIRCULAR)
-    assert [one.name for one in found.findings] == ["1", "2", "1 (call 2)"]
+    assert [finding.name for finding in found.findings] == ["1", "2", "1 (call 2)"]
     assert find(found, "1 (call 2)").interior_error > 0.1  # pyright: ignore[reportOptionalOperand]
 
 
@@ -215,7 +215,7 @@ def test_break_between_submodules_belongs_to_their_parent():
     assert found.first_break == "1"
     assert found.breaks["interior"].between == ("1.stem", "1.dropout")
     assert found.absolute_embeddings == ("1.pos_embed",)
-    assert [one.name for one in found.findings] == ["1.stem", "1.last", "1"]
+    assert [finding.name for finding in found.findings] == ["1.stem", "1.last", "1"]
 
 
 def test_positions_of_uncalled_modules_are_left_out():
@@ -236,7 +236,7 @@ def test_positions_of_uncalled_modules_are_left_out():
 def test_only_selected_layers_are_examined():
     model = make_network(circular(2, 4), nn.Identity(), Ramp(), circular(4, 4))
     found = locate_layers(model, images(), SHIFTS, CIRCULAR, layers=["1", "3"])
-    assert [one.name for one in found.findings] == ["1", "3"]
+    assert [finding.name for finding in found.findings] == ["1", "3"]
     assert found.breaks["interior"].between == ("1", "3")
     assert found.skipped == {}
 
@@ -290,7 +290,7 @@ def test_skipped_modules_have_a_reason():
     found = locate_layers(Partial().eval(), images(), SHIFTS, CIRCULAR)
     assert found.skipped["unused"] == "it was not called"
     assert "batch" in found.skipped["folding"]
-    assert [one.name for one in found.findings] == ["stem", "(model)"]
+    assert [finding.name for finding in found.findings] == ["stem", "(model)"]
 
 
 def test_layer_with_nan_for_shifted_images_is_skipped():
@@ -302,7 +302,7 @@ def test_layer_with_nan_for_shifted_images_is_skipped():
     moved[..., 4, 6] = 1.0
     found = locate_layers(make_network(nn.ReLU(), Failing()), moved, [(0, 1), (0, -1)], CIRCULAR)
     assert found.skipped["1"] == "it holds NaN or infinity for shifted images"
-    assert [one.name for one in found.findings] == ["0"]
+    assert [finding.name for finding in found.findings] == ["0"]
 
 
 def test_absolute_positions_break_and_rotary_positions_do_not():

@@ -20,7 +20,7 @@ def not_none(value: Value | None) -> Value:
 
 
 def images_of_columns(columns):
-    """Return first_value image for each column, with first_value lit pixel in that column and the middle row."""
+    """Return one image for each column, with one lit pixel in that column and the middle row."""
     images = torch.zeros(len(columns), 1, HEIGHT, WIDTH, dtype=torch.float64)
     images[torch.arange(len(columns)), 0, HEIGHT // 2, torch.tensor(columns)] = 1.0
     return images
@@ -51,7 +51,7 @@ class CountingModel:
 
 
 class FailingModel(CountingModel):
-    """Model that raises an error in first_value call."""
+    """Model that raises an error in one call."""
 
     def __init__(self, model, call, error):
         super().__init__(model)
