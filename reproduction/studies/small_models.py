@@ -122,8 +122,8 @@ def run_tuned_study(
 def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     """Return the best learning rate of each candidate on each data set, as levels of the factors.
 
-    The best rate has the smallest held-out loss, averaged over the tuning seeds. Only models with
-    tuning seeds have no test accuracy.
+    The best rate has the smallest held-out loss, averaged over the tuning seeds. Models
+    with tuning seeds are recognized by their missing test accuracy.
     """
     results = read_results_table(study, folder)
     tuning = results[results.accuracy.isna()]

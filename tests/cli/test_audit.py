@@ -282,7 +282,7 @@ def test_bad_input_is_an_error_of_one_line_before_the_audit(model_folder, fails)
     )
 
 
-@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="pipes have no names here")
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="needs a system with /dev/fd")
 def test_pipe_is_accepted_as_an_output_file():
     reader, writer = os.pipe()
     try:

@@ -110,7 +110,7 @@ def named_backend(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
 
 
 def many_tokens(pair: Case, batch: int) -> tuple[nn.Module, Tensor]:
-    """Return a layer with so many tokens that sums over blocks are a single operator, and its input."""
+    """Return a layer, and an input that is long enough to sum blocks of tokens in one operator."""
     layer = Attention(DIM, 2, kernel=pair.kernel, relative=pair.relative, backend=pair.backend)
     mask = None if pair.relative else torch.rand(batch, 260) < 0.7
     return LayerWithFixedArguments(layer, Grid((13, 20)), key_mask=mask), torch.randn(
@@ -225,7 +225,7 @@ def report(
 
 
 class TwoLayers(nn.Module):
-    """Two layers, of which the second attends to the first tokens of the output of the first."""
+    """Two attention layers. The second attends to the first tokens of the output of the first."""
 
     def __init__(self) -> None:
         super().__init__()

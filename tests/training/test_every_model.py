@@ -54,7 +54,7 @@ def test_one_step_changes_most_weights_of_every_model(model, data, tmp_path):
 
 def test_vgg16_has_logits_and_a_gradient_for_every_parameter():
     run = Run.from_fields(data="cifar10", model="vgg16")
-    with torch.device("meta"):  # 134 million parameters, of which only shapes are needed
+    with torch.device("meta"):  # without the memory of 134 million parameters
         model = run.make_model(image_size=(32, 32), in_channels=3, num_classes=10)
         logits = model(torch.zeros(2, 3, 32, 32))
     assert logits.shape == (2, 10)

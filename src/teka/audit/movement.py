@@ -291,7 +291,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """How images are shifted: the mode, the background, and the size of the canvas or window.
+    """Settings for shifting images: the mode, the background, the size of the canvas or window.
 
     >>> import torch
     >>> from teka.audit import Movement

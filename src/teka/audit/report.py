@@ -123,8 +123,7 @@ class PackedResponses:
                 check_unpacked_size(file.zip, "the report")
                 tables: dict[str, Any] = {name: torch.from_numpy(file[name]) for name in file.files}
             return Responses(self.movement, self.shifts, self.output, **tables)
-        # What damaged archives raise depends on where the damage is.
-        except Exception as error:
+        except Exception as error:  # the type of the error depends on what is damaged
             raise ValueError(f"the responses of the report are damaged: {error}") from error
 
 

@@ -70,8 +70,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
         for name in names:
             try:
                 loggers.append(_open_service_logger(name, folder))
-            # Services raise many types of errors.
-            except Exception as error:
+            except Exception as error:  # each service has its own types of errors
                 raise wrong_value(
                     "loggers", name, f"a service that takes the run ({first_line(error)})"
                 ) from error

@@ -42,7 +42,7 @@ LENGTHS = (1, 8, 9, 61)
 
 @pytest.fixture(autouse=True)
 def use_short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use short chunks, of which few are computed at once."""
+    """Use short chunks, and compute only a few of them at once."""
     monkeypatch.setattr(linear, "CHUNK_TOKENS", 8)
     monkeypatch.setattr(linear, "BLOCK_CHUNKS", 3)
 

@@ -71,7 +71,7 @@ def test_flops_count_matrix_products(tiny_study):
     dataset = load_data(run)
     model = run.make_model(image_size=dataset.image_size, in_channels=1, num_classes=10).eval()
     flops = count_flops_per_image(model, dataset)
-    # The stem alone, by hand: two 3 × 3 convolutions of 64 pixels, 1 to 4 and 4 to 8 channels.
+    # FLOPs of the stem: two 3 × 3 convolutions of 64 pixels, 1 to 4 and 4 to 8 channels.
     stem = 2 * 64 * 9 * (1 * 4 + 4 * 8)
     assert stem < flops < 100 * stem
 

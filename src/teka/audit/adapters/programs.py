@@ -100,7 +100,7 @@ def is_torchscript_file(spec: str) -> bool:
     try:
         with zipfile.ZipFile(file) as archive:
             return any("/code/" in name for name in archive.namelist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):  # not a ZIP archive
         return False
 
 

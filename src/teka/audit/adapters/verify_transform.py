@@ -58,8 +58,7 @@ def verify_against_library(
         candidate = replace(transform, library=library)
         try:
             largest = max(map(partial(_largest_difference, candidate), pictures, expected))
-        # The library may be missing or not support this resize.
-        except (ImportError, NotImplementedError):
+        except (ImportError, NotImplementedError):  # the library is missing, or lacks this resize
             continue
         if largest <= TOLERANCE:
             return candidate

@@ -284,7 +284,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     def local_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         """Compute attention in which each query attends only to the keys in a window around it."""
-        raise NotImplementedError(f"{self.name} has no window")
+        raise NotImplementedError(f"{self.name} does not implement local_attention")
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         """Estimate the cost of linear attention for each algorithm that supports the positions.
@@ -301,7 +301,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         Both are weighted sums over the keys. `backend` is one of the algorithms that
         `estimate_costs` returns. All tokens must have a position.
         """
-        raise NotImplementedError(f"{self.name} needs every pair")
+        raise NotImplementedError(f"{self.name} does not implement weighted_sums")
 
     def features_with_positions(
         self, features: Tensor, positions: Positions, *, is_key: bool
@@ -311,7 +311,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         The inner product of the combined vectors of a query and a key is the attention weight of
         the pair: their similarity times the position-dependent weight.
         """
-        raise NotImplementedError(f"{self.name} needs every pair")
+        raise NotImplementedError(f"{self.name} does not implement features_with_positions")
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
@@ -334,7 +334,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
             The weighted sums over all keys so far for the query of the new token, and the updated
             recurrent state.
         """
-        raise NotImplementedError(f"{self.name} needs every pair")
+        raise NotImplementedError(f"{self.name} does not implement decode_step")
 
 
 class PositiveRelativeKernel(RelativeKernel):

@@ -66,7 +66,7 @@ RECOMMENDATIONS = {
 class Finding:
     """A problem that `teka.diagnose` has found in an attention layer.
 
-    The text of a finding consists of the measurement, what it means and what to do.
+    Its text states the measurement, explains it and recommends a remedy.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
