@@ -199,6 +199,18 @@ def change_by_compilation(model: nn.Module, tokens: Tensor, backend: str) -> flo
     )
 
 
+def change_by_compiled_first_call() -> float:
+    """Return the difference between a layer and its compiled form, whose first call is on a line.
+
+    The layer is made for two axes, so the first call changes the shapes of its parameters.
+    """
+    torch.compiler.reset()
+    layer, tokens = Attention(DIM, 2), torch.randn(2, 9, DIM)
+    compiled = torch.compile(layer, backend="inductor")
+    outputs = [compiled(tokens, grid=9) for _ in range(2)]
+    return largest_change(outputs, [layer(tokens, grid=9)] * 2)
+
+
 def report(
     measured: Iterator[tuple[str, Case | None, Callable[[], float]]], tolerance: float
 ) -> dict[str, object]:
@@ -261,7 +273,7 @@ class VmappedLayer(nn.Module):
 def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
     """Compile one part of the layers, and return the report.
 
-    Inductor compiles a single graph without gradients, because a graph takes many seconds.
+    Inductor compiles few graphs, because a graph takes many seconds.
     """
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -281,6 +293,7 @@ def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
                     None,
                     partial(measure, *masked(Case("squared_relu", "rotary"), 2), learns=False),
                 )
+            yield "first call with another number of axes", None, change_by_compiled_first_call
             return
         for name, pair, model, tokens in itertools.islice(compiled_layers(), part, None, parts):
             yield (

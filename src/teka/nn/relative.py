@@ -162,6 +162,8 @@ class LearnedRelativeKernel(RelativeModule):
             self._change_num_axes(num_axes)
         self.infers_num_axes = False
 
+    # In a compiled call, the graph must not contain the parameters with their old shapes.
+    @torch.compiler.disable
     def _change_num_axes(self, num_axes: int) -> None:
         new = self._with_num_axes(num_axes)
         self.constructor_options = new.constructor_options
