@@ -1,28 +1,31 @@
-"""Training of a shift-invariant model of CIFAR-10, with the recipe of fast convolutional networks.
+"""Training of shift-invariant models and other models on CIFAR-10, with the same recipe.
 
-The recipe is that of Jordan 2024 (arXiv 2404.00498), for circular convolutions with attention.
+The recipe is that of Jordan 2024 (arXiv 2404.00498) for fast convolutional networks.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import interpolate, pad
 
+from reproduction.baselines import ResNet18
 from reproduction.study.measure import compute_logits, measure_accuracy
 from reproduction.training import MakeBatch, train_steps
-from teka.audit import wilson_interval
+from teka.audit import Movement, measure_responses, square_shifts, summarize, wilson_interval
 from teka.checks import check_sizes
 from teka.cli.app import CommandLine
 from teka.codec import encode
 from teka.data import Dataset, Split, load
 from teka.files import make_directory, write_json
 from teka.memory import count_parameters
-from teka.models import ConvPerformer, ModelConfig, save
+from teka.models import ConvPerformer, ModelConfig, Performer, save
 from teka.models.conv_performer import ConvStage
 from teka.prediction import make_picture_settings
 from teka.provenance import provenance
@@ -32,12 +35,34 @@ EVALUATION_SEEDS = (10, 11, 12)
 BATCH_SIZE = 250
 LABEL_SMOOTHING = 0.2
 CROP_SHIFT = 2
-# SGD: rate and decay per 1,024 images, of the sum of the losses. AdamW: rate of the mean.
+# SGD: rate and decay per 1,024 images, of the sum of the losses. AdamW: rate of the mean. AdamW
+# trains the attention of a ConvPerformer and the whole vision transformer.
 RATE, DECAY, MOMENTUM, BIAS_FACTOR = 1.5, 0.002, 0.85, 64
 ATTENTION_RATE, ATTENTION_DECAY = 2e-3, 0.05
 # Factor of the rates at the start, at the peak and at the end.
 SCHEDULE = {0.0: 0.2, 0.23: 1.0, 1.0: 0.07}
 WHITENING_IMAGES = 5000
+NO_ATTENTION: dict[str, Any] = {"attention_heads": (0, 0, 0)}
+# A vision transformer (ViT) of 3.1M parameters.
+VIT: dict[str, Any] = {
+    "dim": 192,
+    "depth": 7,
+    "heads": 6,
+    "mlp_ratio": 4.0,
+    "patch_size": 4,
+    "kernel": "softmax",
+    "position": "absolute_table",
+}
+# Architectures, options and types of the models that can be trained.
+MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., nn.Module]]] = {
+    "attention": ("conv_performer", {}, ConvPerformer),
+    "without-attention": ("conv_performer", NO_ATTENTION, ConvPerformer),
+    "resnet18": ("resnet18", {}, ResNet18),
+    "vit": ("performer", VIT, Performer),
+}
+# Consistency is measured for this number of test images, at shifts of at most two pixels.
+CONSISTENCY_IMAGES = 1000
+MAX_SHIFT = 2
 
 
 def cifar10(
@@ -47,11 +72,11 @@ def cifar10(
     data_dir: str | None = None,
     epochs: int = 24,
     threads: int = 2,
-    without_attention: bool = False,
+    model: Literal["attention", "without-attention", "resnet18", "vit"] = "attention",
     eager: bool = False,
     command: CommandLine = "",
 ) -> None:
-    """Train a ConvPerformer on CIFAR-10, and save the model and its accuracy.
+    """Train a model on CIFAR-10, and save it with its accuracy and its consistency under shifts.
 
     The same command resumes an interrupted training after its last complete epoch.
 
@@ -61,7 +86,8 @@ def cifar10(
         data_dir: Folder with the files of the data set.
         epochs: Number of epochs.
         threads: Number of threads.
-        without_attention: Train the same stages without attention, for comparison.
+        model: A ConvPerformer with or without attention, or for comparison a ResNet-18 or a vision
+            transformer with softmax attention and absolute positions.
         eager: Do not compile the model.
         command: The command line.
     """
@@ -69,28 +95,27 @@ def cifar10(
     check_sizes({"seed": seed}, least=0, most=2**32 - 1)
     torch.set_num_threads(threads)
     dataset = load("cifar10", data_dir=data_dir)
-    options: dict[str, Any] = {"attention_heads": (0, 0, 0)} if without_attention else {}
-    name = f"without-attention-seed-{seed}" if without_attention else f"seed-{seed}"
-    folder = make_directory("out", out)
-    model, result = train(
+    architecture, options, make_model = MODELS[model]
+    path = make_directory("out", out) / f"{model}-seed-{seed}"
+    network, result = train(
+        partial(make_model, **dataset.sizes, **options),
         dataset,
         seed=seed,
         epochs=epochs,
-        checkpoint=folder / f"{name}.pt",
+        checkpoint=path.with_suffix(".pt"),
         is_compiled=not eager,
-        **options,
     )
-    result |= {"attention": not without_attention, **provenance(command)}
+    result |= {"model": model, **provenance(command)}
     config = ModelConfig(
-        "conv_performer",
+        architecture,
         *dataset.sizes.values(),
         options=options,
         class_names=dataset.class_names,
         pictures=encode(make_picture_settings("cifar10", dataset.image_size)),
         facts=make_model_facts(result),
     )
-    save(model, folder / name, config, dtype="float16")
-    print(f"written: {write_json(folder / f'{name}.json', result)}")
+    save(network, path, config, dtype="float16")
+    print(f"written: {write_json(path.with_suffix('.json'), result)}")
 
 
 def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
@@ -107,21 +132,28 @@ def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(
-    dataset: Dataset, *, seed: int, epochs: int, checkpoint: Path, is_compiled: bool, **options: Any
+    make_model: Callable[[], nn.Module],
+    dataset: Dataset,
+    *,
+    seed: int,
+    epochs: int,
+    checkpoint: Path,
+    is_compiled: bool,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Train a model, and return it in evaluation mode with its accuracies.
 
     Args:
+        make_model: Function that creates the model.
         dataset: Training, held-out and test images.
         seed: Seed of the weights, the order of the images and the augmentation.
         epochs: Number of epochs. An incomplete last batch of an epoch is left out.
         checkpoint: File of the state after the last complete epoch.
         is_compiled: Whether the model is compiled.
-        options: Options of `ConvPerformer`.
     """
     torch.manual_seed(seed)
-    model = ConvPerformer(**dataset.sizes, **options)
-    model.whitening.fit(dataset.train.images[:WHITENING_IMAGES])
+    model = make_model()
+    if isinstance(model, ConvPerformer):
+        model.whitening.fit(dataset.train.images[:WHITENING_IMAGES])
     if is_compiled:
         model.compile(dynamic=False)
     steps_per_epoch = len(dataset.train) // BATCH_SIZE
@@ -158,24 +190,35 @@ def train(
     }
     if seed in EVALUATION_SEEDS:
         result["test"] = measure_accuracies(model, dataset.test)
+        result["consistency"] = measure_consistency(model, dataset.test.images)
     return model, result
 
 
-def make_optimizers(model: ConvPerformer) -> list[torch.optim.Optimizer]:
-    """Create Nesterov SGD for the convolutions and the head, and AdamW for the attention."""
+def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Create Nesterov SGD for convolutional networks, and AdamW for transformers.
+
+    The convolutions and the attention of a `ConvPerformer` have both. The rate of the biases of its
+    batch normalizations is 64 times as large.
+    """
     rate, decay = RATE * BATCH_SIZE / 1024, DECAY / RATE
-    stages = [module for module in model.modules() if isinstance(module, ConvStage)]
-    blocks = [stage.block for stage in stages if stage.block is not None]
-    attention = [parameter for block in blocks for parameter in block.parameters()]
-    biases = [norm.bias for stage in stages for norm in (stage.first_norm, stage.second_norm)]
-    kernels = [kernel.weight for stage in stages for kernel in (stage.first, stage.second)]
-    groups = [
-        {"params": [*kernels, model.head.weight], "lr": rate, "weight_decay": decay},
-        {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
-    ]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True)
-    ]
+    attention: list[nn.Parameter] = []
+    if isinstance(model, ConvPerformer):
+        stages = [module for module in model.modules() if isinstance(module, ConvStage)]
+        blocks = [stage.block for stage in stages if stage.block is not None]
+        attention = [parameter for block in blocks for parameter in block.parameters()]
+        biases = [norm.bias for stage in stages for norm in (stage.first_norm, stage.second_norm)]
+        kernels = [kernel.weight for stage in stages for kernel in (stage.first, stage.second)]
+        groups = [
+            {"params": [*kernels, model.head.weight], "lr": rate, "weight_decay": decay},
+            {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
+        ]
+    elif isinstance(model, Performer):
+        attention, groups = list(model.parameters()), []
+    else:
+        groups = [{"params": list(model.parameters()), "lr": rate, "weight_decay": decay}]
+    optimizers: list[torch.optim.Optimizer] = []
+    if groups:
+        optimizers.append(torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True))
     if attention:
         optimizers.append(
             torch.optim.AdamW(attention, lr=ATTENTION_RATE, weight_decay=ATTENTION_DECAY)
@@ -236,4 +279,29 @@ def measure_accuracies(model: nn.Module, split: Split) -> dict[str, Any]:
         num_correct = int((class_scores.argmax(dim=1) == split.labels).sum())
         result[name] = num_correct / len(split)
         result[f"{name}_interval"] = list(wilson_interval(num_correct, len(split)))
+    return result
+
+
+def measure_consistency(model: nn.Module, images: Tensor) -> dict[str, Any]:
+    """Return the shares of shifted images that get the same prediction as without the shift.
+
+    The result has one share with its 95 % bootstrap interval for each kind of shift: circular
+    shifts by whole pixels, circular shifts by half a pixel with Fourier interpolation, and other
+    crops of the enlarged image.
+    """
+    images = images[:CONSISTENCY_IMAGES]
+    side = images.shape[-1]
+    enlarged = interpolate(images, side + 2 * MAX_SHIFT, mode="bilinear", align_corners=False)
+    whole_pixels = square_shifts(MAX_SHIFT)
+    half_pixels = [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (0.5, 0.5)]
+    measurements = {
+        "circular": (Movement("circular"), images, whole_pixels),
+        "half_pixel": (Movement("fourier"), images, half_pixels),
+        "crop": (Movement("crop", crop_size=side), enlarged, whole_pixels),
+    }
+    result: dict[str, Any] = {"images": len(images)}
+    for name, (movement, originals, shifts) in measurements.items():
+        responses = measure_responses(model, originals, shifts, movement)
+        share = summarize(responses).numbers["consistency"]
+        result[name], result[f"{name}_interval"] = share.value, [share.lower, share.upper]
     return result

@@ -70,7 +70,7 @@ OPTIONS = {
     "study": "out data_dir processes parallel only summary repeat",
     "reproduce": "scale out data_dir processes parallel only summary",
     "sample-efficiency": "out only data_dir threads summary",
-    "cifar10": "seed out data_dir epochs threads without_attention eager",
+    "cifar10": "seed out data_dir epochs threads model eager",
     "all-shifts": "data out data_dir images",
     "long-inputs": "seed attention out data_dir steps",
     "download": "data_dir timeout attempts wait",

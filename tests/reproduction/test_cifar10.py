@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ def dataset(monkeypatch):
 
 def run(dataset, folder, seed=10):
     path = folder / "state.pt"
-    return train(dataset, seed=seed, epochs=3, checkpoint=path, is_compiled=False, **OPTIONS)
+    make_model = partial(ConvPerformer, **dataset.sizes, **OPTIONS)
+    return train(make_model, dataset, seed=seed, epochs=3, checkpoint=path, is_compiled=False)
 
 
 def test_a_killed_training_gives_the_same_model(dataset, tmp_path, monkeypatch):
@@ -63,10 +65,16 @@ def test_only_evaluation_seeds_read_the_test_images(dataset, tmp_path, seed):
     assert ("test" in result) == (seed in EVALUATION_SEEDS)
     low, high = result["held_out"]["accuracy_interval"]
     assert low <= result["held_out"]["accuracy"] <= high
+    if "consistency" in result:
+        # Crops of one image differ, but a shift by whole pixels changes no prediction.
+        assert result["consistency"]["circular"] == 1.0
+        assert 0 <= result["consistency"]["crop"] <= 1
 
 
-def test_every_trained_parameter_has_one_optimizer():
-    model = ConvPerformer(8, 3, 2, **OPTIONS)
+@pytest.mark.parametrize("name", cifar10.MODELS)
+def test_every_trained_parameter_has_one_optimizer(name):
+    _, options, make_model = cifar10.MODELS[name]
+    model = make_model(32, 3, 2, **options)
     parameters = [
         parameter
         for optimizer in make_optimizers(model)
@@ -126,11 +134,12 @@ def test_flip_mirrors_the_chosen_images():
 
 def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "load", lambda *_, **__: dataset)
-    words = ["cifar10", "--seed", "1", "--epochs", "1", "--eager", "--without-attention"]
+    words = ["cifar10", "--seed", "1", "--epochs", "1", "--eager"]
+    words += ["--model", "without-attention"]
     assert main([*words, "--threads", "1", "--out", str(tmp_path)]) == 0
     folder = tmp_path / "without-attention-seed-1"
     result: Any = read_json(folder.with_suffix(".json"))
-    assert not result["attention"]
+    assert result["model"] == "without-attention"
     assert result["seconds"] > 0
     config: Any = read_config(folder)
     assert config.class_names == ("dark", "bright")
