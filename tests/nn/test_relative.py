@@ -368,3 +368,23 @@ def test_a_transform_does_not_infer_the_axes():
             gradients(parameters, tokens)
     layer(tokens, 6)
     assert gradients(parameters, tokens)["query.weight"].shape == (3, 8, 8)
+
+
+def test_parameters_in_an_autograd_graph_keep_their_axes():
+    layer, tokens = Attention(8, 2), torch.randn(3, 6, 8)
+    penalty = layer.relative.frequency.square().sum()  # DistributedDataParallel keeps a graph, too
+    with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
+        layer(tokens, 6)
+    del penalty
+    with torch.inference_mode():
+        assert layer(tokens, 6).shape == tokens.shape
+    (layer(tokens, 6).sum() + layer.relative.frequency.sum()).backward()
+
+
+def test_parameters_with_a_parametrization_keep_their_axes():
+    layer = Attention(8, 2)
+    torch.nn.utils.parametrize.register_parametrization(
+        layer.relative, "frequency", torch.nn.Identity()
+    )
+    with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
+        layer(torch.randn(3, 6, 8), 6)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 from torch.nn.functional import softplus
 
@@ -147,25 +148,26 @@ class LearnedRelativeKernel(RelativeModule):
         """Set the number of axes of the token grid, unless it has been set before.
 
         If the number is not two, the parameters get new shapes and new initial values. They remain
-        the same objects, so that an optimizer created earlier stays valid. Within a transform of
-        torch.func, this method does nothing.
+        the same objects, so that an optimizer created earlier stays valid. If the parameters must
+        keep their shapes, for example within a transform of torch.func, this method does nothing.
         """
         if not self.infers_num_axes:
             return
-        if num_axes != self.constructor_options["num_axes"]:
-            # torch.func holds copies of the parameters, which must keep their shapes.
-            is_functional = any(
-                not isinstance(parameter, Parameter) for _, parameter in self.named_parameters()
-            )
-            if is_functional or are_transforms_active():
-                return
+        if num_axes == self.constructor_options["num_axes"]:
+            self.infers_num_axes = False
+        elif not are_transforms_active():
             self._change_num_axes(num_axes)
-        self.infers_num_axes = False
 
     # In a compiled call, the graph must not contain the parameters with their old shapes.
-    @torch.compiler.disable
+    @torch.compiler.disable()
     def _change_num_axes(self, num_axes: int) -> None:
         new = self._with_num_axes(num_axes)
+        parameters = dict(self.named_parameters())
+        # A parametrization replaces parameters by others, with other names.
+        has_same_names = parameters.keys() == dict(new.named_parameters()).keys()
+        if not has_same_names or not all(map(can_change_shape, parameters.values())):
+            return
+        self.infers_num_axes = False
         self.constructor_options = new.constructor_options
         self.options = new.options
         for name, new_parameter in new.named_parameters():
@@ -261,6 +263,22 @@ class EmbeddedBiasTable(RelativeModule):
         axes = zip(self.head_vectors, self.embeddings, strict=True)
         tables = [vectors(embedding.weight).T for vectors, embedding in axes]
         return kernels.BiasTable(torch.stack(tables, dim=1))
+
+
+def can_change_shape(parameter: Tensor) -> bool:
+    """Return True if a parameter can get another shape.
+
+    It cannot if it is a copy that torch.func made, or if an autograd graph or
+    DistributedDataParallel expects a gradient of its current shape.
+    """
+    if not isinstance(parameter, Parameter):
+        return False
+    if not parameter.requires_grad or parameter.is_inference():
+        return True
+    with torch.inference_mode(False):
+        metadata = get_gradient_edge(parameter).node.metadata
+        # If nothing holds the node of the parameter, autograd makes a new one.
+        return get_gradient_edge(parameter).node.metadata is not metadata
 
 
 def initialization_options(kernel: type[RelativeKernel]) -> Collection[str]:
