@@ -126,7 +126,7 @@ def test_compile_auto_compiles_long_runs_if_there_is_a_compiler(
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **options: compiled.append(model))
     monkeypatch.setattr(execution, "_has_compiler", lambda uses_cuda: has_compiler)
-    Execution(compile=compile).prepare(torch.nn.Linear(3, 5), num_steps)
+    Execution(compile=compile).checkpoint_and_compile(torch.nn.Linear(3, 5), num_steps)
     assert bool(compiled) == expected
 
 
@@ -134,8 +134,8 @@ def test_compile_auto_compiles_long_runs_if_there_is_a_compiler(
 def test_automatic_precision_is_bfloat16_on_fast_processors(monkeypatch, is_fast):
     monkeypatch.setattr(execution, "_has_fast_bfloat16", lambda: is_fast)
     expected = "bfloat16" if is_fast else "float32"
-    assert Execution(accelerator="cpu").resolve_precision("auto") == expected
-    assert Execution(accelerator="cpu").resolve_precision("float32") == "float32"
+    assert Execution(accelerator="cpu").choose_precision("auto") == expected
+    assert Execution(accelerator="cpu").choose_precision("float32") == "float32"
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -174,14 +174,14 @@ def test_activation_checkpointing_recomputes_blocks_in_the_backward_pass():
     for checkpointing, calls in ((False, 1), (True, 2)):
         block, called = TransformerBlock(8, 2, relative=None), Mock(return_value=None)
         block.attention.register_forward_hook(called)
-        Execution(activation_checkpointing=checkpointing).prepare(block, num_steps=1)
+        Execution(activation_checkpointing=checkpointing).checkpoint_and_compile(block, num_steps=1)
         block(torch.randn(1, 5, 8, requires_grad=True)).sum().backward()
         assert called.call_count == calls
 
 
 def test_copy_of_a_checkpointed_block_uses_its_own_parameters():
     block = TransformerBlock(8, 2)
-    Execution(activation_checkpointing=True).prepare(block, num_steps=1)
+    Execution(activation_checkpointing=True).checkpoint_and_compile(block, num_steps=1)
     copied, tokens, grid = copy.deepcopy(block), torch.randn(1, 6, 8), Grid((2, 3))
     with torch.no_grad():
         copied.attention.output.weight.zero_()
@@ -195,7 +195,9 @@ def test_activation_checkpointing_without_blocks_is_an_error():
     with pytest.raises(
         ValueError, match=r"activation_checkpointing must be False for Linear.*got True"
     ):
-        Execution(activation_checkpointing=True).prepare(torch.nn.Linear(3, 5), num_steps=1)
+        Execution(activation_checkpointing=True).checkpoint_and_compile(
+            torch.nn.Linear(3, 5), num_steps=1
+        )
 
 
 SRUN = {

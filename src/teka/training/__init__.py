@@ -26,7 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the functions that need Lightning when they are used, because this takes seconds."""
+    """Import a function that needs Lightning on first use, because the import takes seconds."""
     if name not in __all__:
         raise AttributeError(f"module 'teka.training' has no attribute {name!r}")
     require("lightning", "training needs", "teka[train]")

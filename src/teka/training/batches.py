@@ -16,12 +16,12 @@ MAX_NUM_WORKERS = 8
 
 
 class MicroBatch(NamedTuple):
-    """Part of the images of an optimizer step, whose gradient is computed in one pass.
+    """Some of the images of an optimizer step. Their gradient is computed in one pass.
 
     Attributes:
         indices: Indices of the images.
-        weight: Weight of the mean loss over these images. Micro-batches of a step may differ in
-            size. The weights make the mean over micro-batches equal to the mean over images.
+        weight: Weight of the mean loss over these images. Micro-batches may differ in size. With
+            the weights, the mean loss over micro-batches is the mean loss over images.
     """
 
     indices: list[int]
@@ -29,7 +29,7 @@ class MicroBatch(NamedTuple):
 
 
 class TrainBatch(NamedTuple):
-    """Images (B, C, H, W) of a micro-batch, their class indices (B,), and the loss weight."""
+    """Images of a micro-batch of shape (B, C, H, W), with their class indices of shape (B,)."""
 
     images: Tensor
     labels: Tensor
@@ -83,7 +83,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
 
 @dataclass
 class _MicroBatchDataset(TorchDataset[TrainBatch]):
-    """Data set that is indexed by micro-batches."""
+    """Data set that takes a `MicroBatch` as index and returns its images and labels."""
 
     split: Split
 
@@ -93,7 +93,7 @@ class _MicroBatchDataset(TorchDataset[TrainBatch]):
 
 
 def make_train_loader(split: Split, **options: int) -> DataLoader:
-    """Return a data loader of shuffled micro-batches of the training images.
+    """Return a data loader that shuffles the training images and yields micro-batches.
 
     Args:
         split: The training images and their labels.
@@ -101,7 +101,7 @@ def make_train_loader(split: Split, **options: int) -> DataLoader:
     """
     sampler = MicroBatchSampler(num_images=len(split), **options)
     return DataLoader(
-        _MicroBatchDataset(split), batch_size=None, sampler=sampler, **_loader_options(split)
+        _MicroBatchDataset(split), batch_size=None, sampler=sampler, **_make_worker_options(split)
     )
 
 
@@ -110,14 +110,15 @@ def make_evaluation_loader(
 ) -> DataLoader:
     """Return a data loader for evaluation, which does not shuffle the images.
 
-    If there are several processes, process `rank` reads every `world_size`-th image.
+    In distributed evaluation, each process starts at image `rank` and reads every
+    `world_size`-th image.
     """
     sampler = BatchSampler(range(rank, len(split), world_size), batch_size, drop_last=False)
-    return DataLoader(split, batch_size=None, sampler=sampler, **_loader_options(split))
+    return DataLoader(split, batch_size=None, sampler=sampler, **_make_worker_options(split))
 
 
-def _loader_options(split: Split) -> dict[str, Any]:
-    """Return the options of `DataLoader` with which worker processes read picture files."""
+def _make_worker_options(split: Split) -> dict[str, Any]:
+    """Return `DataLoader` options: worker processes for picture files, none for a tensor."""
     if isinstance(split.images, Tensor):
         return {}
     return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}

@@ -57,7 +57,7 @@ class Checkpoints(Checkpoint):
     best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop immediately if early stopping had already ended the training that is resumed."""
+        """Stop if early stopping had already ended the run before it was resumed."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -87,7 +87,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a checkpoint. Keep the old `last.ckpt` as `previous.ckpt`."""
+        """Write a checkpoint. Rename an older `last.ckpt` to `previous.ckpt`."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
         path = Path(path)
@@ -97,7 +97,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """Return the checkpoint to resume a run from, or None if the folder has none.
+    """Return the path of the checkpoint to resume a run from, or None if there is none.
 
     Args:
         folder: Folder of the run.
@@ -129,7 +129,7 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
 def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
     """Check that a checkpoint belongs to a run, and return the saved state of `Checkpoints`.
 
-    The run that the checkpoint names may differ from the given run only in the field `data_dir`.
+    The configuration in the checkpoint must equal that of the run, except the field `data_dir`.
 
     Returns:
         The saved state. It is empty in checkpoints of older versions.
@@ -153,7 +153,9 @@ def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint without running code in it: only tensors and containers are unpickled.
+    """Read a checkpoint safely, without running code in it.
+
+    Only tensors and plain containers are unpickled.
 
     Raises:
         ValueError: The file is missing, damaged or not a checkpoint of `teka train`.

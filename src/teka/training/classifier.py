@@ -117,7 +117,7 @@ class Classifier(LightningModule):
         return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def _micro_batch_index(self, batch_idx: int) -> int:
-        """Return the index of a micro-batch within its step, counted over all processes."""
+        """Return the index of a micro-batch among those of all processes in the same step."""
         index = batch_idx % self.trainer.accumulate_grad_batches
         return index * self.trainer.world_size + self.global_rank
 
@@ -129,7 +129,7 @@ class Classifier(LightningModule):
         self.log("validation_accuracy", self.validation_accuracy)
 
     def on_train_epoch_end(self) -> None:
-        """Check that the last step of the epoch did not make a weight infinite or NaN."""
+        """Raise an error if the last step of the epoch made a weight infinite or NaN."""
         loss = self.trainer.callback_metrics.get("validation_loss")
         if loss is not None and not torch.isfinite(loss):
             raise self._divergence_error(f"the validation loss is {loss.item()}")
@@ -157,7 +157,7 @@ class Classifier(LightningModule):
 
 
 def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
-    """Return the random augmentations of training images, in the order in which they apply."""
+    """Return the random augmentations of training images, in the order of their application."""
     recipe = run.recipe
     augmentations: list[RandomShift | HorizontalFlip] = []
     if recipe.random_shift:

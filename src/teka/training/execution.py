@@ -1,4 +1,4 @@
-"""Options for the speed and memory of a training run: devices, compilation, precision."""
+"""Options that change the speed and memory of a training run, such as its devices."""
 
 import os
 import shutil
@@ -24,10 +24,10 @@ MIN_STEPS_TO_COMPILE = 5000
 
 @dataclass(frozen=True)
 class Execution:
-    """Devices of a training run, and options for its speed and memory.
+    """Options for the devices, speed and memory of a training run.
 
-    These options change the result only by rounding errors and by the random numbers of dropout.
-    An interrupted run can therefore continue with other options.
+    The options change the trained model only through rounding errors and the random numbers of
+    dropout. An interrupted run can therefore continue with other options.
 
     >>> import torch, teka
     >>> from teka.training import Execution
@@ -71,12 +71,15 @@ class Execution:
         """True if the run is trained on CUDA devices."""
         return self.accelerator in ("auto", "gpu") and torch.cuda.is_available()
 
-    def prepare(self, model: nn.Module, num_steps: int) -> None:
-        """Apply activation checkpointing and torch.compile to a model, in place.
+    def checkpoint_and_compile(self, model: nn.Module, num_steps: int) -> None:
+        """Apply the options `activation_checkpointing` and `compile` to a model, in place.
+
+        With `compile="auto"`, the model is compiled only if the run has enough steps to save the
+        time of the compilation.
 
         Args:
             model: Model.
-            num_steps: Number of optimizer steps of the run.
+            num_steps: Number of optimizer steps in the whole run.
 
         Raises:
             ValueError: `activation_checkpointing` is on, but the model has no transformer blocks.
@@ -90,14 +93,16 @@ class Execution:
                     f"False for {type(model).__name__}, which has no transformer blocks",
                 )
             for block in blocks:
-                object.__setattr__(block, "forward", MethodType(_checkpointed_forward, block))
+                object.__setattr__(block, "forward", MethodType(_forward_with_checkpoint, block))
         pays_off = num_steps >= MIN_STEPS_TO_COMPILE and _has_compiler(self.uses_cuda)
         if self.compile == "on" or (self.compile == "auto" and pays_off):
             # Each shape is compiled for itself, because kernels of unknown sizes are slower.
             model.compile(dynamic=False)
 
-    def resolve_precision(self, precision: str) -> str:
-        """Return the precision of matrix products. "auto" becomes the best one of the device.
+    def choose_precision(self, precision: str) -> str:
+        """Return the precision of matrix products in this run.
+
+        For "auto", return "bfloat16" if the device computes with it in hardware, or else "float32".
 
         Raises:
             ValueError: `precision` is "float16", but the run does not use a GPU.
@@ -113,20 +118,20 @@ class Execution:
         return "bfloat16" if is_fast else "float32"
 
 
-def _checkpointed_forward(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
-    """Compute a transformer block, and recompute its activations in the backward pass."""
+def _forward_with_checkpoint(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
+    """Compute a block whose activations the backward pass recomputes."""
     # Take the method of the class, so that a copy of the block uses its own weights.
     forward = partial(type(block).forward, block)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)
 
 
 def _has_compiler(uses_cuda: bool) -> bool:
-    """Return True if the machine has the compiler that torch.compile needs."""
+    """Return True if torch.compile finds its compiler: Triton, or a C++ compiler on CPU."""
     if uses_cuda:
         return find_spec("triton") is not None
     return any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
 
 
 def _has_fast_bfloat16() -> bool:
-    """Return True if the CPU multiplies matrices of bfloat16 in hardware."""
+    """Return True if the CPU multiplies bfloat16 matrices in hardware."""
     return torch.cpu._is_avx512_bf16_supported()  # AMX has these instructions too

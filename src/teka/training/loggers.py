@@ -29,7 +29,7 @@ PROJECT = "teka"
 
 
 def check_logger_names(names: Sequence[str]) -> None:
-    """Check that the loggers are known and that their packages are installed."""
+    """Raise an error if a logger is unknown or if its package is not installed."""
     for name in names:
         check_name("loggers", name, SERVICES)
         module = find_spec(name)
@@ -42,7 +42,7 @@ def check_logger_names(names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[Logger]]:
-    """Open the loggers of a training run: CSV, TensorBoard, Weights & Biases and MLflow.
+    """Open the loggers of a training run, such as CSV and TensorBoard.
 
     CSV and TensorBoard start a new folder whenever a run is started or resumed. Weights & Biases
     and MLflow continue the record of a resumed run.
@@ -86,7 +86,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 
 
 def _open_service_logger(name: str, folder: Path) -> Logger:
-    """Open the logger of Weights & Biases or MLflow. A resumed run continues its earlier record."""
+    """Open the logger "wandb" or "mlflow". A resumed run continues its earlier record."""
     file = folder / LOGS / SERVICES_FILE
     identities = read_json(file) if file.is_file() else {}
     identity = identities.get(name)

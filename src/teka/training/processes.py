@@ -13,7 +13,7 @@ from teka.errors import wrong_value
 
 
 class ProcessLayout(NamedTuple):
-    """Number of processes and machines of a training run, and the program that started them.
+    """Processes of a training run: how many, on how many machines, and started by which program.
 
     Attributes:
         devices: Number of processes on each machine.
@@ -27,7 +27,9 @@ class ProcessLayout(NamedTuple):
 
     @classmethod
     def detect(cls, devices: int | None, num_nodes: int | None) -> "ProcessLayout":
-        """Detect the processes that torchrun or srun started. Without them, use the arguments.
+        """Count the processes that torchrun or srun started for this run.
+
+        If neither of them started this process, use the arguments. The default is one process.
 
         Raises:
             ValueError: An argument contradicts the number of started processes.
@@ -60,7 +62,10 @@ class ProcessLayout(NamedTuple):
         return cls(each, nodes, launcher)
 
     def lightning_environments(self) -> list[ClusterEnvironment]:
-        """Return the plugin that corrects Lightning's detection of the cluster, or no plugin."""
+        """Return plugins that replace Lightning's own detection of a SLURM cluster.
+
+        The list is empty if its detection is right.
+        """
         if self.launcher == "srun":
             # Requeueing would save a checkpoint within an epoch.
             return [SLURMEnvironment(auto_requeue=False)]
@@ -71,5 +76,5 @@ class ProcessLayout(NamedTuple):
 
 
 def is_first_process() -> bool:
-    """Return True in the process of rank 0. Only this process writes files and prints."""
+    """Return True in the process of rank 0, the only one that writes files and prints."""
     return getattr(rank_zero_only, "rank", 0) == 0

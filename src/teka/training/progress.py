@@ -39,12 +39,12 @@ class SpeedPrinter(Callback):
 
     @property
     def images_per_step(self) -> float:
-        """Mean number of training images per step. The last step of an epoch may have fewer."""
+        """Mean number of training images per step, because the last step may have fewer."""
         return self.num_images / math.ceil(self.num_images / self.batch_size)
 
     @property
     def images_per_second(self) -> float | None:
-        """Number of training images per second in all processes, or None during the first steps."""
+        """Training images per second in all processes, or None before the speed is measured."""
         num_measured = self.num_steps - WARMUP_STEPS
         if num_measured < 1:
             return None

@@ -1,4 +1,4 @@
-"""Recipe of a training run: optimizer, schedule, augmentation and precision."""
+"""Recipes of training runs: a dataclass and predefined recipes in YAML files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Optimizer, schedule, augmentation and precision of a training run.
+    """Settings of a training run: optimizer, schedule, augmentation and precision.
 
     >>> from teka.training import Recipe, Run
     >>> recipe = Recipe(epochs=3, optimizer="sgd", momentum=0.9, learning_rate=0.1)
@@ -107,12 +107,12 @@ class Recipe:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Return the names of the recipes in the package."""
+    """Return the names of the recipes that teka provides."""
     return tuple(sorted(path.stem for path in RECIPES.glob(f"*{SUFFIX}")))
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
-    """Read a recipe, and return the fields of a run that it sets.
+    """Read a recipe by its name, and return the fields of `Run` that it sets.
 
     >>> from teka.training import read_recipe
     >>> read_recipe("horn2021")["batch_size"]

@@ -33,7 +33,7 @@ OLD_DEFAULTS = {
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Data set of a run.
+    """Data set of a training run, and the sizes of its images and splits.
 
     Args:
         data: Name of a data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or a path to a
@@ -56,7 +56,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Model of a run.
+    """Model of a training run: architecture and options.
 
     >>> from teka.training.run import ModelOptions
     >>> network = ModelOptions("performer", {"position": "fourier", "dim": 16})
@@ -148,12 +148,12 @@ class Run:
 
     @classmethod
     def from_fields(cls, **fields: object) -> Run:
-        """Create a run from any of its fields, such as `Run.from_fields(dim=32, epochs=3)`."""
+        """Create a run from some of its fields, such as `Run.from_fields(dim=32, epochs=3)`."""
         return cls.from_dict(fields)
 
     @classmethod
     def from_recipe(cls, name: str | Path, **fields: object) -> Run:
-        """Create a run from a recipe. Further arguments replace fields of the recipe.
+        """Create a run with the settings of a recipe. Further arguments replace its fields.
 
         >>> from teka.training import Run
         >>> Run.from_recipe("mnist", data_dir="data", epochs=3).data
@@ -207,7 +207,7 @@ class Run:
         return run
 
     def differing_fields(self, other: Run) -> list[str]:
-        """Return the names of fields whose values differ from another run, except `data_dir`."""
+        """Return the names of the fields, except `data_dir`, in which two runs differ."""
         fields, other_fields = self.to_dict(), other.to_dict()
         return [
             name
@@ -229,7 +229,7 @@ class Run:
     def make_model(
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
-        """Create the model, with initial weights from PyTorch's global random generator."""
+        """Create the untrained model, with weights from PyTorch's global random generator."""
         return MODELS[self.network.model](
             image_size, in_channels, num_classes, **self.network.options
         )

@@ -1,4 +1,4 @@
-"""Finished training run: restore, evaluate and export it."""
+"""Functions that restore, evaluate and export a finished training run."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -41,7 +41,7 @@ EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run with its best model.
+    """A finished training run, with the model of its best epoch.
 
     >>> import teka.data
     >>> from pathlib import Path
@@ -68,14 +68,14 @@ class TrainedRun:
 
     @property
     def name(self) -> str:
-        """Name of the model in tables."""
+        """Name of the model in tables, such as "rotary, squared_relu"."""
         return self.run.model_name
 
 
 def restore(
     folder: str | Path, *, data_dir: str | None = None, dataset: Dataset | None = None
 ) -> TrainedRun:
-    """Restore a finished run from its folder.
+    """Load the configuration, model and data set of a finished run from its folder.
 
     >>> from teka.training import restore
     >>> trained = restore("runs/digits")  # doctest: +SKIP
@@ -111,7 +111,7 @@ def restore(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy of a run on its test images.
+    """Accuracy of the model of a run on its test images.
 
     Attributes:
         dataset: Name of the data set.
@@ -138,7 +138,9 @@ def evaluate(
     command: str = "",
     progress: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
-    """Measure the accuracy of a run on all test images, and write it to `evaluation.json`.
+    """Measure the accuracy of the model of a run on its test images.
+
+    The result is written to `evaluation.json` in the folder of the run.
 
     >>> from teka.training import evaluate, restore
     >>> evaluation = evaluate(restore("runs/digits"))  # doctest: +SKIP
@@ -181,7 +183,7 @@ def evaluate(
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
-    """Export the best model of a run as a model file.
+    """Write the best model of a run to a model file, for `teka.models.load`.
 
     The model file also records the configuration of the run, the result of the training, and the
     test accuracy if `evaluate` has measured it.

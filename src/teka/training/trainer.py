@@ -1,4 +1,4 @@
-"""Train a run from scratch or resume it."""
+"""Function that trains a run from scratch or resumes it."""
 
 import warnings
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ IGNORED_WARNINGS = (
 
 
 def read_training_result(folder: Path) -> dict[str, Any]:
-    """Return the content of `result.json` of a finished run."""
+    """Read the file `result.json` of a finished run."""
     result = read_json(folder / RESULT_FILE)
     for name in ("parameters", "epochs", "seconds"):
         if not isinstance(result.get(name), (int, float)):
@@ -58,7 +58,7 @@ def read_training_result(folder: Path) -> dict[str, Any]:
 
 
 def load_data(run: Run) -> Dataset:
-    """Load the data set of a run. Its splits do not depend on the seed of the run."""
+    """Load the data set of a run. Its splits are the same for every seed."""
     options = dict(vars(run.images))
     return data.load(options.pop("data"), **options)
 
@@ -118,7 +118,7 @@ def train(
     execution = execution or Execution()
     processes = ProcessLayout.detect(execution.devices, execution.num_nodes)
     recipe = run.recipe
-    precision: Any = LIGHTNING_PRECISIONS[execution.resolve_precision(recipe.precision)]
+    precision: Any = LIGHTNING_PRECISIONS[execution.choose_precision(recipe.precision)]
     folder = make_directory("out", out)
     with _lock_folder(folder):
         if is_first_process():
@@ -126,9 +126,11 @@ def train(
         if resume and (folder / RESULT_FILE).is_file():
             return read_training_result(folder)
         dataset = dataset or load_data(run)
-        model = _make_model(run, dataset, execution, processes)
+        _check_dataset(run, dataset)
+        _check_batch_size(run, execution, processes)
+        model = _make_model_that_fits(run, dataset)
         classifier = Classifier(model, run, dataset)
-        execution.prepare(model, classifier.num_steps)
+        execution.checkpoint_and_compile(model, classifier.num_steps)
         checkpoints = Checkpoints(
             folder / CHECKPOINTS, run, find_checkpoint(folder, run) if resume else None
         )
@@ -189,24 +191,28 @@ def train(
         return result
 
 
-def _make_model(
-    run: Run, dataset: Dataset, execution: Execution, processes: ProcessLayout
-) -> nn.Module:
-    """Check the images, the number of processes and the memory, and create the model of a run."""
+def _check_dataset(run: Run, dataset: Dataset) -> None:
     if dataset.num_classes < 2:
         raise wrong_value("data", run.data, "images of at least two classes")
-    batch_size = run.recipe.batch_size
-    num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
-    if num_micro_batches > batch_size:
-        raise wrong_value(
-            "accumulate × processes", num_micro_batches, f"at most batch_size = {batch_size}"
-        )
     if run.recipe.random_shift > min(dataset.image_size):
         raise wrong_value(
             "random_shift",
             run.recipe.random_shift,
             f"at most a side of the images, {dataset.image_size}",
         )
+
+
+def _check_batch_size(run: Run, execution: Execution, processes: ProcessLayout) -> None:
+    batch_size = run.recipe.batch_size
+    num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
+    if num_micro_batches > batch_size:
+        raise wrong_value(
+            "accumulate × processes", num_micro_batches, f"at most batch_size = {batch_size}"
+        )
+
+
+def _make_model_that_fits(run: Run, dataset: Dataset) -> nn.Module:
+    """Create the model of a run, or raise an error if it does not fit into memory."""
     seed_everything(run.seed, verbose=False)
     with warnings.catch_warnings():
         # The model gives its warnings when it is created with values.
@@ -223,7 +229,7 @@ def _make_model(
 
 
 def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
-    """Train a classifier. Convert Lightning's errors to errors that name the option to change."""
+    """Train a classifier, and convert errors to messages that say what to change."""
     start = checkpoints.start
     try:
         trainer.fit(classifier, ckpt_path=start, weights_only=True)
@@ -251,9 +257,9 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
 
 
 def _lock_folder(folder: Path) -> AbstractContextManager[object]:
-    """Return a context that locks the folder of a run, so that no other training uses it.
+    """Lock the folder of a run against other trainings, until the returned context ends.
 
-    In distributed training, the first process holds the lock for all processes.
+    In distributed training, only the first process holds the lock.
     """
     if not is_first_process():
         return nullcontext()
