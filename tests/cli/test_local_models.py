@@ -3,7 +3,7 @@ import torch
 
 from teka import models
 from teka.audit.adapters import LOADERS, LoadOptions, load
-from teka.cli.local_models import LOCAL_LOADERS, load_finished_run, load_model_file
+from teka.cli.local_models import LOCAL_LOADERS, load_model_file, load_model_of_run
 from teka.models import ModelConfig, save
 from teka.training import Run, restore, train
 
@@ -62,7 +62,7 @@ def test_input_size_must_be_the_size_of_the_model(size):
 
 def test_unknown_model_is_an_error_with_every_accepted_form(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json"):
-        load_finished_run(str(tmp_path), LoadOptions())
+        load_model_of_run(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match=r"config\.json"):
         load_model_file(str(tmp_path), LoadOptions())
     with pytest.raises(ValueError, match="one of") as caught:

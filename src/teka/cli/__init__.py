@@ -1,4 +1,4 @@
-"""The `teka` command."""
+"""The command-line program `teka`."""
 
 from teka.cli.app import make_app
 from teka.cli.main import main

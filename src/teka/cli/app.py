@@ -1,4 +1,4 @@
-"""Parser of the `teka` command: its subcommands, and the conversion of option values."""
+"""Command-line parser of `teka`: its commands, and the types of option values."""
 
 import json
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budg
 
 
 def make_app(name: str = "teka") -> App:
-    """Return the parser with all commands of teka, to which other packages can add commands.
+    """Return the command-line parser of teka, to which other packages can add commands.
 
     A command is imported when it is first used, so that `teka --help` is fast.
 
@@ -71,7 +71,7 @@ def make_app(name: str = "teka") -> App:
         help="Train, use and audit vision models whose attention depends on relative positions.",
         version=f"teka {__version__}",
         group_parameters="Options",
-        console=_BrokenPipeConsole(),
+        console=_HelpConsole(),
         help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=SIMPLE)),
         default_parameter=Parameter(
             converter=parse_option,
@@ -88,24 +88,28 @@ def make_app(name: str = "teka") -> App:
     return app
 
 
-class _BrokenPipeConsole(Console):
-    """Console that raises BrokenPipeError if the output is closed, for example by `head`."""
+class _HelpConsole(Console):
+    """Console that prints the help of commands.
+
+    If a program such as `head` closes the output, the console raises BrokenPipeError.
+    """
 
     def on_broken_pipe(self) -> None:
         raise  # rich would raise SystemExit(1) instead
 
 
 def _format_default(value: Any) -> Any:
-    """Return the text of a default value for the help, or None if the help shows no default."""
+    """Return a default value as the help shows it, or None for a flag and an empty tuple."""
     if value is False or value == ():
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _count_option_words(kind: Any, **options: Any) -> tuple[int, bool]:
-    """Return the number of words on the command line that an option of this type takes.
+    """Return how many command-line words an option of the type `kind` takes.
 
-    cyclopts 4 raises an error for `int | tuple[int, int]`, whose values teka reads from one word.
+    cyclopts 4 raises an error for a type such as `int | tuple[int, int]`. teka reads the value of
+    such an option from one word, for example "32" or "[32, 48]".
     """
     try:
         return _convert.token_count(kind, **options)
@@ -118,10 +122,10 @@ if cyclopts.__version__.startswith("4."):  # on Python 3.10
 
 
 def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert the words of an option on the command line to the type of the option.
+    """Convert the command-line words of an option to a value of its type.
 
-    A word is read as JSON if possible, and as a string otherwise. No number is rounded, and an
-    empty word is an error.
+    A word that is valid JSON, such as "3" or "[1, 2]", is read as JSON. Any other word is a string.
+    An empty word is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
     words = [{"True": "true", "False": "false"}.get(t.value, t.value) for t in tokens]  # of YAML
@@ -132,7 +136,7 @@ def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
         for option in (get_args(kind) if type(None) in get_args(kind) else (kind,))
         if option is not type(None)
     )
-    json_values = [_read_json(word) for word in words]
+    json_values = [_parse_json_or_text(word) for word in words]
     try:
         return decode_value(kind, json_values if is_list else json_values[0], name)
     except ValueError as error:
@@ -142,7 +146,7 @@ def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
             raise error from None
 
 
-def _read_json(word: str) -> object:
+def _parse_json_or_text(word: str) -> object:
     try:
         return json.loads(word)
     except (ValueError, RecursionError):
@@ -150,7 +154,7 @@ def _read_json(word: str) -> object:
 
 
 def describe_error(error: CycloptsError, program: str) -> str:
-    """Return the error message for a wrong command line. It names the wrong option or argument.
+    """Return a message for the user that names the wrong option or argument.
 
     Args:
         error: Error of the parser.

@@ -79,7 +79,7 @@ def audit(
     if fail_under is not None and not 0 <= fail_under <= 1:
         raise wrong_value("fail_under", fail_under, "a share from 0 to 1")
     results = options.results
-    settings = options.make_settings([part for part in PARTS if part not in skip])
+    settings = options.make_audit_settings([part for part in PARTS if part not in skip])
     results.check_output_files((model, options.images.data), badge=badge)
     case = options.make_audit_inputs(options.load_model(model), settings)
     print("\n".join(case.description), flush=True)
@@ -119,7 +119,7 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
         raise wrong_value("models", models, "two or more different models")
     results = options.results
     # The stages besides the shifts are only shown on the page.
-    settings = options.make_settings(PARTS if results.html is not None else ())
+    settings = options.make_audit_settings(PARTS if results.html is not None else ())
     results.check_output_files((*models, options.images.data))
     read_images = cache(load_audit_images)  # models with the same preprocessing share their images
     subjects = [options.load_model(model) for model in models]
@@ -132,13 +132,13 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     cases = [
         options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
     ]
-    write_comparison(audit_models(cases, command, results), results)
+    print_and_write_comparison(audit_models(cases, command, results), results)
 
 
 def print_verdict(report: AuditReport, metric: str, least: float) -> bool:
-    """Print whether an audit passed, and return True if it passed.
+    """Print whether a metric reaches the required value, and return True if it does.
 
-    An audit passes if it is valid and a metric is at least `least` in every mode of shifting.
+    An audit passes if its results are valid, and if the metric is at least `least` in every mode.
     """
     if report.invalid:
         print(f"not passed: the results are invalid ({', '.join(report.invalid)})")
@@ -156,7 +156,7 @@ def audit_with_progress(
     folder: str = "",
     on_result: Callable[[AuditReport], object] | None = None,
 ) -> AuditReport:
-    """Audit a model, and show the progress on standard error.
+    """Audit a model, and show the progress of the audit on standard error.
 
     Args:
         case: Model and images.
@@ -210,7 +210,7 @@ def audit_models(
 def audit_all_modes(
     case: AuditInputs, command: str, results: ResultOptions, folder: str
 ) -> AuditReport:
-    """Audit a model in all modes of shifting, and show the progress on standard error.
+    """Audit a model, and raise an error unless every mode of shifting could be measured.
 
     Raises:
         ValueError: A mode of shifting could not be measured.
@@ -230,14 +230,15 @@ def write_audit_results(
     pairs: Sequence[Pair] = (),
     badge: str | None = None,
 ) -> None:
-    """Print the results of audits, and write the files that the options name.
+    """Print the results of audits, and write them to the files in the options.
 
-    If a file cannot be written, the others are written before the error is raised.
+    The options are `--html`, `--json`, `--markdown` and `--badge`. If one file cannot be written,
+    the other files are still written. Then the error is raised.
 
     Args:
         reports: Results of the audits.
         content: Content of the JSON file.
-        results: Names of the files.
+        results: Options with the paths of the files.
         text: Results as text for the terminal.
         pairs: Comparisons of two models each.
         badge: SVG file for a badge of the first report.
@@ -270,14 +271,14 @@ def write_audit_results(
         raise errors[0]
 
 
-def write_comparison(
+def print_and_write_comparison(
     comparison: ModelComparison, results: ResultOptions, **content: object
 ) -> None:
-    """Print a comparison of models, and write the files that the options name.
+    """Print a comparison of models, and write it to the files in the options.
 
     Args:
         comparison: The compared models.
-        results: Names of the files.
+        results: Options with the paths of the files.
         content: Further fields of the JSON file.
     """
     reports, pairs = comparison.reports, comparison.pairs

@@ -44,7 +44,7 @@ SHIFT_SETS = ("square", "axes", "dy", "dx")
 
 @dataclass(frozen=True)
 class ShiftOptions:
-    """The shifts of an audit.
+    """Options that choose the shifts of an audit.
 
     Args:
         mode: How images are shifted. Several modes are measured one after the other. By default,
@@ -73,7 +73,7 @@ class ShiftOptions:
     step: int | float = 1
 
     def make_shifts(self) -> CheckedShifts | None:
-        """Return the chosen shifts (dy, dx), or None for the default shifts of an audit.
+        """Return the chosen shifts (dy, dx), or None if no option chooses them.
 
         Raises:
             ValueError: There are too many shifts, or `max_shift` is not a multiple of `step`.
@@ -104,7 +104,7 @@ class ShiftOptions:
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """The files that an audit writes.
+    """Options for the files that an audit writes.
 
     Args:
         html: HTML file for the report. It contains all results and figures.
@@ -122,9 +122,10 @@ class ResultOptions:
     debug: bool = False
 
     def check_output_files(self, inputs: Sequence[str], **more: str | None) -> None:
-        """Check that every output file can be written, and that it is no input or other output.
+        """Raise an error if an output file cannot be written or would overwrite another file.
 
-        Missing folders are created.
+        Other files are those of the model, of the data and of other options. Missing folders are
+        created.
 
         Args:
             inputs: Names or files of models and data. A model's file may be followed by ":" and the
@@ -170,8 +171,8 @@ class AuditOptions:
     ] = AuditSettings()
     results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()
 
-    def make_settings(self, parts: Sequence[str]) -> AuditSettings:
-        """Return the settings of an audit that runs the given stages, such as "layers"."""
+    def make_audit_settings(self, parts: Sequence[str]) -> AuditSettings:
+        """Return the settings of an audit with the given optional parts, such as "layers"."""
         modes = self._default_mode[:1] if self._default_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,
@@ -182,7 +183,7 @@ class AuditOptions:
         )
 
     def load_model(self, model: str) -> LoadedModel:
-        """Load a model, and limit each later call of its code to `--budget` seconds."""
+        """Load a model, and set the time limit `--budget` for each call of the model."""
         set_model_code_context(model_call_context(self.settings.budget_seconds))
         return load(
             model,
@@ -197,7 +198,7 @@ class AuditOptions:
         read: Callable[..., AuditImages] = load_audit_images,
         held_out: bool | None = None,
     ) -> AuditInputs:
-        """Load the images for the audit of a model, and return both."""
+        """Load the images for the audit of a model, and return the model together with them."""
         note = ""
         if self._default_mode:
             note = "{}, the default, because {}".format(*self._default_mode)
@@ -207,7 +208,7 @@ class AuditOptions:
 
     @cached_property
     def _default_mode(self) -> tuple[str, str] | None:
-        """Default mode of shifting and its reason, or None if an option sets the mode."""
+        """Default mode of shifting and the reason for it, or None if an option sets the mode."""
         if self.shifts.mode or self.settings.protocol is not None:
             return None
         return choose_default_mode(self.images)

@@ -1,4 +1,4 @@
-"""Child process for commands that run the code of a model.
+"""Child process for commands that run the code of a user's model.
 
 The child sends its exit code through a pipe. If it ends without an exit code, for example by
 `os._exit`, a signal or a crash, the parent prints an error. Therefore the code of a model cannot
@@ -35,7 +35,7 @@ _was_interrupted = False
 
 
 def is_child_process() -> bool:
-    """Return True if this process is the child that runs the code of a model."""
+    """Return True if this process was started by `run_in_child`."""
     return _connection is not None
 
 
@@ -78,13 +78,15 @@ def run_in_child(
         return code
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K\x1b[?25h")  # show the cursor, which a progress bar hides
-    return print_error(code or _describe_exit(process.exitcode))
+    return print_error(code or _describe_unexpected_exit(process.exitcode))
 
 
 def _wait_for_exit_code(
     process: BaseProcess, receiver: Connection, seconds: float | None = None
 ) -> int | str | None:
-    """Wait for the exit code of the child process, for at most `seconds` if given.
+    """Wait until the child process sends its exit code, ends, or exceeds a time limit.
+
+    The limit is `seconds`. If that is None, the child sends the limit for each call of the model.
 
     Returns:
         The exit code, None if the child ended without one, or an error message if the child must
@@ -132,7 +134,7 @@ def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
     return INTERRUPTED
 
 
-def _describe_exit(exit_code: int | None) -> str:
+def _describe_unexpected_exit(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
             return (
@@ -146,7 +148,10 @@ def _describe_exit(exit_code: int | None) -> str:
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that are closed, because a pipe would otherwise take their place."""
+    """Connect closed standard streams to the null device.
+
+    Otherwise the next pipe would get the number of a standard stream.
+    """
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             pass
@@ -197,11 +202,11 @@ def _make_interrupt_handler() -> Callable[[int, Any], None]:
 def model_call_context(
     budget: float | None,
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function whose context managers limit the time of each call of a model's code.
+    """Return a function that makes a context manager for one call of a model.
 
-    Every call of the code needs a new context manager. The parent process kills this process if a
-    call takes longer than `budget`. After the call, standard output and error are restored, because
-    the code may have replaced them.
+    The context manager limits the time of the call: if it takes longer than `budget`, the parent
+    process kills this process. After the call, the context manager restores standard output and
+    standard error, because the code of the model may have replaced them.
 
     Args:
         budget: Time limit of a call in seconds, or None for no limit.

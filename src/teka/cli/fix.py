@@ -16,7 +16,7 @@ from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_all_modes, write_audit_results, write_comparison
+from teka.cli.audit import audit_all_modes, print_and_write_comparison, write_audit_results
 from teka.cli.audit_options import AuditOptions
 from teka.codec import encode
 from teka.errors import EXTERNAL_ERRORS, first_line, printable, printable_lines, wrong_value
@@ -56,7 +56,7 @@ def fix(
     """
     fixes = None if fix is None else check_names("fix", fix.split(","), FIXES)
     results = options.results
-    settings = options.make_settings(PARTS if results.html is not None else ("layers",))
+    settings = options.make_audit_settings(PARTS if results.html is not None else ("layers",))
     results.check_output_files((model, options.images.data), out=out)
     case = options.make_audit_inputs(options.load_model(model), settings)
     if not isinstance(case.function, nn.Module):
@@ -105,7 +105,7 @@ def fix(
     counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
     verdict = (f"{first} {cost}", f"Fixed without training: {join_words(counts)}.", *rest)
     comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
-    write_comparison(comparison, results, fix=encode(outcome))
+    print_and_write_comparison(comparison, results, fix=encode(outcome))
     if out is None:
         return
     if not outcome.parameters:

@@ -15,8 +15,8 @@ from teka.files import expand_user, read_json
 from teka.models.model_file import PRETRAINED
 
 
-def load_finished_run(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load the best model of a finished training run for an audit.
+def load_model_of_run(path: str, load_options: LoadOptions) -> LoadedModel:
+    """Load the best model of a finished training run, to audit it.
 
     Args:
         path: Folder of the run.
@@ -37,7 +37,9 @@ def load_finished_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a model for an audit: a folder that `teka export` has written, or a packaged model.
+    """Load a model file, to audit its model.
+
+    A model file is a folder that `teka export` has written, or a packaged model.
 
     Args:
         path: The folder, or the name of the packaged model, such as "digits".
@@ -68,7 +70,7 @@ def _make_loaded_model(
     in_channels: int,
     **known: Any,
 ) -> LoadedModel:
-    """Wrap a teka model for an audit, together with its input size and class names.
+    """Return a model of teka in the form that an audit needs, with its input size.
 
     Raises:
         ValueError: The model is not for images, or the option `input_size` is another size.
@@ -102,6 +104,6 @@ LOCAL_LOADERS = (
     Loader(
         "the folder of a teka run",
         lambda spec: (expand_user(spec) / "run.json").is_file(),
-        load_finished_run,
+        load_model_of_run,
     ),
 )

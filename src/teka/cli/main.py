@@ -1,4 +1,4 @@
-"""Run the `teka` command: exit codes, errors and standard output."""
+"""Entry point of the command `teka`: it runs a command and reports its errors."""
 
 import contextlib
 import io
@@ -80,9 +80,9 @@ def run(words: list[str], app: App | None = None) -> int:
 
 
 def _parse_and_call(words: list[str], app: App, command: str, program: str) -> int:
-    """Parse a command line, call the command, and return its exit code.
+    """Call the function of a command with its parsed arguments, and return its exit code.
 
-    Each warning is printed as one line.
+    Warnings of Python are printed as one line each.
     """
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
@@ -103,7 +103,10 @@ def _parse_and_call(words: list[str], app: App, command: str, program: str) -> i
 
 
 def _error_message(error: BaseException, program: str) -> str:
-    """Return the error message for the user, and print the traceback of an internal error."""
+    """Return the message of an error for the user.
+
+    If the error is a bug of teka, also print the traceback.
+    """
     match error:
         case CycloptsError():
             return describe_error(error, program)
@@ -124,13 +127,13 @@ def _error_message(error: BaseException, program: str) -> str:
 
 
 def print_error(program: str, message: object) -> int:
-    """Print an error as one line and return the exit code."""
+    """Print an error as one line on standard error, and return the exit code 2."""
     sys.stderr.write(f"{program}: error: {one_line(message, MAX_ERROR_LENGTH)}\n")
     return USAGE_ERROR
 
 
 def _discard_closed_output() -> None:
-    """Redirect closed output streams, because Python would otherwise fail to flush them at exit."""
+    """Redirect closed output streams to the null device, so that Python can flush them at exit."""
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:
             stream.flush()

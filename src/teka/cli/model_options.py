@@ -1,4 +1,4 @@
-"""Command-line options of all models, combined in one dataclass."""
+"""Dataclass of the command-line options of all models."""
 
 import types
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from cyclopts import Parameter
 from teka.models.model_config import MODELS, options_class
 
 
-def model_options_class() -> type[Any]:
-    """Return a dataclass whose fields are the command-line options of all registered models.
+def make_model_options_class() -> type[Any]:
+    """Make a dataclass that has the command-line options of all registered models as fields.
 
     Each option has the default None, which selects the default of the model. If several models have
     an option, the help shows the description of the first model.
@@ -27,17 +27,17 @@ def model_options_class() -> type[Any]:
         descriptions = {entry.arg_name: entry.description for entry in docstring.params}
         for option in fields(declared):
             help_text = Parameter(help=descriptions.get(option.name))
-            kind = Annotated[_command_line_type(option.type), help_text]
+            kind = Annotated[_make_command_line_type(option.type), help_text]
             options.setdefault(option.name, (option.name, kind, field(default=None)))
     options.pop("head", None)  # a run trains a classifier, so that it needs no dense head
     namespace = {"__module__": __name__, "__doc__": "Options of the models."}
     return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
 
 
-def _command_line_type(kind: Any) -> Any:
-    """Return the members of an option's type that a command line can express, and None.
+def _make_command_line_type(kind: Any) -> Any:
+    """Return the union of None and the types in `kind` that a command line can express.
 
-    None is the default of every option.
+    These are basic types, tuples and sequences. None is the default of every option.
     """
     is_union = get_origin(kind) in (Union, types.UnionType)
     kept = [

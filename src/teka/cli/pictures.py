@@ -17,7 +17,7 @@ from teka.reporting.tables import WIDEST, Table
 
 
 def download(names: list[str], /, *, data_dir: str = "data") -> None:
-    """Download published data sets and check them.
+    """Download published data sets, and check that their files are complete.
 
     Pass the same folder to other commands with `--data-dir`. Complete files are not downloaded
     again.
@@ -97,7 +97,10 @@ def predict(
 
 
 def _separate_pictures_and_model(words: list[str], model: str) -> tuple[list[str], str]:
-    """Split words into picture files and a model, which may be the first word."""
+    """Return the picture files and the model among the arguments of `teka predict`.
+
+    If the first word is not a picture, it is the model, unless `--model` is given.
+    """
     first = words[0]
     path = expand_user(first)
     is_picture = path.is_file() or path.suffix.lower() in SUFFIXES

@@ -1,4 +1,4 @@
-"""Progress of commands that take more than a few seconds."""
+"""Display of the progress of commands that take more than a few seconds."""
 
 import sys
 import time
@@ -15,8 +15,8 @@ SECONDS_PER_LINE = 5.0
 class ProgressDisplay(progress.Progress):
     """Display of the current stage of a command and its remaining time, on standard error.
 
-    On a terminal, the display is a progress bar. Otherwise, for example in a log file, it prints at
-    most one line every five seconds. A shorter command prints none.
+    On a terminal, the display is a progress bar. Elsewhere, for example in a log file, it prints at
+    most one line every five seconds.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ProgressDisplay(progress.Progress):
     def show(self, stage: str, done: int, total: int) -> None:
         """Show that `done` of `total` steps of a stage are finished.
 
-        After a call of `stop`, which hides the display, the display appears again.
+        If `stop` has hidden the display, it appears again.
         """
         self.start()
         stage = printable(stage)

@@ -1,4 +1,4 @@
-"""Commands of trained runs: train, evaluate and export."""
+"""Commands `train`, `evaluate` and `export`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from cyclopts.config import Dict
 
 from teka import training
 from teka.cli.app import CommandLine
-from teka.cli.model_options import model_options_class
+from teka.cli.model_options import make_model_options_class
 from teka.cli.progress import ProgressDisplay
 from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
@@ -18,11 +18,14 @@ from teka.training import Execution, Run
 from teka.training.recipe import Recipe, read_recipe, recipe_names
 from teka.training.run import EVALUATION_FILE, DataOptions
 
-ModelOptions: Any = model_options_class()
+ModelOptions: Any = make_model_options_class()
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Set options that are missing on the command line, from `--config` or else from the recipe."""
+    """Set options that the command line omits to values from files.
+
+    The values in the file `--config` take precedence over those of the recipe.
+    """
 
     def set_options(content: object, file: str) -> None:
         if not isinstance(content, dict) or any(isinstance(v, dict) for v in content.values()):

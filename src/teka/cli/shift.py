@@ -1,4 +1,4 @@
-"""Commands `shift` and `demo`: accuracy of trained runs at every shift."""
+"""Commands `shift` and `demo`, which measure trained runs at every shift."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -84,13 +84,15 @@ def shift(
         shifts=axis_shifts(max_shift), modes=(mode,), parts=(), batch_size=batch_size
     )
     make_directory("out", out)
-    _audit_runs([training.restore(run, data_dir=data_dir) for run in runs], settings, out, command)
+    _audit_and_compare_runs(
+        [training.restore(run, data_dir=data_dir) for run in runs], settings, out, command
+    )
 
 
-def _audit_runs(
+def _audit_and_compare_runs(
     runs: "Sequence[TrainedRun]", settings: AuditSettings, out: str, command: str
 ) -> None:
-    """Audit runs on all their test images, print the main metrics, and write a report to `out`."""
+    """Audit the models of runs on their test images, and write a report to the folder `out`."""
     datasets = sorted({(run.dataset.name, run.dataset.image_size) for run in runs})
     if len(datasets) > 1:
         raise wrong_value("runs", datasets, "runs with the same data set and image size")
@@ -109,7 +111,7 @@ def _audit_runs(
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
-    """Return the inputs of an audit: the model of a run and all its test images."""
+    """Return the model and the test images of a run as the inputs of an audit."""
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)
@@ -165,4 +167,6 @@ def demo(
         run_folder = folder / f"{name.replace(', ', '-')}-{run.seed}"
         training.train(run, run_folder, resume=True, command=command)
         trained.append(training.restore(run_folder))
-    _audit_runs(trained, AuditSettings(axis_shifts(4), modes=("lossless",), parts=()), out, command)
+    _audit_and_compare_runs(
+        trained, AuditSettings(axis_shifts(4), modes=("lossless",), parts=()), out, command
+    )

@@ -32,7 +32,7 @@ class Execution:
     >>> import torch, teka
     >>> from teka.training import Execution
     >>> block = teka.nn.TransformerBlock(8, 2)
-    >>> Execution(activation_checkpointing=True).prepare(block, num_steps=10)
+    >>> Execution(activation_checkpointing=True).checkpoint_and_compile(block, num_steps=10)
     >>> block(torch.randn(1, 6, 8), teka.Grid((2, 3))).sum().backward()
     >>> all(weights.grad is not None for weights in block.parameters())
     True
