@@ -78,6 +78,23 @@ def test_sampling_depends_only_on_the_generator():
     assert not torch.equal(first, other)
 
 
+def test_a_low_temperature_takes_the_most_likely_token_in_float16():
+    model = make_model().half()
+    prompt = draw_tokens(4)
+    assert (model(prompt) / 1e-6).isinf().any()
+    sequence = model.generate(prompt, 6, temperature=1e-6)
+    assert torch.equal(sequence, model.generate(prompt, 6, temperature=0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_tokens_may_have_any_integer_dtype(dtype: torch.dtype):
+    model = make_model()
+    tokens = draw_tokens()
+    small_tokens = tokens.to(dtype)
+    assert torch.equal(model(small_tokens), model(tokens))
+    assert torch.equal(model.step(small_tokens)[0], model.step(tokens)[0])
+
+
 def test_the_size_of_the_state_is_constant():
     model = make_model()
     sizes = set()
@@ -107,6 +124,7 @@ def test_the_output_projection_is_the_embedding():
         (lambda model: model.generate(torch.zeros(1, 0).long(), 3), "prompt must have shape"),
         (lambda model: model.generate(draw_tokens(), 0), "num_tokens must be"),
         (lambda model: model.generate(draw_tokens(), 3, temperature=-1.0), "temperature must be"),
+        (lambda model: model.step(draw_tokens(), (None,)), "state must be None.*2 states"),
         (lambda _: CausalLM(0, dim=8, depth=1, heads=2), "num_tokens must be"),
     ],
 )

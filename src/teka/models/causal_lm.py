@@ -3,14 +3,14 @@
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from teka.checks import INTEGER_DTYPES, MAX_NUM_BLOCKS, check_number, check_sizes, check_tensor
 from teka.grid import Grid
 from teka.nn import TransformerBlock
-from teka.nn.attention import States
+from teka.nn.attention import States, check_states
 
 # Standard deviation of GPT-2, whose output projection is the embedding too.
 EMBEDDING_STD = 0.02
@@ -58,18 +58,18 @@ class CausalLM(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(
-        self, tokens: Int[Tensor, "batch length"]
+        self, tokens: Integer[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length num_tokens"]:
         """Return the logits of the token that follows each token."""
         check_tensor("tokens", tokens, "batch", "length", dtypes=INTEGER_DTYPES)
-        hidden = self.embedding(tokens)
+        hidden = self.embedding(tokens.long())
         grid = Grid(tokens.shape[1])
         for block in self.blocks:
             hidden = block(hidden, grid)
         return self._logits(hidden)
 
     def step(
-        self, tokens: Int[Tensor, "batch *length"], state: BlockStates | None = None
+        self, tokens: Integer[Tensor, "batch *length"], state: BlockStates | None = None
     ) -> tuple[Float[Tensor, "batch *length num_tokens"], BlockStates]:
         """Read the next token of each sequence, or several.
 
@@ -83,7 +83,8 @@ class CausalLM(nn.Module):
         is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 2
         sizes = ("batch", "length") if is_sequence else ("batch",)
         check_tensor("tokens", tokens, *sizes, dtypes=INTEGER_DTYPES)
-        hidden = self.embedding(tokens)
+        check_states(state, len(self.blocks))
+        hidden = self.embedding(tokens.long())
         states = [None] * len(self.blocks) if state is None else state
         new_states = []
         for block, block_state in zip(self.blocks, states, strict=True):
@@ -97,12 +98,12 @@ class CausalLM(nn.Module):
     @torch.no_grad()
     def generate(
         self,
-        prompt: Int[Tensor, "batch length"],
+        prompt: Integer[Tensor, "batch length"],
         num_tokens: int,
         *,
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
-    ) -> Int[Tensor, "batch new_length"]:
+    ) -> Integer[Tensor, "batch new_length"]:
         """Return the prompt followed by new tokens.
 
         Args:
@@ -121,7 +122,10 @@ class CausalLM(nn.Module):
             if temperature == 0:
                 token = logits[:, -1].argmax(1, keepdim=True)
             else:
-                probabilities = (logits[:, -1] / temperature).softmax(1)
+                last_logits = logits[:, -1]
+                # The largest quotient is 0, so that no quotient overflows, for example in float16.
+                largest = last_logits.amax(dim=1, keepdim=True)
+                probabilities = ((last_logits - largest) / temperature).softmax(1)
                 token = torch.multinomial(probabilities, 1, generator=generator)
             sequence.append(token)
         return torch.cat(sequence, dim=1)

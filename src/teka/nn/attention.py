@@ -378,10 +378,7 @@ class Attention(nn.Module):
             num_axes = position.shape[-1]
         self.set_num_axes(num_axes)
         groups = self.head_groups()
-        if state is not None and not (isinstance(state, tuple) and len(state) == len(groups)):
-            actual = f"{len(state)} states" if isinstance(state, tuple) else state
-            expected = f"None, or the tuple of {len(groups)} states that the last step returned"
-            raise wrong_value("state", actual, expected)
+        check_states(state, len(groups))
         tokens = token if token.ndim == 3 else token[:, None]
         query, key, value = self.project(tokens)
         outputs = []
@@ -452,3 +449,11 @@ def check_decoding_tokens(token: Tensor, layer: Attention) -> None:
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
     check_tokens("token", token, *sizes, layer=layer.output)
+
+
+def check_states(state: object, num_states: int) -> None:
+    """Check that the argument `state` of `step` is None or a tuple of `num_states` states."""
+    if state is not None and not (isinstance(state, tuple) and len(state) == num_states):
+        actual = f"{len(state)} states" if isinstance(state, tuple) else state
+        expected = f"None, or the tuple of {num_states} states that the last step returned"
+        raise wrong_value("state", actual, expected)
