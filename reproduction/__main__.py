@@ -1,7 +1,7 @@
 """Command line of the reproductions: python -m reproduction COMMAND [options].
 
-It also has all commands of `teka`. Their option `--model` accepts the models of
-`reproduction.baselines` here.
+All commands of `teka` are available too. Their option `--model` also accepts the models of
+`reproduction.baselines`, such as `resnet18`.
 """
 
 import sys
@@ -18,7 +18,7 @@ REPRODUCTION_COMMANDS = {
     ),
     "heads": (
         "reproduction.heads.figures:heads",
-        "Draw where the attention heads of a network attend.",
+        "Draw which tokens the attention heads of a network attend to.",
     ),
     "sample-efficiency": (
         "reproduction.commands:sample_efficiency",
@@ -27,21 +27,21 @@ REPRODUCTION_COMMANDS = {
     "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),
     "long-inputs": (
         "reproduction.long_inputs:long_inputs",
-        "Train a segmentation model on images of 65,536 tokens.",
+        "Train a segmentation model on images with 65,536 tokens.",
     ),
     "all-shifts": (
         "reproduction.all_shifts:all_shifts",
-        "Count test images whose prediction changes at a circular shift.",
+        "Count the test images whose prediction a circular shift changes.",
     ),
     "prune": (
         "reproduction.heads.prune:prune",
-        "Remove degenerate heads of a network, and continue its training.",
+        "Remove degenerate attention heads of a network, and train it again.",
     ),
 }
 
 
 def make_reproduction_app() -> App:
-    """Create the command line with the commands of teka and those of the reproductions."""
+    """Create the command-line program with all commands of teka and of the reproductions."""
     app = make_app("python -m reproduction")
     for name, (path, summary) in REPRODUCTION_COMMANDS.items():
         app.command(path, name=name, help=summary)

@@ -30,8 +30,8 @@ def all_shifts(
 ) -> None:
     """Count the test images whose prediction is the same at every circular shift.
 
-    Every shift of every image is computed in float32. The same command resumes an interrupted
-    measurement after its last complete batch of images.
+    The model computes every shift of every image in float32. The same command resumes an
+    interrupted measurement after the last complete batch of images.
 
     Args:
         model: Folder of a saved model, or the name of a packaged model.
@@ -66,7 +66,7 @@ def all_shifts(
 def count_changing_shifts(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Tensor:
-    """Count the circular shifts that change the prediction, for each image."""
+    """Count, for each image, the circular shifts that change the prediction of the model."""
     expected = model(images).argmax(dim=1)
     num_changes = torch.zeros(len(images), dtype=torch.long)
     height, width = images.shape[2:]

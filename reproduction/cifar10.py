@@ -1,6 +1,7 @@
-"""Training of shift-invariant models and other models on CIFAR-10, with the same recipe.
+"""The command `cifar10`: training of shift-invariant models and baselines on CIFAR-10.
 
-The recipe is that of Jordan 2024 (arXiv 2404.00498) for fast convolutional networks.
+All models are trained with the recipe of Jordan 2024 (arXiv 2404.00498) for fast convolutional
+networks.
 """
 
 import time
@@ -97,7 +98,7 @@ def cifar10(
     dataset = load("cifar10", data_dir=data_dir)
     architecture, options, make_model = MODELS[model]
     path = make_directory("out", out) / f"{model}-seed-{seed}"
-    network, result = train(
+    network, result = train_cifar10_model(
         partial(make_model, **dataset.sizes, **options),
         dataset,
         seed=seed,
@@ -119,9 +120,9 @@ def cifar10(
 
 
 def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the seed, the training and the test accuracies to save with a model.
+    """Return the facts about the training and the test accuracy that a model file contains.
 
-    The fields are those that `teka.training.export` saves.
+    The keys are those of the model files that `teka.training.export` writes.
     """
     training = {name: value for name, value in result.items() if name not in ("seed", "test")}
     facts: dict[str, Any] = {"run": {"data": "cifar10", "seed": result["seed"]}}
@@ -131,7 +132,7 @@ def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def train(
+def train_cifar10_model(
     make_model: Callable[[], nn.Module],
     dataset: Dataset,
     *,
@@ -140,7 +141,7 @@ def train(
     checkpoint: Path,
     is_compiled: bool,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train a model, and return it in evaluation mode with its accuracies.
+    """Train a model on CIFAR-10, and measure its accuracy.
 
     Args:
         make_model: Function that creates the model.
@@ -149,6 +150,9 @@ def train(
         epochs: Number of epochs. An incomplete last batch of an epoch is left out.
         checkpoint: File of the state after the last complete epoch.
         is_compiled: Whether the model is compiled.
+
+    Returns:
+        The model in evaluation mode, and the results to save.
     """
     torch.manual_seed(seed)
     model = make_model()
@@ -170,9 +174,9 @@ def train(
     train_steps(
         model.train(),
         make_optimizers(model),
-        make_batches(dataset.train, steps_per_epoch, seed),
+        make_batch_function(dataset.train, steps_per_epoch, seed),
         num_steps=num_steps,
-        rate_factor=lambda step: rate_factor(step, num_steps),
+        rate_factor=lambda step: compute_rate_factor(step, num_steps),
         label_smoothing=LABEL_SMOOTHING,
         is_bfloat16=True,
         checkpoint=checkpoint,
@@ -186,19 +190,20 @@ def train(
         "epochs": epochs,
         "seconds": None if is_resumed else round(seconds, 1),
         "parameters": count_parameters(model),
-        "held_out": measure_accuracies(model, dataset.validation),
+        "held_out": measure_accuracies_with_intervals(model, dataset.validation),
     }
     if seed in EVALUATION_SEEDS:
-        result["test"] = measure_accuracies(model, dataset.test)
+        result["test"] = measure_accuracies_with_intervals(model, dataset.test)
         result["consistency"] = measure_consistency(model, dataset.test.images)
     return model, result
 
 
 def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Create Nesterov SGD for convolutional networks, and AdamW for transformers.
+    """Create the optimizers of a model: SGD for convolutions and AdamW for attention.
 
-    The convolutions and the attention of a `ConvPerformer` have both. The rate of the biases of its
-    batch normalizations is 64 times as large.
+    A ResNet-18 is trained with Nesterov SGD, and a vision transformer with AdamW. For a
+    `ConvPerformer`, SGD trains the convolutions, and AdamW trains the attention. The biases of its
+    batch normalizations have a learning rate 64 times as large as that of the convolutions.
     """
     rate, decay = RATE * BATCH_SIZE / 1024, DECAY / RATE
     attention: list[nn.Parameter] = []
@@ -226,15 +231,20 @@ def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def rate_factor(step: int, num_steps: int) -> float:
-    """Return the factor of the learning rates, which rises and falls linearly."""
+def compute_rate_factor(step: int, num_steps: int) -> float:
+    """Return the factor by which the learning rates are multiplied at a training step.
+
+    The factor rises linearly from 0.2 to 1 during 23 % of the steps. Then it falls linearly to
+    0.07.
+    """
     return float(np.interp(step / num_steps, list(SCHEDULE), list(SCHEDULE.values())))
 
 
-def make_batches(split: Split, steps_per_epoch: int, seed: int) -> MakeBatch:
-    """Return a function from the number of a step to its augmented images and labels.
+def make_batch_function(split: Split, steps_per_epoch: int, seed: int) -> MakeBatch:
+    """Return a function that makes the batch of a training step: augmented images and labels.
 
-    Half of the images, drawn once, are mirrored in even epochs, and the others in odd epochs.
+    The argument of the function is the number of the step. Every image is mirrored in every second
+    epoch: a random half of the images in even epochs, and the other half in odd epochs.
     """
     is_first_half = torch.rand(len(split), generator=Generator().manual_seed(seed)) < 0.5
 
@@ -254,14 +264,14 @@ def make_batches(split: Split, steps_per_epoch: int, seed: int) -> MakeBatch:
 def mirror_images(
     images: Float[Tensor, "batch channels height width"], is_flipped: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "batch channels height width"]:
-    """Mirror some images left to right."""
+    """Mirror the images for which `is_flipped` is true, left to right."""
     return torch.where(is_flipped[:, None, None, None], images.flip(3), images)
 
 
 def shift_images(
     images: Float[Tensor, "batch channels height width"], shifts: Int[Tensor, "batch 2"]
 ) -> Float[Tensor, "batch channels height width"]:
-    """Shift each image by its number of rows and columns. Edges are reflected."""
+    """Shift each image by at most two rows and columns, and fill the border by reflection."""
     height, width = images.shape[2:]
     padded = pad(images, (CROP_SHIFT,) * 4, mode="reflect")
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
@@ -269,8 +279,12 @@ def shift_images(
     return windows[torch.arange(len(images)), :, rows, columns]
 
 
-def measure_accuracies(model: nn.Module, split: Split) -> dict[str, Any]:
-    """Return accuracies with their 95 % Wilson intervals, with and without mirror images."""
+def measure_accuracies_with_intervals(model: nn.Module, split: Split) -> dict[str, Any]:
+    """Measure the accuracy of a model with its 95 % Wilson interval.
+
+    The results have a second accuracy, for which the logits of each image and of its mirror image
+    are added.
+    """
     result: dict[str, Any] = {"images": len(split)}
     logits = compute_logits(model, split.images)
     with_mirror_images = logits + compute_logits(model, split.images.flip(3))
@@ -283,11 +297,13 @@ def measure_accuracies(model: nn.Module, split: Split) -> dict[str, Any]:
 
 
 def measure_consistency(model: nn.Module, images: Tensor) -> dict[str, Any]:
-    """Return the shares of shifted images that get the same prediction as without the shift.
+    """Measure the share of shifted images with the same prediction as the original image.
 
-    The result has one share with its 95 % bootstrap interval for each kind of shift: circular
-    shifts by whole pixels, circular shifts by half a pixel with Fourier interpolation, and other
-    crops of the enlarged image.
+    There is one share with its 95 % bootstrap interval for each of three kinds of shifts:
+
+    - "circular": circular shifts by whole pixels.
+    - "half_pixel": circular shifts by half a pixel, with Fourier interpolation.
+    - "crop": shifted crops of the enlarged image.
     """
     images = images[:CONSISTENCY_IMAGES]
     side = images.shape[-1]

@@ -106,7 +106,7 @@ def reproduce(
 def sample_efficiency(
     *, out: Path = SAMPLE_EFFICIENCY, grid: Grid = NO_OPTIONS, command: CommandLine = ""
 ) -> None:
-    """Train models on 100 to all training images, and write tables and a figure of their accuracy.
+    """Train models on few to all training images, and write tables and a figure of the accuracy.
 
     The same command resumes an interrupted study. Every model is trained on one thread.
 
@@ -122,7 +122,11 @@ def sample_efficiency(
 
 
 def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
-    """Parse values of --only: "kernel=relu, softmax" gives {"kernel": ["relu", "softmax"]}."""
+    """Return the levels of each factor that the values of --only select.
+
+    >>> parse_levels(["kernel=relu, softmax", "seed=0"])
+    {'kernel': ['relu', 'softmax'], 'seed': ['0']}
+    """
     only: dict[str, list[str]] = {}
     for option in options:
         factor, _, levels = option.partition("=")
@@ -139,7 +143,10 @@ def train_and_report(
     only: Levels | None = None,
     **options: Any,
 ) -> None:
-    """Train the models of a study unless `--summary` is given. Then write and print the results."""
+    """Train the models of a study, and write and print the page of results.
+
+    With the option `--summary`, no model is trained.
+    """
     if not grid.summary:
         selected = {**(only or {}), **parse_levels(grid.only)}
         options |= {"data_dir": grid.data_dir, "processes": grid.processes}

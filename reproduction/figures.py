@@ -1,4 +1,4 @@
-"""Figures as files."""
+"""Conversion of Matplotlib figures to files."""
 
 import io
 
@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 
 def to_png(figure: Figure) -> bytes:
-    """Convert a figure to a PNG file in its own resolution."""
+    """Return the content of a PNG file of a Matplotlib figure."""
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": "teka"})
     return file.getvalue()

@@ -7,12 +7,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 
-def flop_counter() -> FlopCounterMode:
-    """Return a context manager that counts floating-point operations in PyTorch.
+def make_flop_counter() -> FlopCounterMode:
+    """Create a context manager that counts the floating-point operations of PyTorch code.
 
-    In addition to PyTorch's own counter, it counts forward passes of fused attention on a CPU and
-    matrix products that are added in place. A multiply-add counts as two operations. Models must be
-    on a CPU, because Triton kernels are not counted.
+    It counts two operations that PyTorch's own counter ignores: forward passes of fused attention
+    on a CPU, and matrix products that are added to a tensor in place. A multiply-add counts as two
+    operations. Models must be on a CPU, because Triton kernels are not counted.
     """
     return FlopCounterMode(display=False, custom_mapping=_EXTRA_FLOPS)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from reproduction.study.report import margin_of_error
+from reproduction.study.report import compute_margin_of_error
 from reproduction.training import train_steps
 from teka.checks import check_sizes
 from teka.cli.app import CommandLine
@@ -48,9 +48,10 @@ def long_inputs(
     steps: tuple[int, int, int] = STEPS,
     command: CommandLine = "",
 ) -> None:
-    """Train a model on scenes of up to 256 × 256 tokens, and save its accuracy and its times.
+    """Train a segmentation model on images of up to 256 × 256 tokens, and measure its accuracy.
 
-    The same command resumes an interrupted training. It then measures only the remaining steps.
+    The accuracy, the time of a training step and the peak memory are saved. The same command
+    resumes an interrupted training. The saved times are then those of the remaining steps.
 
     Args:
         seed: Seed of the weights and of the training scenes.
@@ -69,23 +70,24 @@ def long_inputs(
     model = SceneModel(attention)
     name = f"{attention}-seed-{seed}"
     folder = make_directory("out", out)
-    seconds = train(model, dataset.train, steps, seed, folder / f"{name}.pt")
+    seconds = train_scene_model(model, dataset.train, steps, seed, folder / f"{name}.pt")
     result = {
         "attention": attention,
         "seed": seed,
         "steps": steps,
         "seconds_per_step": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "test": measure_accuracies(model.eval(), dataset.test, TEST_SCENES),
+        "test": measure_accuracies_with_margins(model.eval(), dataset.test, TEST_SCENES),
         **provenance(command),
     }
     print(f"written: {write_json(folder / f'{name}.json', result)}")
 
 
 class SceneModel(nn.Module):
-    """Network that labels each pixel by convolutions, followed by attention between all pixels.
+    """Network that labels each pixel of an image, with convolutions followed by attention.
 
-    The convolutions see 21 × 21 pixels, so that they recognize a digit but not the other one.
+    The convolutions see 21 × 21 pixels around each pixel. This is enough to recognize the digit at
+    this pixel, but usually not the other digit of the image.
 
     Args:
         attention: Attention of the transformer blocks. Without attention, there are no blocks.
@@ -111,7 +113,7 @@ class SceneModel(nn.Module):
     def forward(
         self, scenes: Float[Tensor, "batch 1 height width"]
     ) -> Float[Tensor, "batch classes 2 height width"]:
-        """Return the logits of the class of the digit at each pixel, and of the other digit."""
+        """Return the logits of the two labels of each pixel: of its own and of the other digit."""
         features = self.stem(scenes)
         grid = Grid(features.shape[2:])
         tokens = grid.flatten(features)
@@ -124,9 +126,11 @@ class SceneModel(nn.Module):
 def draw_scenes(
     digits: Split, num_scenes: int, side: int, generator: Generator
 ) -> tuple[Float[Tensor, "batch 1 side side"], Int[Tensor, "batch 2 side side"]]:
-    """Draw scenes of two digits that do not overlap, and the two labels of each pixel.
+    """Draw images of two digits at random positions, and two labels of each pixel.
 
-    The digits are reduced to half of their side. Pixels outside of a digit have no label.
+    The first label of a pixel is the class of the digit at this pixel, and the second label is the
+    class of the other digit. Pixels outside of the digits have the label −100, which the loss
+    ignores. The digits have half of their original side and do not overlap.
 
     Args:
         digits: Images of digits and their classes.
@@ -151,13 +155,13 @@ def draw_scenes(
     return scenes, labels
 
 
-def train(
+def train_scene_model(
     model: nn.Module, digits: Split, steps: Sequence[int], seed: int, checkpoint: Path
 ) -> dict[int, float]:
-    """Train a model on scenes of growing size.
+    """Train a model on images of 48, then 128 and then 256 pixels per side.
 
-    The learning rate rises during the first steps. It falls linearly while the scenes have their
-    largest size.
+    The learning rate rises linearly during the first 100 steps, and falls linearly during the steps
+    with the largest images.
 
     Args:
         model: Model from scenes to the logits of both labels.
@@ -198,10 +202,13 @@ def train(
 
 
 @torch.inference_mode()
-def measure_accuracies(model: nn.Module, digits: Split, num_scenes: int) -> dict[str, Any]:
-    """Return the shares of digit pixels with correct labels, with their 95 % margins of error.
+def measure_accuracies_with_margins(
+    model: nn.Module, digits: Split, num_scenes: int
+) -> dict[str, Any]:
+    """Measure the share of digit pixels that a model labels correctly in random test images.
 
-    The shares are means over scenes.
+    The results are the means over images, each with its 95 % margin of error. "own_class" is for
+    the class of the digit at a pixel, and "other_class" for the class of the other digit.
     """
     generator = Generator().manual_seed(0)
     shares = []
@@ -210,4 +217,8 @@ def measure_accuracies(model: nn.Module, digits: Split, num_scenes: int) -> dict
         is_correct = (model(scenes).argmax(dim=1) == labels).sum(dim=(0, 2, 3))
         shares.append((is_correct / (labels >= 0).sum(dim=(0, 2, 3))).tolist())
     table = pd.DataFrame(shares, columns=["own_class", "other_class"])
-    return {"scenes": num_scenes, **table.mean(), **margin_of_error(table).add_suffix("_margin")}
+    return {
+        "scenes": num_scenes,
+        **table.mean(),
+        **compute_margin_of_error(table).add_suffix("_margin"),
+    }

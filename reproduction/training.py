@@ -1,4 +1,4 @@
-"""Training loops for models and batches that `teka train` does not support."""
+"""Training loops for models that `teka train` cannot train."""
 
 import io
 from collections.abc import Callable, Sequence

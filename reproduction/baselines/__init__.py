@@ -1,6 +1,6 @@
-"""Baselines of the papers: convolutional networks and transformers of other authors.
+"""Baseline models: convolutional networks and transformers of other authors.
 
-Every model takes `image_size`, `in_channels`, `num_classes` and options of its own. Importing this
+Every model takes `image_size`, `in_channels`, `num_classes` and its own options. Importing this
 package registers the models, so that they can be trained by name, as in `--model resnet18`.
 """
 

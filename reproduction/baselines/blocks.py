@@ -1,4 +1,4 @@
-"""Base class of the baselines, transformer blocks, and functions that split and join heads."""
+"""Parts that the baseline models share: a base class, transformer blocks and attention heads."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -47,12 +47,12 @@ class ImageClassifier(nn.Module):
         self.in_channels = in_channels
 
     def forward(self, images: Images) -> Logits:
-        """Check the shape of images, and return their logits."""
+        """Return the logits of images, after checking the shape of the images."""
         check_tensor("images", images, "batch", self.in_channels, *self.image_size)
         return self.logits(images)
 
     def logits(self, images: Images) -> Logits:
-        """Return the logits of images, whose shape has been checked."""
+        """Return the logits of images. A subclass defines this method."""
         raise NotImplementedError
 
 
@@ -81,7 +81,8 @@ class PreNormBlock(nn.Module):
 class PostNormBlock(nn.Module):
     """A post-norm transformer block: x ← norm(x + W attention(x)), then x ← norm(x + MLP(x)).
 
-    W is a linear layer, as in the code of Cordonnier et al. 2020. Norms add ε = 10⁻¹² to variances.
+    W is a linear layer, as in the code of Cordonnier et al. 2020. The layer norms add ε = 10⁻¹² to
+    the variance.
 
     Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT).
 
@@ -111,10 +112,10 @@ class PostNormBlock(nn.Module):
 
 
 def project_heads(linear: nn.Module, tokens: Tokens, dim_head: int) -> Outputs:
-    """Apply a linear layer to tokens, and split the result into heads of size `dim_head`."""
+    """Apply a linear layer to tokens, and split its outputs into heads of size `dim_head`."""
     return linear(tokens).unflatten(-1, (-1, dim_head)).transpose(1, 2)
 
 
 def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
-    """Concatenate the heads of each token, and apply a linear layer."""
+    """Concatenate the heads of each token, and apply a linear layer to the result."""
     return linear(heads.transpose(1, 2).flatten(2))

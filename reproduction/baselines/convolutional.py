@@ -1,7 +1,7 @@
 """Convolutional baselines: AlexNet for small images, VGG-16 and ResNet-18.
 
-They differ from torchvision's models of the same names: AlexNet has one linear layer and smaller
-windows of the max poolings, and ResNet-18 can begin with a stem for small images.
+Two of them differ from torchvision's models: AlexNet has a single linear layer and smaller pooling
+windows, and ResNet-18 has an option for small images.
 """
 
 import math
@@ -28,7 +28,10 @@ def make_convolution(
     *,
     is_normalized: bool = False,
 ) -> list[nn.Module]:
-    """Create a convolution with a ReLU, or with a batch normalization if `is_normalized`."""
+    """Create a convolution and the layer that follows it.
+
+    This layer is a batch normalization if `is_normalized` is true, and otherwise a ReLU.
+    """
     sizes = in_channels, out_channels, kernel_size, stride, kernel_size // 2
     if is_normalized:
         return [nn.Conv2d(*sizes, bias=False), nn.BatchNorm2d(out_channels)]
@@ -36,14 +39,17 @@ def make_convolution(
 
 
 class AlexNet(ImageClassifier):
-    """AlexNet for small images: five convolutions with ReLUs and max pooling, and a linear layer.
+    """AlexNet for small images, with five convolutions and one linear layer.
 
     Horn et al. 2021 trained this variant. It has 2,472,266 parameters for 10 classes and 3
-    channels. It differs from torchvision's AlexNet (Krizhevsky 2014) in three ways: the padding of
-    the first convolution is 5, the windows of the max poolings do not overlap, and there are no
-    hidden linear layers. For images of 32 × 32 pixels, the last max pooling leaves 1 × 1 features.
+    channels. Images of 32 × 32 pixels are reduced to 1 × 1 features. The network differs from
+    torchvision's AlexNet (Krizhevsky 2014) in three ways:
 
-    Three details follow the code of Horn et al. and differ from Krizhevsky et al. 2012:
+    - The padding of the first convolution is 5.
+    - The windows of max pooling do not overlap.
+    - There are no hidden linear layers.
+
+    Three other details follow the code of Horn et al. and differ from Krizhevsky et al. 2012:
 
     - Dropout follows the ReLUs of the first, third and fifth convolution, instead of the hidden
       linear layers (§4.2).
@@ -95,10 +101,10 @@ class AlexNet(ImageClassifier):
 
 
 class VGG16(ImageClassifier):
-    """VGG-16: thirteen 3 × 3 convolutions with ReLUs and max pooling, then three linear layers.
+    """VGG-16, with thirteen 3 × 3 convolutions and three linear layers.
 
-    This is configuration D without batch normalization. It has 134,301,514 parameters for 10
-    classes and 3 channels. Average pooling resizes the features to 7 × 7 for any image size.
+    This is configuration D of the paper, without batch normalization. It has 134,301,514 parameters
+    for 10 classes and 3 channels. Average pooling reduces the features to 7 × 7 for any image size.
 
     - Dropout follows both hidden linear layers (Simonyan and Zisserman 2015, §3.1).
     - Weights of linear layers are initialized from N(0, 0.01²), as in that paper. Weights of
@@ -192,14 +198,15 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(ImageClassifier):
-    """ResNet-18: a stem, four stages of two residual blocks, global mean pooling, a linear layer.
+    """ResNet-18, with an initial convolution, eight residual blocks and a linear layer.
 
-    The first convolution can have one of two forms:
+    There are two versions of the initial convolution:
 
     - `resnet_stem="7x7"` is for large images. It has stride 2, and a max pooling follows. Horn et
-      al. trained this form, with 11,181,642 parameters for 10 classes and 3 channels.
+      al. trained this version, with 11,181,642 parameters for 10 classes and 3 channels.
     - `resnet_stem="3x3"` is for small images. It has stride 1, and no pooling follows. Cordonnier
-      et al. trained this form, with 11,173,962 parameters. It takes 15 times the operations.
+      et al. trained this version, with 11,173,962 parameters. The network needs 15 times as many
+      operations as with "7x7".
 
     Batch normalization follows every convolution, and there is no dropout (He et al. 2016, §3.4).
     Weights of convolutions are initialized from N(0, 2 / fan_out) (He et al. 2015).

@@ -24,11 +24,14 @@ from teka.nn.inputs import Tokens
 
 
 class LinformerAttention(nn.Module):
-    """Softmax attention to k learned combinations of keys and values, instead of to all L tokens.
+    """Softmax attention to k learned combinations of the L tokens, instead of to all L tokens.
 
-    The output of a head is softmax(Q (E K)ᵀ / √d) (F V). The learned matrices E and F of shape
-    (k, L) combine the keys K and the values V of all tokens. The cost is therefore O(L k) instead
-    of O(L²). All heads share E and F ("headwise sharing"). The layer accepts only L tokens.
+    The cost is therefore O(L k) instead of O(L²). The output of a head is
+
+        softmax(Q (E K)ᵀ / √d) (F V),
+
+    where the learned matrices E and F of shape (k, L) combine the keys K and the values V of all
+    tokens. All heads share E and F ("headwise sharing"). The layer accepts exactly L tokens.
 
     Queries, keys and values have no bias, as in the code of Horn et al. The initial weights are
     those of the authors' code (fairseq, examples/linformer): Xavier's uniform distribution, divided
@@ -65,23 +68,28 @@ class LinformerAttention(nn.Module):
     def forward(self, tokens: Tokens) -> Tokens:
         outputs = scaled_dot_product_attention(
             project_heads(self.query, tokens, self.dim_head),
-            self._project(self.key, self.key_projection, tokens),
-            self._project(self.value, self.value_projection, tokens),
+            self._combine_tokens(self.key, self.key_projection, tokens),
+            self._combine_tokens(self.value, self.value_projection, tokens),
             dropout_p=self.dropout if self.training else 0.0,
         )
         return join_heads(self.output, outputs)
 
-    def _project(
+    def _combine_tokens(
         self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Tokens
     ) -> Values:
-        """Return the heads of E X W for tokens X, computed in the cheaper order."""
+        """Return the k learned combinations of the keys or values of all tokens.
+
+        The linear layer and the projection along the tokens are applied in the cheaper order.
+        """
         if projection.shape[0] < projection.shape[1]:
             return project_heads(linear, projection @ tokens, self.dim_head)
         return projection @ project_heads(linear, tokens, self.dim_head)
 
 
 class Linformer(ImageClassifier):
-    """A vision transformer with the attention of Linformer, and a class token for the logits.
+    """A vision transformer with the attention of Linformer.
+
+    A token is a pixel or the whole image. The logits are computed from a class token.
 
     - With `tokens="pixel"`, each pixel is a token, as in the Performers of Horn et al. 2021.
     - With `tokens="image"`, the whole image is one token. Horn et al. trained this form with

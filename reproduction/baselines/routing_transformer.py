@@ -85,11 +85,15 @@ class RoutingAttention(nn.Module):
     If the set is empty, the centroid does not move. The centroids are a buffer, without gradients.
     A layer norm without scale and bias gives all queries and keys the length √d.
 
-    Differences from the paper: It has the sum over A instead of the mean, which grows with the
-    batch. The commitment loss, with weight 10⁻⁴ in the authors' code, is left out. Inner products
-    are divided by √d as in Vaswani et al. 2017, because the scaling of queries in the authors' code
-    has no effect before their normalization. As in that code, no linear layer has a bias, and
-    centroids are initialized as normalized Gaussian vectors.
+    The layer differs from the paper in three ways:
+
+    - It uses the mean over A instead of the sum, because the sum grows with the batch.
+    - It has no commitment loss, which has the weight 10⁻⁴ in the authors' code.
+    - Inner products are divided by √d as in Vaswani et al. 2017, because the scaling of queries in
+      the authors' code has no effect before their normalization.
+
+    As in that code, no linear layer has a bias, and centroids are initialized as normalized
+    Gaussian vectors.
 
     Source: Roy et al. 2021, Algorithm 1; their code, google-research/routing_transformer.
 
@@ -119,7 +123,7 @@ class RoutingAttention(nn.Module):
         self.register_buffer("centroid", centroid)
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """Compute the attention of tokens. In training mode, also move the centroids."""
+        """Return the outputs of the attention. In training mode, also move the centroids."""
         query, key, value = (
             project_heads(linear, tokens, self.dim_head)
             for linear in (self.query, self.key, self.value)
@@ -150,11 +154,12 @@ class RoutingAttention(nn.Module):
 
 
 class RoutingTransformer(ImageClassifier):
-    """A vision transformer with attention within clusters, and one token per pixel.
+    """A vision transformer in which each pixel attends only to a cluster of similar pixels.
 
-    There are √L clusters of √L tokens, for example 32 clusters of 32 tokens for 32 × 32 pixels.
-    The default sizes are those of the Performers of Horn et al. 2021, who only say that their
-    Routing Transformer has 11.4M parameters. The dropout is that of their Performers (A.2).
+    Every pixel is a token. L tokens form √L clusters of √L tokens, for example 32 clusters of 32
+    tokens for an image of 32 × 32 pixels. The default sizes and the default dropout are those of
+    the Performers of Horn et al. 2021 (A.2). The paper does not give the sizes of its Routing
+    Transformer, which has 11.4M parameters.
 
     Learned embeddings of the row and the column are added to each token. They are initialized from
     N(0, 1), as in the authors' code for images. The logits are computed from the mean of all

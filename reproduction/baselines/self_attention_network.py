@@ -23,7 +23,7 @@ PRECISION_NOISE = 0.01
 def make_position_attention(
     position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
 ) -> RelativeModule:
-    """Create the relative kernel of a block: Gaussians or a learned table.
+    """Create the relative kernel of a transformer block, with Gaussians or a learned table.
 
     The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code.
     Centers of Gaussians are drawn from N(0, 2²) along every axis. The standard deviation is one
@@ -55,7 +55,7 @@ def make_position_attention(
 
 
 class SelfAttentionNetwork(ImageClassifier):
-    """An image classifier whose heads attend to tokens by their relative positions.
+    """An image classifier whose attention weights depend on the relative positions of tokens.
 
         image → normalized channels → 2 × 2 space to depth → linear → blocks → mean → linear
 
@@ -151,13 +151,15 @@ class SelfAttentionNetwork(ImageClassifier):
         self.head = nn.Linear(dim, num_classes)
         self.chosen_backends()  # raises an error if the backend cannot compute this model
 
-    def attentions(self) -> tuple[Attention, ...]:
-        """Return the attention of every block."""
+    def attention_layers(self) -> tuple[Attention, ...]:
+        """Return the attention layer of every transformer block."""
         return tuple(block.attention for block in self.blocks if isinstance(block, PostNormBlock))
 
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
-        """Return the names of the backends that compute the blocks."""
-        backends = {layer.chosen_backend(self.grid, batch=batch) for layer in self.attentions()}
+        """Return the names of the backends that compute the attention, without repetitions."""
+        backends = {
+            layer.chosen_backend(self.grid, batch=batch) for layer in self.attention_layers()
+        }
         return tuple(sorted(backends))
 
     def training_callbacks(self, run: Any, folder: Path) -> list[Any]:
@@ -167,7 +169,7 @@ class SelfAttentionNetwork(ImageClassifier):
         return [HeadRecorder(self, run, folder)]
 
     def copy_without_heads(self, heads: Sequence[Iterable[int]]) -> "SelfAttentionNetwork":
-        """Return a copy of the network without some heads.
+        """Return a copy of the network without some of its attention heads.
 
         Args:
             heads: Indices of the heads to remove, for each block.
@@ -176,7 +178,7 @@ class SelfAttentionNetwork(ImageClassifier):
         for block, removed in zip(pruned.blocks, heads, strict=True):
             assert isinstance(block, PostNormBlock)
             block.attention = prune_heads(block.attention, removed)
-        pruned.heads = tuple(attention.heads for attention in pruned.attentions())
+        pruned.heads = tuple(attention.heads for attention in pruned.attention_layers())
         return pruned
 
     def logits(self, images: Images) -> Logits:

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from reproduction.benchmarks.measurement import run_script, save_results
-from reproduction.study.report import margin_of_error
+from reproduction.study.report import compute_margin_of_error
 from teka.files import read_json
 from teka.functional import PROJECTIONS, ContentKernel, Softmax, attention, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
@@ -112,24 +112,26 @@ def measure_kernel_errors(
                 rows.append((*variant, kind, size, error_of_mean.item(), error.item()))
     columns = ["kernel", "projection", "num_features", *PANEL, "error_of_mean", "error"]
     errors = pd.DataFrame(rows, columns=columns).groupby(columns[:-1], sort=False).error
-    return pd.DataFrame({"error": errors.mean(), "half": margin_of_error(errors)}).reset_index()
+    return pd.DataFrame(
+        {"error": errors.mean(), "half": compute_margin_of_error(errors)}
+    ).reset_index()
 
 
-def fit_error_exponent(line: pd.DataFrame) -> float:
-    """Return the exponent p of a fit error ∝ m^p, where m is the number of features.
+def fit_error_exponent(errors: pd.DataFrame) -> float:
+    """Fit a power law m^p to the errors with m random features, and return the exponent p.
 
-    The fit uses the larger half of the numbers of features.
+    Only the last half of the rows is used, with the largest numbers of features.
     """
-    upper = line.tail((len(line) + 1) // 2)
-    return np.polyfit(np.log(upper.num_features), np.log(upper.error), deg=1)[0]
+    last = errors.tail((len(errors) + 1) // 2)
+    return np.polyfit(np.log(last.num_features), np.log(last.error), deg=1)[0]
 
 
 def print_error_tables(rows: pd.DataFrame) -> None:
-    """Print tables of the errors of random features.
+    """Print three tables of the errors of random features.
 
-    The first table gives the error of each kernel. The second one gives the exponent p of a fit
-    error ∝ m^p to m features. For comparison, the third one gives the error if the output is the
-    mean of all values.
+    The first table gives the errors of each kernel. The second table gives the exponent p of the
+    power law m^p that is fitted to the errors with m features. For comparison, the third table
+    gives the error if the output is the mean of all values.
     """
     tables = {
         "error": rows.set_index([*LINE, "num_features"]).error,

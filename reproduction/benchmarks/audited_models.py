@@ -36,8 +36,8 @@ RECIPE = {
 CONFIGS: Any = read_yaml("configurations", Path(__file__).with_suffix(".yaml"))
 
 
-class Classifier(nn.Module):
-    """An image classifier: it normalizes images with values from 0 to 1, and applies a model."""
+class NormalizedClassifier(nn.Module):
+    """Image classifier that normalizes images with values from 0 to 1 before it applies a model."""
 
     def __init__(self, model: nn.Module, normalization: Normalize) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def make_transformers_model(name: str) -> nn.Module:
 
 
 def make_invariant() -> nn.Module:
-    """Create a model that is exactly invariant to circular shifts, from circular convolutions."""
+    """Create a model of circular convolutions, which is exactly invariant to circular shifts."""
     layers: list[nn.Module] = []
     for in_channels, out_channels in ((1, 16), (16, 24), (24, 32)):
         convolution = nn.Conv2d(in_channels, out_channels, 5, padding=2, padding_mode="circular")
@@ -66,8 +66,8 @@ def make_invariant() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
-def save_transformers_model(classifier: Classifier, folder: Path) -> None:
-    """Save a model and its preprocessing as a folder that `transformers` can load."""
+def save_transformers_model(classifier: NormalizedClassifier, folder: Path) -> None:
+    """Save a model with its preprocessing, so that the library `transformers` can load it."""
     classifier.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
     preprocessing = {
         "image_processor_type": "ViTImageProcessor",
@@ -87,7 +87,7 @@ def main(*, out: Path = Path("runs/audited")) -> None:
     out.mkdir(parents=True, exist_ok=True)
     dataset = load("digits", image_size=SIDE, validation_size=0)
 
-    def train(name: str, classifier: Classifier, learning_rate: float) -> None:
+    def train(name: str, classifier: NormalizedClassifier, learning_rate: float) -> None:
         train_custom_model(
             classifier, dataset, Run.from_fields(learning_rate=learning_rate, **RECIPE)
         )
@@ -96,13 +96,13 @@ def main(*, out: Path = Path("runs/audited")) -> None:
 
     for name in CONFIGS:
         torch.manual_seed(0)
-        classifier = Classifier(
+        classifier = NormalizedClassifier(
             make_transformers_model(name), Normalize.from_images(dataset.train.images)
         )
         train(name, classifier, 2e-3)
         save_transformers_model(classifier, out / name)
     torch.manual_seed(0)
-    classifier = Classifier(make_invariant(), Normalize((0.0,), (1.0,)))
+    classifier = NormalizedClassifier(make_invariant(), Normalize((0.0,), (1.0,)))
     # The mean over all positions of a small digit is small, and learns slowly.
     train("invariant", classifier, 1e-2)
     save_file(classifier.model.state_dict(), out / "invariant.safetensors")

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from scipy.optimize import nnls
 
-from reproduction.benchmarks.measurement import interleaved_medians, run_script, save_results
+from reproduction.benchmarks.measurement import measure_median_times, run_script, save_results
 from teka import Grid
 from teka.files import read_json
 from teka.functional import attention
@@ -41,7 +41,10 @@ OTHERS = ("quadratic", "table", "generalized_quadratic")
 
 
 def make_benchmark_cases() -> list[dict[str, Any]]:
-    """Return the kernels and input sizes to time: those that at least two backends can compute."""
+    """Return the kernels and input sizes to time.
+
+    Each combination can be computed by at least two backends, so that there is a choice.
+    """
     large = [*LINES, *SQUARES, *CUBES]
     cases = [
         *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], large, [2], [1]),
@@ -54,7 +57,7 @@ def make_benchmark_cases() -> list[dict[str, Any]]:
 
 
 def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
-    """Create the `AttentionPlan` from which teka estimates the costs of an attention."""
+    """Create the `AttentionPlan` of a benchmark case, from which teka estimates the costs."""
     shape = tuple(case["shape"])
     kernel = make_kernel(case["kernel"], DIM)
     relative = None
@@ -66,7 +69,7 @@ def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
 
 
 def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
-    """Return the estimated cost of each backend that can compute an attention."""
+    """Return the estimated cost of each backend that can compute a benchmark case."""
     num_tokens = math.prod(case["shape"])
     return make_attention_plan(case).estimate_costs(
         heads=case["heads"],
@@ -79,7 +82,7 @@ def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
 
 
 def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Time all backends that can compute an attention.
+    """Time all backends that can compute a benchmark case.
 
     Returns:
         The median time of each backend in seconds, for the keys "forward" and "forward_backward".
@@ -99,7 +102,7 @@ def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, f
 
     backends = estimate_costs(case)
     return {
-        function.__name__: interleaved_medians(
+        function.__name__: measure_median_times(
             {name: partial(function, name) for name in backends}, seconds
         )
         for function in (forward, forward_backward)
@@ -125,7 +128,11 @@ def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
-    """Fit the nanoseconds that a multiply-add, a byte, a call and a head take in each backend."""
+    """Fit the cost model of each backend to its measured times.
+
+    The constants of the cost model are the nanoseconds that a multiply-add, a byte, a call and an
+    attention head take.
+    """
     rates = {}
     for backend, group in times.groupby("backend"):
         # Times are those of all heads, costs are those of one head.
@@ -136,7 +143,7 @@ def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(*, table: bool = False, out: Path = OUT) -> None:
-    """Time all backends, fit the constants of the cost model, and check the choices of backends.
+    """Time all backends, fit the cost model, and print how good the chosen backends are.
 
     Args:
         table: Use the times of the result file, and measure nothing.

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from reproduction.benchmarks.measurement import interleaved_medians, run_script, save_results
+from reproduction.benchmarks.measurement import measure_median_times, run_script, save_results
 from teka import Grid
 from teka.files import read_json
 from teka.functional import Rotary, attention
@@ -86,7 +86,7 @@ def make_implementations(
 ) -> dict[str, Callable[..., None]]:
     """Return functions that compute the same attention in different ways, by name.
 
-    The functions take the argument `backward` of `run_ten_calls`.
+    The functions take the argument `backward` as in `run_ten_calls`.
     """
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
@@ -114,7 +114,7 @@ def time_implementations(
     rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}
-        medians = interleaved_medians(steps, seconds)
+        medians = measure_median_times(steps, seconds)
         row = {"dtype": str(query.dtype), "tokens": query.shape[2], "direction": direction}
         rows.append({**row, "seconds": {name: medians[name] / NUM_CALLS for name in medians}})
     return rows

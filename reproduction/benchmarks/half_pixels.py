@@ -21,7 +21,7 @@ SHIFTS = ((0.5, 0), (0, 0.5), (0.5, 0.5))
 def measure_logit_change(model: Performer, images: Tensor) -> float:
     """Return how much half-pixel shifts T change the logits f(x) of a model with random weights.
 
-    The change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖, averaged over the shifts.
+    The change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖, averaged over three shifts.
     """
     for _ in range(30):  # for the statistics of batch normalization
         model(images)
@@ -34,7 +34,7 @@ def measure_logit_change(model: Performer, images: Tensor) -> float:
 
 @torch.inference_mode()
 def main(*, data_dir: str = "data") -> None:
-    """Measure models with random weights, and print the change of their logits.
+    """Print how much half-pixel shifts change the logits of models with random weights.
 
     Args:
         data_dir: Folder of the data sets.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from reproduction.baselines.blocks import join_heads, project_heads
-from reproduction.benchmarks.measurement import interleaved_medians, run_script
+from reproduction.benchmarks.measurement import measure_median_times, run_script
 from teka import Grid
 from teka.files import read_json, write_json
 from teka.nn import Attention
@@ -58,7 +58,7 @@ class LinearLayersOfAttention(nn.Module):
         return join_heads(self.projections[3], heads)
 
 
-class PlainLayer(LinearLayersOfAttention):
+class PlainPyTorchLayer(LinearLayersOfAttention):
     """teka's default layer in plain PyTorch, without masks and protection against overflow."""
 
     def __init__(self) -> None:
@@ -69,18 +69,21 @@ class PlainLayer(LinearLayersOfAttention):
         angle = torch.arange(tokens.shape[1])[:, None] * self.frequency[:, None]
         query, key, value = self.project(tokens)
         query_features, key_features = (x.relu().square() + 1e-6 for x in (query, key))
-        rotated_query, query_norm = rotate(query_features, angle.cos(), angle.sin())
-        rotated_key, key_norm = rotate(key_features, angle.cos(), angle.sin())
+        rotated_query, query_norm = rotate_feature_pairs(query_features, angle.cos(), angle.sin())
+        rotated_key, key_norm = rotate_feature_pairs(key_features, angle.cos(), angle.sin())
         numerator = rotated_query @ (rotated_key.transpose(-2, -1) @ value)
         denominator = 0.7 * query_features @ key_features.sum(dim=-2)[..., None]
         denominator = denominator + 0.3 * query_norm @ key_norm.sum(dim=-2)[..., None]
         return self.merge(numerator / denominator)
 
 
-def rotate(features: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of features by angles, and return the rotated features and the norms of pairs.
+def rotate_feature_pairs(features: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate pairs of features by angles.
 
     A pair consists of feature i and feature i + d/2 of d features.
+
+    Returns:
+        The rotated features, and the norm of each pair.
     """
     first, second = features.chunk(2, dim=-1)
     rotated = torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
@@ -136,7 +139,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     UNIT: LinearLayersOfAttention,
     "teka": TekaLayer,
     "teka, causal": partial(TekaLayer, causal=True),
-    "plain": PlainLayer,
+    "plain": PlainPyTorchLayer,
     "MultiheadAttention": SelfAttention,
     "SDPA + rotary": RotarySoftmax,
     "performer-pytorch": make_performer,
@@ -172,7 +175,7 @@ def time_layers(
             variants[f"{name}, compiled"] = torch.compile(layer, dynamic=False)
     inputs = torch.randn(BATCH, num_tokens, DIM)
     steps = {name: partial(run_layer, layer, inputs, backward) for name, layer in variants.items()}
-    medians = interleaved_medians(steps, seconds)
+    medians = measure_median_times(steps, seconds)
     return {name: round(1e3 * median, 4) for name, median in medians.items()}
 
 

@@ -17,13 +17,13 @@ from teka.provenance import provenance
 MIN_ROUNDS = 3
 
 
-def interleaved_medians(
+def measure_median_times(
     steps: Mapping[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = timer
 ) -> dict[str, float]:
-    """Time several functions in turns, and return the median time of each in seconds.
+    """Measure the median time of each of several functions, in seconds.
 
-    The functions take turns, so that a slow moment of the machine affects all of them. Before, each
-    function is called once, so that compilation is not timed.
+    The functions are called in turns, so that a slow moment of the machine affects all of them.
+    Before that, each function is called once, so that its compilation is not timed.
 
     Args:
         steps: Functions to time, by name.
@@ -51,7 +51,7 @@ def save_results(out: Path, **results: object) -> None:
 
 
 def run_script(main: Callable[..., Any]) -> None:
-    """Run a script: set one thread and a seed, and call `main` with the command-line options."""
+    """Call `main` with the options of the command line, on one thread and with a fixed seed."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     app = cyclopts.App(default_parameter=cyclopts.Parameter(consume_multiple=True))

@@ -32,7 +32,10 @@ KINDS = {
 
 
 def measure_packaged_model(name: str, data_dir: str) -> pd.DataFrame:
-    """Print the accuracy of a model, and return the share of unchanged predictions by shift."""
+    """Print the accuracy of a packaged model, and measure its stability under shifts.
+
+    The returned table gives the share of unchanged predictions for each kind of shift.
+    """
     model = load_model(name)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
     share = measure_accuracy(model, test)

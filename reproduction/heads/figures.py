@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from reproduction.figures import to_png
-from reproduction.heads.measure import LAYER_NUMBERS, attention_maps
+from reproduction.heads.measure import LAYER_NUMBERS, compute_attention_maps
 from reproduction.heads.prune import require_self_attention
 from reproduction.heads.record import HEADS_FILE, load_head_record
 from teka.files import make_directory, write_bytes
@@ -22,11 +22,11 @@ NUM_IMAGES = 100
 
 
 def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
-    """Show where the attention heads of a self_attention network attend.
+    """Show which tokens the attention heads of a self_attention network attend to.
 
-    One figure shows how the centers of the attention move during training, another one shows
-    attention maps. A table shows how close the heads are to a convolution: how many offsets of a
-    3 × 3 window they attend to.
+    The first figure shows how the centers of the attention move during training. The second figure
+    shows attention maps. A table shows how close the heads are to a convolution: how many offsets
+    of a 3 × 3 window they attend to.
 
     Args:
         run: Folder of a finished run.
@@ -38,19 +38,19 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     record = load_head_record(run / HEADS_FILE)
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)
-    maps = attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
+    maps = compute_attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
     folder = make_directory("out", out or run / "heads")
-    write_bytes(folder / "head_centers.png", to_png(draw_centers_of_heads(record)))
+    write_bytes(folder / "head_centers.png", to_png(draw_attention_centers(record)))
     write_bytes(folder / "attention_maps.png", to_png(draw_attention_maps(maps)))
     print("Attention before → after training (mean over random initial parameters):")
     print(compare_layers(record).to_string(), f"written: {folder}", sep="\n\n")
 
 
 def compare_layers(record: Record) -> pd.DataFrame:
-    """Compare the attention of each layer before and after training, and with random parameters.
+    """Return a table that compares the attention of each layer before and after training.
 
-    An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and
-    the mean over random parameters. The columns are those of `summarize_layer`.
+    An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and in
+    parentheses the mean over random initial parameters. The columns are those of `summarize_layer`.
     """
     table = pd.DataFrame(index=pd.RangeIndex(1, record["layer"].max() + 2, name="layer"))
     for name in LAYER_NUMBERS:
@@ -59,13 +59,13 @@ def compare_layers(record: Record) -> pd.DataFrame:
     return table
 
 
-def draw_centers_of_heads(record: Record) -> Figure:
-    """Draw how the center of the attention of each head moves during training.
+def draw_attention_centers(record: Record) -> Figure:
+    """Draw how the center of each head's attention moves during training.
 
     Each panel shows one layer. The gray frame is the image, and the black square is the query. A
-    line shows the path of a center from the start to the end of training, where the number of the
-    head stands. The center is that of a head's Gaussian, or the mean of its attention for other
-    kernels.
+    colored line is the path of the center of one head. The number of the head marks the end of
+    training. If the attention is a Gaussian, its center is drawn. For other kernels, the mean
+    offset weighted by the attention is drawn.
 
     Source: Cordonnier et al. 2020, Figures 3 and 7.
     """
@@ -88,10 +88,10 @@ def draw_centers_of_heads(record: Record) -> Figure:
 
 
 def draw_attention_maps(maps: Sequence[NDArray]) -> Figure:
-    """Draw the attention weights of one query as an image, for each layer and head.
+    """Draw an image of the attention weights of one query, for each layer and head.
 
-    A black frame marks the query. White is a weight of 0. The darkest blue is the largest weight of
-    a head, which is written below its image.
+    A black frame marks the query. White is a weight of 0, and the darkest blue is the largest
+    weight of the head. The number below an image is this largest weight.
 
     Source: Cordonnier et al. 2020, Figure 6.
     """

@@ -34,10 +34,10 @@ def find_middle_token(grid: Grid) -> int:
 
 
 def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
-    """Measure where each attention head attends, relative to the query and by position alone.
+    """Measure where each attention head attends relative to the query, ignoring the content.
 
-    The query is the token in the middle of the grid. An offset is the position of the key minus
-    that of the query, in tokens, as (row, column).
+    The query is the token in the middle of the grid. An offset (row, column) is the position of a
+    key minus the position of the query, in tokens.
 
     Args:
         layers: Relative kernel of every layer.
@@ -112,7 +112,9 @@ def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
-    """Measure how close layers with random parameters are to a convolution, as a baseline.
+    """Measure how close layers with random initial parameters are to a convolution.
+
+    This is the baseline to which trained layers are compared.
 
     Args:
         run: Run with the options `position` and `dim` of the layers.
@@ -135,8 +137,8 @@ def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dic
     return {f"chance_{name}": column for name, column in zip(LAYER_NUMBERS, columns, strict=True)}
 
 
-def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]:
-    """Return the attention weights of the middle token in every layer, averaged over images.
+def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]:
+    """Return the attention weights of the middle token in each layer, averaged over images.
 
     Args:
         model: The network.
@@ -152,7 +154,7 @@ def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]
         weights = compute_attention_weights(layer, inputs[0], model.grid)[:, :, query]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
-    hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attentions()]
+    hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attention_layers()]
     with torch.inference_mode():
         for batch in images.split(BATCH_SIZE):
             model(batch)
@@ -165,7 +167,10 @@ def attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]
 def compute_attention_weights(
     layer: Attention, tokens: Tokens, grid: Grid
 ) -> Float[Tensor, "batch heads queries queries"]:
-    """Return the attention weights of a layer, which are its outputs for one-hot values."""
+    """Return the attention weights of a layer for some tokens.
+
+    They are computed as the outputs of the attention for one-hot values.
+    """
     num_tokens = tokens.shape[1]
     query, key, value = layer.project(tokens)
     one_hot = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)

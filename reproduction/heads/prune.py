@@ -1,4 +1,7 @@
-"""The command `prune`: removal of heads that attend to all tokens equally or to a thin stripe."""
+"""The command `prune`: removal of attention heads that are degenerate.
+
+A degenerate head attends to all tokens equally, or to a thin stripe of tokens.
+"""
 
 import math
 from collections.abc import Mapping
@@ -40,7 +43,8 @@ def prune(
 ) -> None:
     """Remove the degenerate heads of a self_attention network, and continue its training.
 
-    The training takes a third of the epochs of the run. The result is the folder of a finished run.
+    A degenerate head attends to all tokens equally, or to a thin stripe of tokens. The training
+    continues for a third of the epochs of the run. The result is the folder of a finished run.
 
     Args:
         run: Folder of a finished run with position quadratic or generalized_quadratic.
@@ -115,7 +119,7 @@ def prune_network(
             new,
             command=command,
             dataset=dataset,
-            callbacks=[load_weights_before_training(pruned.state_dict())],
+            callbacks=[make_weight_loading_callback(pruned.state_dict())],
             progress_bar=progress_bar,
         )
         load_weights(pruned, new / CHECKPOINTS / BEST)
@@ -136,7 +140,7 @@ def prune_network(
 
 
 def require_self_attention(trained: TrainedRun) -> SelfAttentionNetwork:
-    """Return the self-attention network of a run.
+    """Return the model of a run, after checking that it is a self-attention network.
 
     Raises:
         ValueError: The model is not a self-attention network.
@@ -175,7 +179,7 @@ def find_degenerate_heads(
     if not condition_number >= 1:
         raise wrong_value("condition_number", condition_number, "a number of at least 1")
     layers = []
-    for attention in model.attentions():
+    for attention in model.attention_layers():
         if attention.query is not None:
             expected = "a network whose heads attend by position alone"
             raise wrong_argument("model", "one with content", expected)
@@ -193,14 +197,14 @@ def find_degenerate_heads(
     return pd.concat(layers, keys=range(1, len(layers) + 1), names=["layer", "head"])
 
 
-def load_weights_before_training(weights: Mapping[str, Tensor]) -> LambdaCallback:
-    """Return a Lightning callback that loads weights into a model before its training starts."""
+def make_weight_loading_callback(weights: Mapping[str, Tensor]) -> LambdaCallback:
+    """Create a Lightning callback that loads weights into a model before its training starts."""
     named = {f"model.{name}": tensor for name, tensor in weights.items()}
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
 def _compute_precision_eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:
-    """Return the eigenvalues of the precision matrix Σ⁻¹ of every head in float64."""
+    """Return the eigenvalues of the precision matrix of each head's Gaussian, in float64."""
     kernel = None if relative is None else relative()
     if isinstance(kernel, GeneralizedQuadraticBias):
         # Σ⁻¹ = LᵀL. Squared singular values of L keep small eigenvalues that LᵀL would round.

@@ -1,4 +1,4 @@
-"""File `heads.npz`, which records where the heads of a network attend during training."""
+"""Recording of where attention heads attend during training, in the file `heads.npz`."""
 
 import io
 from pathlib import Path
@@ -18,9 +18,10 @@ HEADS_FILE = "heads.npz"
 
 
 class HeadRecorder(Callback):
-    """Lightning callback that records where the heads attend, at the start and after each epoch.
+    """Lightning callback that records where attention heads attend during training.
 
-    The measurements are saved in checkpoints and, after every epoch, in `heads.npz`.
+    It measures the heads before training and after every epoch. The measurements are saved in the
+    file `heads.npz` and in the checkpoints.
 
     Args:
         model: Network that is trained.
@@ -52,7 +53,7 @@ class HeadRecorder(Callback):
         self.moments = state_dict["moments"]
 
     def _record(self, epoch: int) -> None:
-        kernels = [layer.relative for layer in self.model.attentions() if layer.relative]
+        kernels = [layer.relative for layer in self.model.attention_layers() if layer.relative]
         self.moments.append({"epoch": epoch, **measure_heads(kernels, self.model.grid)})
         arrays = {
             name: np.stack([np.asarray(moment[name]) for moment in self.moments])
@@ -64,7 +65,7 @@ class HeadRecorder(Callback):
 
 
 def load_head_record(path: str | Path) -> dict[str, NDArray]:
-    """Read a file `heads.npz`, which records where heads attend during training.
+    """Read the file `heads.npz`, in which a `HeadRecorder` saved where heads attend.
 
     Returns:
         - The results of `measure_heads`. The first dimension is the time: the start of the

@@ -18,7 +18,7 @@ SCALES = ("small", "full", "full-cpu", "one-stem")
 
 
 def read_paper_study(scale: str) -> Study:
-    """Read the study that repeats the paper's experiments with models of a given size.
+    """Read the study that repeats the experiments of Horn et al. (2021) at a given scale.
 
     Args:
         scale: "small" for small models and images on a CPU, "full" for the experiment of the paper
@@ -30,14 +30,14 @@ def read_paper_study(scale: str) -> Study:
 
 
 def select_models(study: Study, target: str) -> dict[str, list[str]]:
-    """Return the levels that select the models of Table 1 or Figure 1.
+    """Return the options that select the models of Table 1 or Figure 1 in a study.
 
     Args:
         study: A study of `read_paper_study`.
         target: "table1" for all models, or "figure1" for the Performers on MNIST and Fashion-MNIST.
 
     Returns:
-        Levels of the factors "data" and "model", or nothing for all models.
+        Selected levels of the factors "data" and "model". An empty dictionary selects all models.
     """
     check_name("target", target, ("table1", "figure1"))
     if target == "table1":
@@ -48,7 +48,7 @@ def select_models(study: Study, target: str) -> dict[str, list[str]]:
 
 
 def read_paper_table() -> pd.DataFrame:
-    """Read Table 1 of the paper: accuracies in percent and numbers of parameters.
+    """Read Table 1 of Horn et al. (2021): accuracies in percent and numbers of parameters.
 
     The accuracy of strategy 2 on Fashion-MNIST is that of a model with distances clipped at 4.
     """
@@ -56,12 +56,16 @@ def read_paper_table() -> pd.DataFrame:
 
 
 def read_paper_figure() -> pd.DataFrame:
-    """Read Figure 1 of the paper: accuracy in percent on class 1 by data set, model and shift."""
+    """Read the curves of Figure 1 of Horn et al. (2021).
+
+    Each row gives the accuracy in percent on test images of class 1 for one data set, model and
+    shift.
+    """
     return pd.read_csv(FOLDER / "horn2021_figure1.csv")
 
 
 def find_name_in_paper(model: str) -> str:
-    """Return the name that the paper uses for one of our models.
+    """Return the name that Horn et al. (2021) use for one of our models.
 
     >>> find_name_in_paper("Performer (strategy 2 exact with k = 2)")
     'Performer (strategy 2)'
@@ -70,7 +74,10 @@ def find_name_in_paper(model: str) -> str:
 
 
 def write_paper_comparison(study: Study, folder: str | Path) -> str:
-    """Write `table1.md` and `figure1.png`, which compare our results with the paper.
+    """Write `table1.md` and `figure1.png`, which compare our results with Horn et al. (2021).
+
+    The figure needs models whose accuracy was measured on shifted images of class 1. Without such
+    models, it is not written.
 
     Args:
         study: A study of `read_paper_study`.
@@ -88,7 +95,10 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
 
 
 def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of our test accuracies, those of the paper, and the paper's parameters."""
+    """Return a table of our test accuracies next to those of Horn et al. (2021).
+
+    The last column gives the number of parameters that the paper reports for each model.
+    """
     ours = group_by_model(results).accuracy.agg(format_mean).unstack("data", sort=False)
     paper = read_paper_table().reindex(ours.index.map(find_name_in_paper)).set_index(ours.index)
     table = pd.DataFrame(index=ours.index)
@@ -99,10 +109,10 @@ def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_figure1(results: pd.DataFrame) -> Figure:
-    """Draw the accuracy on images of class 1 against their shift along x, for each model.
+    """Draw the accuracy of each model on images of class 1 that are shifted along x.
 
-    Solid lines are means over seeds. Dotted lines are from Figure 1 of the paper, with shifts
-    rescaled to the width of our images.
+    Solid lines are our means over seeds. Dotted lines are from Figure 1 of Horn et al. (2021), with
+    shifts rescaled to the width of our images.
 
     Args:
         results: Table of `read_results_table`, measured on shifted images of class 1.

@@ -9,7 +9,12 @@ from matplotlib.figure import Figure
 from scipy.stats import gmean
 
 from reproduction.figures import to_png
-from reproduction.study.report import format_mean, format_number, margin_of_error, write_page
+from reproduction.study.report import (
+    compute_margin_of_error,
+    format_mean,
+    format_number,
+    write_page,
+)
 from reproduction.study.results import read_results_table
 from reproduction.study.study import Study
 from teka.files import write_bytes
@@ -38,7 +43,7 @@ with 1,000 images and the same seed. The counts are interpolated on a logarithmi
 gives the geometric mean over seeds."""
 
 
-def interpolate_images_needed(accuracy: pd.Series, target: float) -> float:
+def estimate_images_needed(accuracy: pd.Series, target: float) -> float:
     """Return how many training images a model needs to reach an accuracy.
 
     Args:
@@ -55,7 +60,7 @@ def interpolate_images_needed(accuracy: pd.Series, target: float) -> float:
 
 
 def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
-    """Return how many images each model needs to match the default model with 1,000 images.
+    """Return how many images each model needs for the accuracy of the default with 1,000 images.
 
     Args:
         results: Table with one row for each model.
@@ -74,7 +79,7 @@ def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
     }
     needed = pd.Series(
         {
-            name: interpolate_images_needed(curve.dropna(), targets.get(name[:2], np.nan))
+            name: estimate_images_needed(curve.dropna(), targets.get(name[:2], np.nan))
             for name, curve in curves.iterrows()
         }
     )
@@ -84,7 +89,10 @@ def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
 
 
 def write_report(study: Study, folder: Path) -> str:
-    """Write `summary.md` and `accuracy.png` about the trained models, and return the text."""
+    """Write a page and a figure that compare the accuracy of the trained models.
+
+    The files are `summary.md` and `accuracy.png`. The text of the page is returned.
+    """
     results = read_results_table(study, folder).reset_index()
     tables = {}
     for quantity, heading in QUANTITIES.items():
@@ -103,7 +111,7 @@ def write_report(study: Study, folder: Path) -> str:
 
 
 def draw_accuracies(results: pd.DataFrame) -> Figure:
-    """Draw the accuracy on moved test images by number of training images, for each data set."""
+    """Draw the accuracy on moved test images against the number of training images."""
     panels = results.groupby("data", sort=False)
     figure = Figure((5 * len(panels), 4), dpi=130, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -111,7 +119,7 @@ def draw_accuracies(results: pd.DataFrame) -> Figure:
         for index, (training, model) in enumerate(LINES):
             rows = panel[(panel.training == training) & (panel.model == model)]
             groups = rows.groupby("num_images").moved_accuracy
-            mean, half = 100 * groups.mean(), 100 * margin_of_error(groups).fillna(0)
+            mean, half = 100 * groups.mean(), 100 * compute_margin_of_error(groups).fillna(0)
             options: Any = {"color": line_color(index), "marker": "o", "markersize": 3}
             axis.errorbar(mean.index, mean, half, label=f"{model}, {training}", **options)
         axis.set(title=data, xscale="log", xlabel="training images")

@@ -45,7 +45,7 @@ def train_study_model(
     """
     torch.set_num_threads(1)
     run = study_model.run
-    dataset = load_centered_on_canvas(run.data, run.image_size, data_dir)
+    dataset = load_dataset_on_canvas(run.data, run.image_size, data_dir)
     margin = (CANVAS - run.image_size) // 2
     num_images = run.train_size or len(dataset.train)
     train = dataset.train.take(draw_balanced_subset(dataset.train.labels, num_images, run.seed))
@@ -95,7 +95,7 @@ def train_study_model(
 def draw_batch_indices(
     num_images: int, num_steps: int, batch_size: int, seed: int
 ) -> tuple[Tensor, ...]:
-    """Return the indices of the images of each step. Each epoch has its own random order."""
+    """Draw the indices of the images of every training step, in a new order for each epoch."""
     generator = Generator().manual_seed(seed)
     num_epochs = -(-num_steps * batch_size // num_images)
     epochs = [torch.randperm(num_images, generator=generator) for _ in range(num_epochs)]
@@ -103,7 +103,7 @@ def draw_batch_indices(
 
 
 def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, float]:
-    """Return the accuracies on unmoved and moved test images, and the share of equal predictions.
+    """Measure the accuracy on unmoved and on moved test images, and how many predictions agree.
 
     Args:
         model: Model in evaluation mode.
@@ -123,7 +123,7 @@ def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, 
 def draw_balanced_subset(
     labels: Int[Tensor, " images"], size: int, seed: int
 ) -> Int[Tensor, " chosen"]:
-    """Draw the same number of images of each class at random, and return their indices.
+    """Draw a random subset with equally many images of each class, and return its indices.
 
     With the same seed, a larger subset contains the smaller ones.
     """
@@ -135,7 +135,7 @@ def draw_balanced_subset(
 
 
 def make_random_movement(margin: int) -> RandomShift:
-    """Return a transform that moves images to random positions without cutting anything off.
+    """Create a transform that moves images to random positions without cutting anything off.
 
     Args:
         margin: Blank pixels around the images. Without a margin, images move circularly.
@@ -144,10 +144,10 @@ def make_random_movement(margin: int) -> RandomShift:
 
 
 @functools.lru_cache(maxsize=1)
-def load_centered_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
-    """Load a data set of images in the middle of a blank canvas of 32 × 32 pixels.
+def load_dataset_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
+    """Load a data set, and place its images in the middle of a blank canvas of 32 × 32 pixels.
 
-    There is no validation split.
+    The data set has no validation split.
     """
     dataset = load(data, data_dir=data_dir, image_size=image_size, validation_size=0)
     margin = (CANVAS - image_size) // 2
@@ -161,5 +161,5 @@ def load_centered_on_canvas(data: str, image_size: int, data_dir: str | None) ->
 def move_test_images(
     images: Float[Tensor, "images channels 32 32"], margin: int
 ) -> Float[Tensor, "images channels 32 32"]:
-    """Move each test image to a random position of its own, the same in every call."""
+    """Move each test image to its own random position, which is the same in every call."""
     return make_random_movement(margin)(images, Generator().manual_seed(TEST_SEED))

@@ -1,4 +1,4 @@
-"""Study of six denominators of rotary attention: accuracy, and size of outputs and gradients.
+"""Study of rotary attention with six denominators: accuracy, and size of outputs and gradients.
 
     python -m reproduction.studies.bounded_rotary --data-dir data --processes 2
     python -m reproduction.studies.tables
@@ -27,9 +27,10 @@ LENGTH_SHARES = {"mixed, λ = 0.1": 0.1, "mixed, λ = 0.3": 0.3}
 
 
 def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
-    """Register hooks that record the outputs of a layer.
+    """Register hooks that record how large the outputs of an attention layer are.
 
-    Each call of the layer appends its largest output, divided by its largest value, to `ratios`.
+    Each call of the layer appends a ratio to `ratios`: the largest absolute output of the attention
+    divided by the largest absolute entry of the value vectors.
     """
     largest_values: list[float] = []
 

@@ -53,8 +53,8 @@ def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
     }
 
 
-def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
-    """Train and measure the four networks of a seed, and return a row for each."""
+def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
+    """Train and measure the four networks of a seed, and return a table with a row for each."""
     folder = RUNS / f"seed-{seed}"
     run = Run.from_fields(**BASE, seed=seed, data_dir=data_dir)
     train(run, folder, resume=True, progress_bar=False)
@@ -73,7 +73,7 @@ def run_seed(seed: int, data_dir: str) -> pd.DataFrame:
 def main(*, data_dir: str) -> None:
     """Train and measure the networks of all seeds, write a table, and print means over seeds."""
     torch.set_num_threads(1)
-    run: Any = Memory(RUNS, verbose=0).cache(run_seed)
+    run: Any = Memory(RUNS, verbose=0).cache(train_and_measure_networks)
     results = pd.concat([run(seed, data_dir) for seed in SEEDS])
     results.to_csv(RESULTS, index_label="network")
     networks = results.groupby(level=0, sort=False)

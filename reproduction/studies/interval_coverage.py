@@ -106,9 +106,9 @@ def simulate_responses(model: SimulatedModel, images: Tensor, draw: int) -> Resp
 
 @cache
 def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
-    """Simulate the responses of a model to all images, and compute the true values of all metrics.
+    """Simulate a model's responses to all 20,000 images, and compute the true metrics.
 
-    The true values at each shift have names with the prefix "curve ".
+    The names of the true values at each shift have the prefix "curve ".
     """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
@@ -120,7 +120,7 @@ def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses
 
 
 def select_responses(responses: Responses, indices: Tensor) -> Responses:
-    """Return the responses to some of the images, given by their indices."""
+    """Return the responses to the images with the given indices."""
     tables = {name: table[:, indices] for name, table in responses.tables().items()}
     assert responses.labels is not None
     return replace(responses, labels=responses.labels[indices], **tables)
@@ -161,13 +161,17 @@ def simulate_audit(
 
 
 def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
-    """Return True if an interval contains the true value, or if a band contains all true values."""
+    """Return True if an interval contains the true value of a metric.
+
+    For a confidence band over shifts, the arguments are arrays. The band must contain the true
+    value at every shift.
+    """
     lower, upper = np.asarray(lower) - ROUNDING, np.asarray(upper) + ROUNDING
     return bool(((lower <= true) & (true <= upper)).all())
 
 
-def coverage_upper_bound(is_covered: pd.Series) -> float:
-    """Return the upper limit of the 95 % interval for the coverage of an interval."""
+def compute_coverage_upper_bound(is_covered: pd.Series) -> float:
+    """Return the upper limit of a 95 % interval for the share of true elements."""
     return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
 
 
@@ -181,14 +185,14 @@ def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFra
     columns = {
         "intervals": covered.count(),
         "coverage": covered.mean().round(3),
-        "upper": covered.agg(coverage_upper_bound),
+        "upper": covered.agg(compute_coverage_upper_bound),
     }
     counts = pd.DataFrame(columns).round(3).reset_index()
     return counts.assign(population=name, images=num_images)
 
 
 def main(*, processes: int = 1) -> None:
-    """Simulate audits, and write to a file how often each interval contains the true value."""
+    """Simulate audits, and write a file with the share of intervals that contain the true value."""
     jobs = product(POPULATIONS, NUM_IMAGES)
     tables: Any = Parallel(processes)(
         delayed(measure_coverage)(*job, NUM_SIMULATIONS) for job in jobs

@@ -1,4 +1,4 @@
-"""Study of linear attentions with relative positions from other papers and from teka.
+"""Study of linear attention with relative positions: methods of other papers and of teka.
 
     python -m reproduction.studies.linear_positions --data-dir data --processes 2
     python -m reproduction.studies.linear_positions --times     # on a quiet machine
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.functional import softplus
 
-from reproduction.benchmarks.measurement import interleaved_medians
+from reproduction.benchmarks.measurement import measure_median_times
 from reproduction.studies.small_models import run_tuned_study, train_small_model
 from reproduction.study import read_study
 from reproduction.study.study import StudyModel
@@ -67,9 +67,10 @@ class PositionDependentFeatures(FeatureKernel):
 class PermutedFeatures(nn.Module):
     """Random features of PermuteFormer, which are permuted according to the position of a token.
 
-    The 49 features of a token form a 7 × 7 matrix. If the token is at row y and column x of the
-    grid, the rows of the matrix are permuted y times by a random cycle of length 7, and its columns
-    x times by another one. The inner product of two tokens therefore depends on their offset only.
+    As a result, the inner product of two tokens depends on their positions only through their
+    offset. The 49 features of a token form a 7 × 7 matrix. If the token is at row y and column x of
+    the grid, the rows of the matrix are permuted y times by a random cycle of length 7. Its columns
+    are permuted x times by another random cycle.
 
     Source: Chen 2021 (PermuteFormer), eq. 6 with r = 1.
 
@@ -105,11 +106,12 @@ class PermutedFeatures(nn.Module):
 
 
 class StochasticPositions(nn.Module):
-    """Random features of queries and keys with stochastic positions.
+    """Random features of queries and keys that are multiplied by random sinusoids.
 
-    On average, the inner product of a query and a key depends on their offset only. For this
-    purpose, they are multiplied by random sinusoids: entry d of a query at position x by the vector
-    Ω(ω_d x + θ_d) λ_d z, and entry d of a key at position y by Ω(ω_d y) λ_d z.
+    The sinusoids depend on the position of a token. On average, the inner product of a query and a
+    key therefore depends on their positions only through their offset. Entry d of a query at
+    position x is multiplied by Ω(ω_d x + θ_d) λ_d z, and entry d of a key at position y by
+    Ω(ω_d y) λ_d z:
 
     - Ω consists of cosines and sines.
     - Frequencies ω, phases θ and gains λ are learned.
@@ -155,7 +157,10 @@ class StochasticPositions(nn.Module):
 
 
 def replace_kernel(layer: Attention, candidate: str) -> None:
-    """Replace the kernel of a layer if a candidate has features that teka does not have."""
+    """Give an attention layer the kernel of PermuteFormer or of stochastic positions.
+
+    For the other candidates of the study, the layer does not change.
+    """
     if candidate == "PermuteFormer, positive":
         layer.kernel = PermutedFeatures(layer.kernel)
     elif candidate == "stochastic positions, positive":
@@ -166,7 +171,7 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
 
 
 def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
-    """Train one model of the study, and measure how circular shifts change its logits."""
+    """Train one model of the study, and measure how much circular shifts change its logits."""
     change_attention = partial(replace_kernel, candidate=study_model.labels["candidate"])
     model, dataset, result = train_small_model(study_model, change_attention, **options)
     if "accuracy" in result:
@@ -177,7 +182,11 @@ def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> 
 
 
 def time_attention_layers() -> dict[str, dict[str, float]]:
-    """Return the milliseconds of a forward and backward pass, by number of tokens and candidate."""
+    """Time a forward and backward pass of one attention layer of each candidate.
+
+    Returns:
+        The median time in milliseconds, by the number of tokens and the candidate.
+    """
     torch.set_num_threads(1)
     times = {}
     for side in (28, 56):
@@ -190,13 +199,13 @@ def time_attention_layers() -> dict[str, dict[str, float]]:
             layer = Attention(128, 4, relative=relative, **options)
             replace_kernel(layer, candidate)
             steps[candidate] = partial(run_layer, layer, tokens, grid if relative else None)
-        medians = interleaved_medians(steps, seconds=1.0)
+        medians = measure_median_times(steps, seconds=1.0)
         times[str(side**2)] = {name: 1000 * seconds for name, seconds in medians.items()}
     return times
 
 
 def run_layer(layer: Attention, tokens: Tensor, grid: Grid | None) -> None:
-    """Compute the output of an attention layer and all gradients."""
+    """Run a forward and backward pass of an attention layer."""
     layer(tokens, grid).sum().backward()
 
 

@@ -1,4 +1,4 @@
-"""Training of small models, each at the learning rate with the smallest held-out loss."""
+"""Training of small models, each with its best learning rate."""
 
 import statistics
 import time
@@ -94,7 +94,9 @@ def run_tuned_study(
     data_dir: str | None = None,
     processes: int = 1,
 ) -> None:
-    """Train all models at each learning rate with the tuning seeds, and then at the best one.
+    """Tune the learning rate of each candidate on each data set, and train it at the best rate.
+
+    Each learning rate is tried with the tuning seeds only.
 
     Args:
         study: Study with the factors "data", "candidate" and "rate".
@@ -120,10 +122,13 @@ def run_tuned_study(
 
 
 def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
-    """Return the best learning rate of each candidate on each data set, as levels of the factors.
+    """Find the best learning rate of each candidate on each data set.
 
-    The best rate has the smallest held-out loss, averaged over the tuning seeds. Models
-    with tuning seeds are recognized by their missing test accuracy.
+    The best rate has the smallest held-out loss, averaged over the tuning seeds. Models with tuning
+    seeds have no test accuracy.
+
+    Returns:
+        For each candidate on each data set, the levels that select its models with the best rate.
     """
     results = read_results_table(study, folder)
     tuning = results[results.accuracy.isna()]

@@ -1,4 +1,4 @@
-"""Tables of two pages, written from the results of the studies.
+"""Script that writes the tables of two Markdown pages from the results of the studies.
 
     python -m reproduction.studies.tables
 
@@ -44,8 +44,11 @@ DIFFERENCE = {"at_equal_steps": "difference"}
 
 
 @cache
-def read_results(name: str) -> Any:
-    """Read the results of a study, with the differences from the reference models."""
+def read_results_with_differences(name: str) -> Any:
+    """Read the results of a study, and compare the accuracy of each model with its reference model.
+
+    The differences in accuracy are additional columns of the returned table.
+    """
     study = read_study(STUDIES / f"{name}.yaml")
     results = read_results_table(study, STUDIES / name)
     if study.script:
@@ -58,7 +61,7 @@ def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -
     """Return a table of means over seeds, with a column for each quantity on each data set.
 
     Args:
-        results: Table of `read_results`.
+        results: Table of `read_results_with_differences`.
         headings: Names of the columns to summarize, and their headings.
     """
     table = summarize_seeds(results, headings).drop(columns="seeds").unstack("data", sort=False)
@@ -67,37 +70,46 @@ def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -
 
 
 def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of means over seeds of a study."""
-    return make_table_by_data_set(read_results(name), headings)
+    """Return a table of the results of a study: means over seeds for each data set."""
+    return make_table_by_data_set(read_results_with_differences(name), headings)
 
 
 def make_kernel_table() -> pd.DataFrame:
-    """Compare content kernels with softmax at equal steps and equal time, with rotary positions."""
-    results = read_results("kernels").xs("rotary", level="position")
+    """Return a table of the accuracy of each content kernel minus the accuracy of softmax.
+
+    All models have rotary positions. They are compared after the same number of training steps and
+    after the same training time.
+    """
+    results = read_results_with_differences("kernels").xs("rotary", level="position")
     table = make_table_by_data_set(results, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
-def compare_denominators(seeds: Iterable[int], headings: Mapping[str, str]) -> pd.DataFrame:
-    """Compare models with different denominators of rotary attention, trained with some seeds."""
-    results = read_results("bounded_rotary")
+def make_denominator_accuracy_table(
+    seeds: Iterable[int], headings: Mapping[str, str]
+) -> pd.DataFrame:
+    """Return a table of the accuracy of each denominator of rotary attention, for some seeds."""
+    results = read_results_with_differences("bounded_rotary")
     table = make_table_by_data_set(results[results.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))
 
 
 def make_denominator_table() -> pd.DataFrame:
-    """Compare the accuracies of the denominators, and the size of their outputs and gradients."""
-    results = read_results("bounded_rotary")
+    """Return a table of the denominators of rotary attention: accuracy, outputs and gradients."""
+    results = read_results_with_differences("bounded_rotary")
     results = results.assign(largest_gradient=results.gradient_norm.str.get("largest"))
     columns = {"largest_output": "largest output", "largest_gradient": "largest gradient"}
     largest = results.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
-    table = compare_denominators(bounded_rotary.SELECTION_SEEDS, ACCURACY)
+    table = make_denominator_accuracy_table(bounded_rotary.SELECTION_SEEDS, ACCURACY)
     return table.join(largest.rename(columns=columns))
 
 
 def make_linear_attention_table() -> pd.DataFrame:
-    """Compare linear attentions of other papers with teka's: accuracy, shift error and time."""
-    results = read_results("linear_positions")
+    """Return a table that compares teka's linear attention with that of other papers.
+
+    It gives the accuracy, the change of the logits under shifts, and the time of one layer.
+    """
+    results = read_results_with_differences("linear_positions")
     errors = results.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
     table = make_table_by_data_set(results, ACCURACY | DIFFERENCE).assign(
@@ -107,7 +119,10 @@ def make_linear_attention_table() -> pd.DataFrame:
 
 
 def make_coverage_table() -> pd.DataFrame:
-    """Return the percentage of intervals with the true value, bold if significantly below 95."""
+    """Return a table of the percentage of simulated intervals that contain the true value.
+
+    Percentages that are significantly below 95 are bold.
+    """
     rows = pd.read_csv(interval_coverage.RESULTS)
     rows = rows[rows.images == COVERAGE_IMAGES]
     text = (100 * rows.coverage).map("{:.0f}".format)
@@ -123,7 +138,7 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
     "reproduction/studies/README.md": {
         "denominators": make_denominator_table,
         "denominators, evaluation": partial(
-            compare_denominators, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
+            make_denominator_accuracy_table, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
         ),
         "kernels": make_kernel_table,
         "positions": partial(make_study_table, "positions", DIFFERENCE),
@@ -140,7 +155,7 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
 
 
 def update_tables(name: str, page: str) -> str:
-    """Return the text of a page after all its tables are made again from the results.
+    """Replace the tables in the text of a page by tables of the current results.
 
     Args:
         name: Path of the page in the repository.

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 from reproduction.study.study import MeasureSettings, StabilitySettings
 from teka.audit import Movement, measure_responses
 from teka.data import Dataset, Split, lossless_selection
@@ -21,10 +21,12 @@ NUM_EQUIVARIANCE_IMAGES = 16
 def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) -> dict[str, Any]:
     """Measure the accuracy, cost and shift sensitivity of a model on the test images.
 
-    The cost is the number of operations in matrix products for one image. The equivariance error is
-    the largest relative change of the logits under the shifts. The noise floor is the relative
-    change of the logits between two calls or between float32 and float64, whichever is larger. If
-    there is a GPU, the model runs on it.
+    - The cost is the number of operations in matrix products for one image.
+    - The equivariance error is the largest relative change of the logits under the shifts.
+    - The noise floor is the change of the logits without a shift: between two calls, or between
+      float32 and float64. The larger change counts.
+
+    If there is a GPU, the model runs on it.
 
     Args:
         model: Model in evaluation mode.
@@ -71,8 +73,8 @@ def measure_accuracy(model: nn.Module, split: Split) -> float:
 
 @torch.no_grad()
 def count_flops_per_image(model: nn.Module, dataset: Dataset) -> int:
-    """Count the FLOPs of a forward pass for one image."""
-    with flop_counter() as counter:
+    """Count the floating-point operations of a forward pass for one image."""
+    with make_flop_counter() as counter:
         model(dataset.test.images[:1])
     return counter.get_total_flops()
 
@@ -117,7 +119,12 @@ def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) 
 def measure_stability(
     model: nn.Module, test: Split, mode: str, settings: StabilitySettings
 ) -> dict[str, Any]:
-    """Measure how many predictions stay the same when the images are shifted."""
+    """Measure how many predictions stay the same when the test images are shifted.
+
+    Returns:
+        The number of images and shifts; the share of equal predictions ("consistency"); and the
+        share of images whose prediction is the same under every shift ("unchanged").
+    """
     split = draw_images(test, settings.images)
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
@@ -147,9 +154,9 @@ def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Mo
 
 
 def _select_images_to_shift(test: Split, measure: MeasureSettings) -> Split:
-    """Select the first test images, as many as the settings say, to measure them under shifts.
+    """Return the test images that are measured under shifts: the first `measure.shifted_images`.
 
-    In mode "lossless", only images that keep all of their content at every shift along x count.
+    In mode "lossless", images that would lose content at a shift along x are left out.
     """
     if measure.mode == "lossless":
         margin = max(abs(dx) for _, dx in measure.shifts)

@@ -54,8 +54,8 @@ def format_number(number: float | int) -> str:
     return f"{number:,.{decimals}f}"
 
 
-def margin_of_error(values: Any) -> Any:
-    """Return half of the width of the 95 % confidence interval of a mean (Student's t).
+def compute_margin_of_error(values: Any) -> Any:
+    """Return the margin of error of a mean: half of its 95 % confidence interval (Student's t).
 
     The margin of a single value is NaN.
 
@@ -77,7 +77,7 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
     values = pd.Series(shares, dtype=float).dropna()
     if values.empty:
         return "–"
-    margin = margin_of_error(values)
+    margin = compute_margin_of_error(values)
     decimals = 2 if 0 < margin < 0.002 else 1
     mean = round(100 * fmean(values), decimals) + 0.0  # turns −0 into 0
     text = f"{mean:{'+' if signed else ''}.{decimals}f}".replace("-", "−")
@@ -128,17 +128,20 @@ def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
 
 
 def group_by_model(results: pd.DataFrame) -> Any:
-    """Group the rows of a table by model, so that a group contains all seeds of a model."""
+    """Group the rows of a table, so that each group contains all seeds of one model."""
     return results.groupby(
         level=[name for name in results.index.names if name != "seed"], sort=False
     )
 
 
 def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table with one row for each model, which summarizes its seeds.
+    """Summarize the results of all seeds of each model in one row of a table.
 
-    The table gives the mean of accuracies with its margin of error, the largest equivariance error
-    and the mean of other numbers. Columns without any value are left out.
+    - Accuracies are given as means over seeds with the margin of error.
+    - Equivariance errors and noise floors are the largest of all seeds.
+    - Other numbers are means over seeds.
+
+    Columns without any value are left out.
 
     Args:
         results: Table of `read_results_table`, with one row for each model.
@@ -157,10 +160,10 @@ def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.Da
 
 
 def make_stability_table(results: pd.DataFrame) -> pd.DataFrame:
-    """Return the percentage of predictions that shifts do not change, for each kind of shift.
+    """Return a table of the percentage of predictions that shifts of the images do not change.
 
-    A second column gives the percentage of images without any changed prediction. Both values are
-    the lowest of all seeds.
+    There is one row for each model and each kind of shift. A second column gives the percentage of
+    images without any changed prediction. Both percentages are the lowest of all seeds.
     """
     modes = results.stability.dropna().apply(pd.Series)
     table = modes.stack().dropna().rename_axis([*results.index.names, "mode"]).apply(pd.Series)

@@ -1,4 +1,4 @@
-"""File with the results of a study: compressed, with one line of JSON for each trained model."""
+"""Results file of a study, a compressed file with one line of JSON for each trained model."""
 
 import gzip
 import json
@@ -31,7 +31,10 @@ OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability
 
 
 def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the saved results of all models by name. Without a file, there are no results."""
+    """Read the results of all models of a study, by the name of the model.
+
+    If the file does not exist, the result is an empty dictionary.
+    """
     if not path.exists():
         return {}
     results = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
@@ -39,7 +42,11 @@ def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
-    """Add the results of a model to a file. The file does not depend on the order of additions."""
+    """Add the results of one model to the results file of a study.
+
+    The models in the file are sorted by name, so that its content does not depend on the order in
+    which they were trained.
+    """
     with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
         results = load_saved_results(path) | {name: content}
         lines = [

@@ -132,7 +132,7 @@ def check_saved_run(
 
 
 def _parallel_config(parallel: str, processes: int) -> joblib.parallel_config:
-    """Return a context in which joblib uses local processes or a Dask cluster."""
+    """Create a context manager in which joblib uses local processes or a Dask cluster."""
     if parallel == "loky":
         return joblib.parallel_config(
             "loky", n_jobs=processes, initializer=_exit_when_parent_ends, initargs=(os.getpid(),)

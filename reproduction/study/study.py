@@ -21,7 +21,12 @@ Levels = Mapping[str, Sequence[str]]  # some levels of some factors, to select m
 
 @dataclass(frozen=True)
 class StudyModel:
-    """A model of a study, given by its level of each factor and its training run."""
+    """One model of a study, before its training.
+
+    Attributes:
+        labels: Level of each factor, such as `{"kernel": "softmax"}`.
+        run: Training run of the model, with all options and the seed.
+    """
 
     labels: Mapping[str, str]
     run: Run
@@ -43,7 +48,7 @@ def make_file_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class StabilitySettings:
-    """Settings for measuring how many predictions a shift of the images leaves unchanged.
+    """Settings for measuring how many predictions stay the same when images are shifted.
 
     Args:
         shifts: Shifts (dy, dx) in pixels. An empty tuple stands for every circular shift.
@@ -172,7 +177,7 @@ class Study:
         return study_models
 
     def make_study_model(self, labels: Mapping[str, str], seed: int) -> StudyModel:
-        """Return the model with a level of each factor and a seed."""
+        """Create the study model with the given level of each factor and the given seed."""
         fields: dict[str, Any] = {}
         for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
             if "recipe" in options:

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch.nn.functional import cross_entropy
 
-from reproduction.benchmarks.measurement import interleaved_medians
+from reproduction.benchmarks.measurement import measure_median_times
 from reproduction.heads.record import HEADS_FILE
 from reproduction.study.measure import compute_logits, measure_model
 from reproduction.study.results import STEP_SECONDS, TRAINING
@@ -37,8 +37,8 @@ WEIGHT_FILES = {"last": LAST, "best": BEST}
 class LearningCurve(Callback):
     """Lightning callback that measures accuracy and loss on held-out images during training.
 
-    It also measures the CPU time of the training steps, without these measurements and without the
-    loading of batches. The measured values are saved in the checkpoints.
+    It also measures the CPU time of the training steps. This time does not include the loading of
+    batches and the measurements themselves. The measured values are saved in the checkpoints.
 
     Args:
         split: Held-out images.
@@ -152,7 +152,7 @@ def train_and_measure(
 
 @functools.lru_cache(maxsize=1)
 def load_dataset(images: DataOptions) -> Dataset:
-    """Load a data set. The last one stays in memory, because most models of a study share it."""
+    """Load a data set, and keep it in memory for the next model of the study."""
     return load_data(Run(images=images))
 
 
@@ -166,8 +166,8 @@ def measure_step_seconds(
 ) -> Path:
     """Time a training step of every model of a study, and write the times to a file.
 
-    The models take turns, so that other work on the machine slows all of them alike. If the file
-    exists, the CPU seconds in tables are the number of steps times the time of a step.
+    The models take turns, so that other work on the machine slows all of them alike. The tables of
+    the study then give the number of steps times the time of a step as CPU seconds.
 
     Args:
         study: The study.
@@ -185,7 +185,7 @@ def measure_step_seconds(
         study_model.name: make_training_step(study_model.run.replace(data_dir=data_dir))
         for study_model in study_models
     }
-    medians = interleaved_medians(steps, SECONDS, time.process_time)
+    medians = measure_median_times(steps, SECONDS, time.process_time)
     models = [
         {"labels": study_model.labels, "seconds": medians[study_model.name]}
         for study_model in study_models

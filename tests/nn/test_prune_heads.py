@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 from teka import Grid, functional
 from teka.functional import KERNELS, RELATIVES, QuadraticBias
 from teka.nn import (
@@ -160,7 +160,7 @@ def test_parameters_and_operations_are_proportional_to_the_heads(options):
     pruned = prune_heads(layer, [0, 2, 3])
     counts = []
     for module in (layer, pruned):
-        with torch.no_grad(), flop_counter() as counter:
+        with torch.no_grad(), make_flop_counter() as counter:
             module(draw_tokens(), GRID)
         without_bias = sum(parameter.numel() for parameter in module.parameters()) - DIM
         counts.append((counter.get_total_flops(), without_bias))

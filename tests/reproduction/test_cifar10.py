@@ -9,12 +9,12 @@ from reproduction import cifar10
 from reproduction.__main__ import run as main
 from reproduction.cifar10 import (
     EVALUATION_SEEDS,
-    make_batches,
+    compute_rate_factor,
+    make_batch_function,
     make_optimizers,
     mirror_images,
-    rate_factor,
     shift_images,
-    train,
+    train_cifar10_model,
 )
 from teka.data import Dataset, Split
 from teka.files import read_json
@@ -37,7 +37,9 @@ def dataset(monkeypatch):
 def run(dataset, folder, seed=10):
     path = folder / "state.pt"
     make_model = partial(ConvPerformer, **dataset.sizes, **OPTIONS)
-    return train(make_model, dataset, seed=seed, epochs=3, checkpoint=path, is_compiled=False)
+    return train_cifar10_model(
+        make_model, dataset, seed=seed, epochs=3, checkpoint=path, is_compiled=False
+    )
 
 
 def test_a_killed_training_gives_the_same_model(dataset, tmp_path, monkeypatch):
@@ -98,7 +100,7 @@ def test_the_test_accuracy_is_saved_as_the_evaluation():
 
 
 def test_rates_rise_and_fall_linearly():
-    factors = [rate_factor(step, 1000) for step in (0, 115, 230, 615)]
+    factors = [compute_rate_factor(step, 1000) for step in (0, 115, 230, 615)]
     assert factors == pytest.approx([0.2, 0.6, 1.0, 0.535])
 
 
@@ -106,7 +108,7 @@ def test_every_image_is_mirrored_in_every_second_epoch(monkeypatch):
     monkeypatch.setattr(cifar10, "BATCH_SIZE", 4)
     monkeypatch.setattr(cifar10, "CROP_SHIFT", 0)
     images = torch.arange(8.0)[:, None, None, None] / 8 + torch.tensor([0.0, 0.1])
-    make_batch = make_batches(Split(images, torch.arange(8)), steps_per_epoch=2, seed=0)
+    make_batch = make_batch_function(Split(images, torch.arange(8)), steps_per_epoch=2, seed=0)
     is_mirrored = torch.zeros(4, 8, dtype=torch.bool)
     for epoch in range(4):
         for step in (2 * epoch, 2 * epoch + 1):

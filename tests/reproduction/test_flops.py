@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 
 MATRICES = (torch.randn(3, 5), torch.randn(5, 7), torch.randn(3, 7))
 BATCHES = (torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7))
@@ -26,6 +26,6 @@ BATCHES = (torch.randn(2, 3, 5), torch.randn(2, 5, 7), torch.randn(2, 3, 7))
 def test_multiply_add_counts_as_two_operations(
     product: Callable[[Tensor, Tensor, Tensor], Tensor], operands: tuple[Tensor, Tensor, Tensor]
 ):
-    with flop_counter() as counter:
+    with make_flop_counter() as counter:
         product(*operands)
     assert counter.get_total_flops() == 2 * operands[2].numel() * 5

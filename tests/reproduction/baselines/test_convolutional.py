@@ -8,7 +8,7 @@ from torch import nn
 
 from reproduction.baselines import VGG16, AlexNet, ResNet18
 from reproduction.baselines.convolutional import ResidualBlock
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 from tests.contracts.cases import relative_error
 from tests.cordonnier2020 import paper_models
 
@@ -43,7 +43,7 @@ def test_alexnet_flops_equal_the_formula(size, map_sizes):
         expected += 2 * before * after * kernel**2 * height * width
     expected += 2 * 256 * map_sizes[5][0] * map_sizes[5][1] * 7
     model = AlexNet(size, 2, 7).eval()
-    with flop_counter() as counter:
+    with make_flop_counter() as counter:
         model(torch.zeros(1, 2, *size))
     assert counter.get_total_flops() == expected
 
@@ -83,7 +83,7 @@ def test_vgg16_flops_equal_the_formula():
             before = after
         height, width = height // 2, width // 2
     expected += 2 * (24 * 49 * 11 + 11 * 11 + 11 * 5)
-    with flop_counter() as counter:
+    with make_flop_counter() as counter:
         VGG16((32, 64), 2, 5, width=3, hidden=11).eval()(torch.zeros(1, 2, 32, 64))
     assert counter.get_total_flops() == expected
 
@@ -127,7 +127,7 @@ def test_resnet18_has_the_number_of_parameters_for_large_images():
 
 def test_resnet18_with_small_stem_has_the_costs_of_cordonnier2020():
     model = ResNet18(32, 3, 10, resnet_stem="3x3").eval()
-    with torch.no_grad(), flop_counter() as counter:
+    with torch.no_grad(), make_flop_counter() as counter:
         assert model.stem(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 32, 32)
         model(torch.zeros(1, 3, 32, 32))
     paper = paper_models()["ResNet18"]
@@ -158,7 +158,7 @@ def test_resnet18_flops_equal_the_formula(size, map_sizes):
         expected += 2 * area * before * after if stage else 0
         before = after
     expected += 2 * 24 * 5
-    with flop_counter() as counter:
+    with make_flop_counter() as counter:
         ResNet18(size, 2, 5, width=3).eval()(torch.zeros(1, 2, *size))
     assert counter.get_total_flops() == expected
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import reproduction.baselines
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 from teka.models.model_config import MODELS, model_class
 
 PAGE = Path(reproduction.baselines.__file__).with_name("README.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_table_has_the_parameters_and_flops_of_the_models(model_options, paramet
     device = "cpu" if name in ("performer", "conv_performer", "self_attention") else "meta"
     with torch.device(device), torch.no_grad():  # Tensors on "meta" have only shapes.
         model = model_class(name)(32, 3, 10, **read_options(options)).eval()
-        with flop_counter() as counter:
+        with make_flop_counter() as counter:
             model(torch.zeros(1, 3, 32, 32))
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" == parameters
     assert f"{counter.get_total_flops() / 1e6:,.1f}" == mflops
@@ -44,7 +44,7 @@ def test_table_has_the_parameters_and_flops_of_the_models(model_options, paramet
 
 def test_page_has_the_flops_of_linear_layers_as_in_the_paper():
     model = model_class("self_attention")(32, 3, 10).eval()
-    with torch.no_grad(), flop_counter() as counter:
+    with torch.no_grad(), make_flop_counter() as counter:
         model(torch.zeros(1, 3, 32, 32))
     flops = {path: sum(counts.values()) for path, counts in counter.get_flop_counts().items()}
     linear = [

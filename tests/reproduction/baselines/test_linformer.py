@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from reproduction.baselines import Linformer
 from reproduction.baselines.linformer import LinformerAttention
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 from tests.contracts.cases import relative_error
 
 FEWER, MORE = (
@@ -110,7 +110,7 @@ def test_flops_equal_the_formula(num_projected: int):
     model = Linformer(
         (5, 7), 3, 10, dim=dim, depth=depth, heads=2, num_projected=num_projected
     ).eval()
-    with flop_counter() as counter:
+    with make_flop_counter() as counter:
         model(torch.zeros(1, 3, 5, 7))
     assert counter.get_total_flops() == expected
 

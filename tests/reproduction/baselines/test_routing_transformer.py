@@ -6,7 +6,7 @@ from torch import Tensor
 
 from reproduction.baselines import RoutingTransformer
 from reproduction.baselines.routing_transformer import RoutingAttention, clustered_attention
-from reproduction.flops import flop_counter
+from reproduction.flops import make_flop_counter
 from tests.contracts.cases import relative_error
 
 
@@ -182,7 +182,7 @@ def test_flops_equal_the_formula():
     mlp = 2 * num_tokens * dim * 4 * dim
     expected = 2 * (num_tokens * 3 * dim + 2 * (attention + mlp) + dim * 10)
     model = build(heads=heads).eval()
-    with flop_counter() as counter:
+    with make_flop_counter() as counter:
         model(torch.zeros(1, 3, 5, 7))
     assert counter.get_total_flops() == expected
 

@@ -135,7 +135,7 @@ def test_invalid_options_are_errors(options, message):
 
 def test_blocks_can_have_different_numbers_of_heads():
     model = build(heads=[3, 5])
-    assert model.heads == (3, 5) == tuple(attention.heads for attention in model.attentions())
+    assert model.heads == (3, 5) == tuple(attention.heads for attention in model.attention_layers())
     assert build(heads=3).heads == (3, 3)
     assert model(draw_images()).shape == (3, 5)
 
@@ -150,7 +150,7 @@ def test_copy_without_heads_equals_heads_with_zero_output(position, content):
     fresh.load_state_dict(pruned.state_dict())
     assert relative_error(fresh(draw_images()), pruned(draw_images())) == 0
     with torch.no_grad():
-        for attention, removed in zip(model.attentions(), [[1], [4, 0, 2]], strict=True):
+        for attention, removed in zip(model.attention_layers(), [[1], [4, 0, 2]], strict=True):
             attention.output.weight.unflatten(1, (attention.heads, -1))[:, removed] = 0
     assert relative_error(pruned(draw_images()), model(draw_images())) < 1e-10
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from reproduction.benchmarks import backends, gpu, layers, million_tokens
-from reproduction.benchmarks.measurement import interleaved_medians
+from reproduction.benchmarks.measurement import measure_median_times
 
 
 def test_timed_steps_are_interleaved():
     calls: list[str] = []
     now = itertools.count()
     steps = {name: lambda name=name: calls.append(name) for name in "ab"}
-    medians = interleaved_medians(steps, seconds=3.0, clock=lambda: float(next(now)))
+    medians = measure_median_times(steps, seconds=3.0, clock=lambda: float(next(now)))
     assert "".join(calls) == "abababab"  # once without the clock
     assert medians == {"a": 1.0, "b": 1.0}
 
@@ -32,7 +32,7 @@ def test_the_layers_are_timed_and_added_to_the_file(tmp_path, capsys):
 
 def test_the_plain_layer_is_the_default_layer():
     torch.manual_seed(0)
-    plain, default = layers.PlainLayer(), layers.TekaLayer()
+    plain, default = layers.PlainPyTorchLayer(), layers.TekaLayer()
     dim_head = layers.DIM // layers.HEADS
     # teka rotates neighboring features, the plain layer features that are half a head apart.
     order = torch.arange(layers.DIM).view(layers.HEADS, 2, dim_head // 2).mT.flatten()

@@ -26,7 +26,7 @@ def set_eigenvalues(
     model: SelfAttentionNetwork, layer: int, head: int, *eigenvalues: float
 ) -> None:
     """Give a head's Σ⁻¹ these eigenvalues, along oblique axes."""
-    relative = model.attentions()[layer].relative
+    relative = model.attention_layers()[layer].relative
     assert isinstance(relative, LearnedRelativeKernel)
     left, right = (torch.linalg.qr(torch.randn(2, 2).double()).Q for _ in range(2))
     factor = left @ torch.tensor(eigenvalues).double().sqrt().diag() @ right
@@ -72,7 +72,7 @@ def test_the_threshold_of_thin_heads_is_an_argument():
 
 def test_round_gaussians_can_only_attend_everywhere():
     model = build(position="quadratic").double()
-    relative = model.attentions()[1].relative
+    relative = model.attention_layers()[1].relative
     assert isinstance(relative, LearnedRelativeKernel)
     with torch.no_grad():
         relative.raw_precision[2:4] = inverse_softplus(torch.tensor([4.9e-6, 5.1e-6]).double())
@@ -85,7 +85,7 @@ def test_round_gaussians_can_only_attend_everywhere():
 def test_condition_number_of_singular_and_zero_matrices():
     model = build().double()
     set_eigenvalues(model, 0, 0, 0.0, 0.0)
-    relative = model.attentions()[0].relative
+    relative = model.attention_layers()[0].relative
     assert isinstance(relative, LearnedRelativeKernel)
     with torch.no_grad():
         relative.precision_factor[1] = torch.tensor([[2.0, 0.0], [0.0, 0.0]])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
-from reproduction.heads.figures import compare_layers, draw_attention_maps, draw_centers_of_heads
+from reproduction.heads.figures import compare_layers, draw_attention_centers, draw_attention_maps
 from tests.reproduction.heads.head_records import head_arrays
 
 
@@ -17,7 +17,7 @@ def make_record():
 @pytest.mark.parametrize("gaussian", [True, False])
 def test_each_layer_has_a_panel_with_the_paths_of_its_heads(make_record, gaussian):
     record = make_record(layers=(3, 1, 2), gaussian=gaussian)
-    panels = draw_centers_of_heads(record).axes
+    panels = draw_attention_centers(record).axes
     assert [panel.get_title() for panel in panels] == ["layer 1", "layer 2", "layer 3"]
     centers = record["center" if gaussian else "mean"]
     for head, text, line in zip((4, 5), panels[2].texts, panels[2].lines, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS
 from reproduction.heads.measure import (
-    attention_maps,
+    compute_attention_maps,
     compute_attention_weights,
     find_middle_token,
     measure_heads,
@@ -118,7 +118,7 @@ def test_offsets_on_a_periodic_grid_are_the_shortest():
 
 def test_layers_can_have_different_numbers_of_heads():
     model = SelfAttentionNetwork((10, 14), 1, 3, dim=4, depth=2, heads=(3, 2))
-    first, second = (attention.relative for attention in model.attentions())
+    first, second = (attention.relative for attention in model.attention_layers())
     assert isinstance(first, LearnedRelativeKernel)
     assert isinstance(second, LearnedRelativeKernel)
     heads = measure_heads([first, second], model.grid)
@@ -197,10 +197,10 @@ def images():
 @pytest.mark.parametrize("position", ["quadratic", "generalized_quadratic", "table"])
 def test_attention_maps_without_content_equal_attention_by_position(images, position):
     model = make_network(position=position)
-    maps = attention_maps(model, images)
+    maps = compute_attention_maps(model, images)
     assert [weights.shape for weights in maps] == [(3, 5, 7), (2, 5, 7)]
     heads = measure_heads(
-        [layer.relative for layer in model.attentions() if layer.relative], model.grid
+        [layer.relative for layer in model.attention_layers() if layer.relative], model.grid
     )
     flat = np.concatenate([weights.reshape(len(weights), -1) for weights in maps])
     np.testing.assert_allclose(flat.sum(axis=1), 1, rtol=1e-5)
@@ -211,8 +211,8 @@ def test_attention_maps_without_content_equal_attention_by_position(images, posi
 
 def test_attention_maps_with_content_are_means_over_images(images):
     model = make_network(content="softmax", position="table")
-    together = attention_maps(model, images)
-    alone = [attention_maps(model, image[None]) for image in images]
+    together = compute_attention_maps(model, images)
+    alone = [compute_attention_maps(model, image[None]) for image in images]
     for layer, weights in enumerate(together):
         np.testing.assert_allclose(
             weights, np.mean([maps[layer] for maps in alone], axis=0), atol=1e-6
@@ -223,7 +223,7 @@ def test_attention_maps_with_content_are_means_over_images(images):
 
 def test_attention_weights_give_the_output_of_the_layer(images):
     model = make_network(content="softmax", position="table")
-    layer, tokens = model.attentions()[0], torch.randn(2, 35, 6)
+    layer, tokens = model.attention_layers()[0], torch.randn(2, 35, 6)
     with torch.no_grad():
         weights = compute_attention_weights(layer, tokens, model.grid)
         mixed = torch.einsum("bhij,bjd->bihd", weights, tokens)
@@ -232,5 +232,5 @@ def test_attention_weights_give_the_output_of_the_layer(images):
 
 def test_attention_maps_leave_no_hooks(images):
     model = make_network()
-    attention_maps(model, images)
-    assert not any(layer._forward_pre_hooks for layer in model.attentions())
+    compute_attention_maps(model, images)
+    assert not any(layer._forward_pre_hooks for layer in model.attention_layers())

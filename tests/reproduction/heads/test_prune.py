@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.prune import PRUNING_FILE, load_weights_before_training, prune_network
+from reproduction.heads.prune import PRUNING_FILE, make_weight_loading_callback, prune_network
 from teka.audit import AuditSettings, audit, axis_shifts
 from teka.models import load
 from teka.nn import LearnedRelativeKernel
@@ -34,7 +34,7 @@ def run_with_degenerate_heads(tmp_path_factory):
     train(RUN, folder, progress_bar=False)
     trained = restore(folder)
     assert isinstance(trained.model, SelfAttentionNetwork)
-    first, second = (attention.relative for attention in trained.model.attentions())
+    first, second = (attention.relative for attention in trained.model.attention_layers())
     assert isinstance(first, LearnedRelativeKernel)
     assert isinstance(second, LearnedRelativeKernel)
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_nothing_is_written_if_the_training_fails(run_with_degenerate_heads, tmp
 def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp_path):
     # This learning rate changes no parameter by more than rounding.
     run = trained.run.replace(learning_rate=1e-30, epochs=1)
-    start = load_weights_before_training(trained.model.state_dict())
+    start = make_weight_loading_callback(trained.model.state_dict())
     train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False)
     model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
     load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
@@ -172,7 +172,7 @@ def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp
         run,
         tmp_path / "run",
         resume=True,
-        callbacks=[load_weights_before_training(other)],
+        callbacks=[make_weight_loading_callback(other)],
         **options,
     )
     resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)

@@ -5,12 +5,12 @@ import torch
 
 from reproduction.__main__ import run as main
 from reproduction.sample_efficiency import train as training
-from reproduction.sample_efficiency.report import interpolate_images_needed, write_report
+from reproduction.sample_efficiency.report import estimate_images_needed, write_report
 from reproduction.sample_efficiency.train import (
     CANVAS,
     draw_balanced_subset,
     draw_batch_indices,
-    load_centered_on_canvas,
+    load_dataset_on_canvas,
     move_test_images,
     train_study_model,
 )
@@ -118,9 +118,9 @@ def test_the_study_has_the_models_of_the_protocol():
 def test_images_needed_interpolates_on_a_logarithmic_scale():
     pandas = pytest.importorskip("pandas")
     accuracy = pandas.Series([0.5, 0.6, 0.7], index=[100, 1000, 10000])
-    assert interpolate_images_needed(accuracy, 0.65) == pytest.approx(10**3.5)
-    assert interpolate_images_needed(accuracy, 0.7) == pytest.approx(10000)
-    assert interpolate_images_needed(accuracy, 0.71) == float("inf")
+    assert estimate_images_needed(accuracy, 0.65) == pytest.approx(10**3.5)
+    assert estimate_images_needed(accuracy, 0.7) == pytest.approx(10000)
+    assert estimate_images_needed(accuracy, 0.71) == float("inf")
 
 
 def test_the_report_has_tables_and_a_figure(folder):
@@ -155,7 +155,7 @@ def test_subsets_depend_on_the_seed():
 
 
 def test_images_stand_in_the_middle_of_the_canvas():
-    dataset = load_centered_on_canvas("digits", 16, None)
+    dataset = load_dataset_on_canvas("digits", 16, None)
     assert dataset.image_size == (CANVAS, CANVAS)
     assert len(dataset.validation) == 0
     assert not dataset.test.images[:, :, :8].any()
@@ -163,7 +163,7 @@ def test_images_stand_in_the_middle_of_the_canvas():
 
 
 def test_images_with_a_margin_move_without_loss():
-    images = load_centered_on_canvas("digits", 16, None).test.images[:50]
+    images = load_dataset_on_canvas("digits", 16, None).test.images[:50]
     moved = move_test_images(images, margin=8)
     torch.testing.assert_close(moved.sum(dim=(1, 2, 3)), images.sum(dim=(1, 2, 3)))
     assert not torch.equal(moved, images)
