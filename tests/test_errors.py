@@ -2,10 +2,10 @@ import pytest
 
 from teka.errors import (
     error_message,
-    first_line,
+    escape_unprintable,
+    first_line_of_error,
     is_out_of_memory,
-    printable,
-    unknown_name,
+    unknown_name_error,
     wrong_shape,
     wrong_type,
     wrong_value,
@@ -13,7 +13,7 @@ from teka.errors import (
 
 
 def test_unknown_name_lists_all_known_names_and_suggests_the_closest():
-    error = unknown_name("kernel", "sofmax", ["positive", "softmax", "constant"])
+    error = unknown_name_error("kernel", "sofmax", ["positive", "softmax", "constant"])
     assert isinstance(error, ValueError)
     assert (
         str(error) == "kernel must be one of 'constant', 'positive', 'softmax', got 'sofmax'. "
@@ -23,7 +23,7 @@ def test_unknown_name_lists_all_known_names_and_suggests_the_closest():
 
 @pytest.mark.parametrize("name", ["zzz", 7, None])
 def test_unknown_name_without_a_close_match_has_no_suggestion(name: object):
-    message = str(unknown_name("kernel", name, ["positive", "softmax"]))
+    message = str(unknown_name_error("kernel", name, ["positive", "softmax"]))
     assert message == f"kernel must be one of 'positive', 'softmax', got {name!r}."
 
 
@@ -47,17 +47,20 @@ def test_wrong_shape_states_the_expected_and_the_actual_shape():
 
 
 def test_first_line_of_an_error_falls_back_to_its_class_name():
-    assert first_line(RuntimeError("no such key\nat line 3")) == "no such key"
-    assert first_line(AssertionError()) == "AssertionError"
+    assert first_line_of_error(RuntimeError("no such key\nat line 3")) == "no such key"
+    assert first_line_of_error(AssertionError()) == "AssertionError"
 
 
 def test_message_of_returns_one_short_printable_line():
     error = RuntimeError("first\nsecond \x1b[2J\u202e" + "x" * 1000)
     assert error_message(error).startswith(r"first second \x1b[2J\u202exxx")
     assert len(error_message(error)) == 300
-    assert first_line(error) == "first"
-    assert (error_message(KeyError()), first_line(ValueError("\n\n"))) == ("KeyError", "ValueError")
-    assert printable("naïve 👩\u200d🔬 a\u00a0b") == "naïve 👩\u200d🔬 a\u00a0b"
+    assert first_line_of_error(error) == "first"
+    assert (error_message(KeyError()), first_line_of_error(ValueError("\n\n"))) == (
+        "KeyError",
+        "ValueError",
+    )
+    assert escape_unprintable("naïve 👩\u200d🔬 a\u00a0b") == "naïve 👩\u200d🔬 a\u00a0b"
 
 
 def test_error_without_a_printable_message_gives_its_class_name():
@@ -65,7 +68,7 @@ def test_error_without_a_printable_message_gives_its_class_name():
         def __str__(self) -> str:
             raise TypeError("no words")
 
-    assert (error_message(BrokenError()), first_line(BrokenError())) == (
+    assert (error_message(BrokenError()), first_line_of_error(BrokenError())) == (
         "BrokenError",
         "BrokenError",
     )
@@ -74,6 +77,6 @@ def test_error_without_a_printable_message_gives_its_class_name():
 
 def test_unknown_name_among_many_gives_their_number_and_the_closest():
     names = [f"blocks.{index}.norm" for index in range(40)]
-    assert str(unknown_name("layers", "blocks.7.nrm", names)) == (
+    assert str(unknown_name_error("layers", "blocks.7.nrm", names)) == (
         "layers must be one of 40 names, got 'blocks.7.nrm'. Did you mean 'blocks.7.norm'?"
     )

@@ -8,7 +8,7 @@ from teka.functional.shapes import Outputs
 from teka.grid import Grid
 from teka.nn import Attention
 from teka.nn.inputs import Tokens
-from teka.nn.transformer_block import hidden_size, make_mlp
+from teka.nn.transformer_block import compute_mlp_width, make_mlp
 
 NORM_EPSILON = 1e-12
 ImageSize = int | tuple[int, int]
@@ -97,7 +97,7 @@ class PostNormBlock(nn.Module):
     ) -> None:
         super().__init__()
         dim = attention.dim
-        hidden = hidden_size(dim, mlp_ratio, round)
+        hidden = compute_mlp_width(dim, mlp_ratio, round)
         self.attention = attention
         self.attention_output = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(dropout))
         self.attention_norm = nn.LayerNorm(dim, eps=NORM_EPSILON)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from teka.errors import (
-    first_line,
-    unknown_name,
+    first_line_of_error,
+    unknown_name_error,
     wrong_argument,
     wrong_shape,
     wrong_type,
@@ -237,7 +237,7 @@ def check_flags(flags: Mapping[str, object]) -> None:
 def check_name(argument: str, name: object, known: Collection[str]) -> None:
     """Check that a string is one of the known names."""
     if not isinstance(name, str) or name not in known:
-        raise unknown_name(argument, name, known)
+        raise unknown_name_error(argument, name, known)
 
 
 def check_number(
@@ -277,7 +277,7 @@ def check_device(argument: str, device: object) -> torch.device:
         torch_device = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue]
         torch.empty(0, device=torch_device)
     except Exception as error:  # its kind depends on the device
-        expected = f"a device of this machine ({first_line(error)})"
+        expected = f"a device of this machine ({first_line_of_error(error)})"
         raise wrong_value(argument, device, expected) from error
     if torch_device.type == "meta":
         raise wrong_value(argument, device, "a device that computes")
@@ -343,7 +343,7 @@ def unwrap_compiled(function: object) -> object:
     return getattr(function, "_orig_mod", function)
 
 
-def module_of(function: object) -> nn.Module | None:
+def find_owning_module(function: object) -> nn.Module | None:
     """Return the module to which a function belongs, or None.
 
     The function may be a module or a method of a module, possibly compiled by `torch.compile`.
@@ -361,7 +361,7 @@ def check_evaluation_mode(argument: str, function: object) -> None:
     Raises:
         ValueError: The module or a submodule is in training mode.
     """
-    module = module_of(function)
+    module = find_owning_module(function)
     for name, part in () if module is None else module.named_modules():
         if part.training:
             kind, place = type(module).__name__, f"its part {name!r}" if name else "it"

@@ -13,7 +13,9 @@ MAX_LISTED_NAMES = 30
 EXTERNAL_ERRORS = (Exception, SystemExit)
 
 
-def unknown_name(argument: str, name: object, known: Iterable[str], hint: str = "") -> ValueError:
+def unknown_name_error(
+    argument: str, name: object, known: Iterable[str], hint: str = ""
+) -> ValueError:
     """Create a ValueError for an unknown name.
 
     The message suggests the closest known name. It lists all known names if there are at most
@@ -104,7 +106,7 @@ def require(package: str, needed: str, install: str) -> ModuleType:
         raise ImportError(message) from error
 
 
-def printable(text: object) -> str:
+def escape_unprintable(text: object) -> str:
     """Escape the characters of a text that could control a terminal.
 
     These are control characters, line breaks, and characters that change the direction of a text.
@@ -115,9 +117,9 @@ def printable(text: object) -> str:
     )
 
 
-def printable_lines(text: object) -> str:
-    """Escape a text as `printable` does, but keep its line breaks."""
-    return "\n".join(map(printable, str(text).split("\n")))
+def escape_unprintable_lines(text: object) -> str:
+    """Escape a text as `escape_unprintable` does, but keep its line breaks."""
+    return "\n".join(map(escape_unprintable, str(text).split("\n")))
 
 
 def _is_printable(character: str) -> bool:
@@ -128,13 +130,13 @@ def _is_printable(character: str) -> bool:
     )
 
 
-def one_line(text: object, max_length: int = MAX_MESSAGE_LENGTH) -> str:
+def to_one_line(text: object, max_length: int = MAX_MESSAGE_LENGTH) -> str:
     """Return a text as one line of at most `max_length` characters that is safe to print.
 
-    >>> one_line("three short   words", max_length=11)
+    >>> to_one_line("three short   words", max_length=11)
     'three shor…'
     """
-    return shorten(printable(" ".join(str(text).split())), max_length)
+    return shorten(escape_unprintable(" ".join(str(text).split())), max_length)
 
 
 def shorten(text: str, max_length: int) -> str:
@@ -144,12 +146,12 @@ def shorten(text: str, max_length: int) -> str:
 
 def error_message(error: BaseException) -> str:
     """Return the message of an error as one line, or the name of its class if it is empty."""
-    return one_line(_text(error)) or type(error).__name__
+    return to_one_line(_text(error)) or type(error).__name__
 
 
-def first_line(error: BaseException) -> str:
+def first_line_of_error(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if it is empty."""
-    lines = map(one_line, _text(error).splitlines())
+    lines = map(to_one_line, _text(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 
 

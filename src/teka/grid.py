@@ -332,7 +332,7 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
 _CHECKPOINTS_RESTORE_GRID = restore_in_checkpoints(_active)
 
 
-def current_grid() -> tuple[Grid | None, int]:
+def get_grid_and_prefix() -> tuple[Grid | None, int]:
     """Return the grid and the number of prefix tokens that the innermost `teka.on` has set.
 
     Prefix tokens have no position, such as a class token. Outside of any context, return (None, 0).

@@ -424,7 +424,7 @@ def reference_attention(
     numerator = denominator = query_features @ key_features.transpose(-2, -1)
     if isinstance(relative, Rotary):
         query_positions, key_positions = (
-            side.coordinates(query.device) for side in (positions, positions.key_side)
+            side.coordinates(query.device) for side in (positions, positions.key_positions)
         )
         rotated = (
             relative.rotate(query_features[:, :, num_prefix:], query_positions),
@@ -456,7 +456,7 @@ def reference_attention(
         denominator = torch.ones_like(numerator)
     if isinstance(relative, PositiveRelativeKernel):
         query_positions, key_positions = (
-            side.coordinates(query.device) for side in (positions, positions.key_side)
+            side.coordinates(query.device) for side in (positions, positions.key_positions)
         )
         offsets = query_positions[..., :, None, :] - key_positions[..., None, :, :]
         offsets = offsets if positions.grid is None else positions.grid.wrap(offsets)

@@ -77,7 +77,7 @@ def supported_backends(
     kernel: ContentKernel, relative: RelativeKernel | None, positions: Positions
 ) -> set[str]:
     num_queries, num_keys = (
-        sites.num_queries_with_position or 1 for sites in (positions, positions.key_side)
+        sites.num_queries_with_position or 1 for sites in (positions, positions.key_positions)
     )
     placed = None if relative is None else relative.adapt_to_positions(positions)
     plan = AttentionPlan(kernel, placed, positions, 1.0, is_causal=False)

@@ -50,7 +50,7 @@ TESTED_CASES = [
     or case.relative in (None, "rotary", "rotation_joint", "clipped")
 ]
 EVERY_PAIR = [case for case in CAUSAL_CASES if case.kernel == "softmax"]
-flex = import_module("teka.functional.backends.flex")
+flex = import_module("teka.functional.backends.flex_attention")
 
 
 # True for operations without side effects, and the shape, stride and dtype of their results.

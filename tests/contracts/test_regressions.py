@@ -90,7 +90,7 @@ def test_every_defect_has_a_test(names: tuple[str, str]):
 
 def test_product_form_is_equivariant_and_joint_form_is_not():
     rotation, joint = (
-        kind.random_example(
+        kind.make_random_example(
             Generator().manual_seed(0), heads=3, dim=5, num_axes=2, kernel="positive"
         )
         for kind in (relative.SinusoidalBias, relative.JointSinusoidalBias)
@@ -110,7 +110,7 @@ def test_product_form_is_equivariant_and_joint_form_is_not():
 
 def test_inaccurate_joint_estimate_is_reported():
     query, key, value = draw_inputs(64, dim=16, scale=1.0)
-    joint = relative.JointSinusoidalBias.random_example(
+    joint = relative.JointSinusoidalBias.make_random_example(
         Generator().manual_seed(0), heads=3, dim=16, num_axes=2, kernel="positive"
     )
     assert isinstance(joint, relative.JointSinusoidalBias)

@@ -107,7 +107,9 @@ def test_torus_frequencies_are_rounded_without_a_gradient():
 )
 def test_wrong_positions_are_errors(placement: Positions, message: str):
     with pytest.raises(ValueError, match=message):
-        placement.check(batch=2, num_queries=7, num_keys=7 if placement.key is None else 5)
+        placement.check_queries_and_keys(
+            batch=2, num_queries=7, num_keys=7 if placement.key is None else 5
+        )
 
 
 def test_length_mask():

@@ -15,7 +15,11 @@ from teka.functional.positions import Positions
 from teka.functional.relative.rotary import LENGTH_SHARE
 from teka.nn import Attention, RandomFeatures
 from teka.nn.diagnostics.diagnose import MAX_TOKENS
-from teka.nn.diagnostics.report import COLLAPSED_SPREAD, ApproximationErrors, required_num_features
+from teka.nn.diagnostics.report import (
+    COLLAPSED_SPREAD,
+    ApproximationErrors,
+    estimate_required_features,
+)
 from tests.contracts.cases import PAIRS, Case
 
 
@@ -182,7 +186,7 @@ def test_the_recommended_number_of_features_gives_an_error_near_10_percent():
     tokens = draw_tokens(200, 16, 0.7)
     error = median_error(layer, tokens)
     assert error > 0.2
-    more = build(**options, num_features=required_num_features(error, 6))
+    more = build(**options, num_features=estimate_required_features(error, 6))
     more.load_state_dict(
         {name: tensor for name, tensor in layer.state_dict().items() if "kernel." not in name},
         False,
@@ -365,10 +369,10 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
         rotated_key = group.relative.rotate(key_features, positions)
         numerator = rotated_query @ rotated_key.transpose(-2, -1)
         on_grid = Positions(grid)
-        query_vectors = group.relative.features_with_positions(
+        query_vectors = group.relative.add_positions_to_features(
             query_features, on_grid, is_key=False
         )
-        key_vectors = group.relative.features_with_positions(key_features, on_grid, is_key=True)
+        key_vectors = group.relative.add_positions_to_features(key_features, on_grid, is_key=True)
         denominator = (
             query_vectors.concatenate_denominator_features()
             @ key_vectors.concatenate_denominator_features().mT

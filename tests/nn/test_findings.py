@@ -13,8 +13,8 @@ from teka.nn.diagnostics.report import (
     HeadMeasurements,
     RandomFeatureErrors,
     ShiftErrors,
-    find_problems,
-    required_num_features,
+    estimate_required_features,
+    find_layer_problems,
 )
 
 GOOD_ERRORS = ApproximationErrors(error=0.05, error_of_mean=0.4, spread=1.0)
@@ -50,7 +50,7 @@ def find(
     shift: ShiftErrors | None = GOOD_SHIFT, largest: dict[str, float] = SMALL_VALUES, **changes: Any
 ) -> list[Finding]:
     heads = dataclasses.replace(GOOD_HEADS, **changes)
-    return list(find_problems([heads], largest, shift, dtype=torch.float32, dim_head=16))
+    return list(find_layer_problems([heads], largest, shift, dtype=torch.float32, dim_head=16))
 
 
 def finding_names(findings: list[Finding]) -> list[str]:
@@ -81,8 +81,8 @@ def test_good_measurements_have_no_findings():
 
 
 def test_inaccurate_features_have_the_recommended_number():
-    assert required_num_features(0.3, 64) == 576
-    assert required_num_features(0.1, 64) == 64
+    assert estimate_required_features(0.3, 64) == 576
+    assert estimate_required_features(0.1, 64) == 64
     (finding,) = find(features=make_feature_errors(0.3))
     assert finding.name == "inaccurate features"
     assert finding.value == 0.3

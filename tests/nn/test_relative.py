@@ -12,7 +12,7 @@ from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn import Attention, AttentionOptions, EmbeddedBiasTable, LearnedRelativeKernel
 from teka.nn.head_groups import make_relative_kernel
-from teka.nn.relative import relative_kernel_class
+from teka.nn.relative import find_relative_kernel_class
 from tests.contracts.cases import with_leaves
 
 
@@ -24,7 +24,7 @@ def make(relative: Any, features: int = 5, num_waves: int | None = None) -> Any:
 @pytest.mark.parametrize("name", RELATIVES)
 def test_every_relative_kernel_has_a_module_with_a_state_dict(name: str):
     module, other = make(name), make(name)
-    assert RELATIVES[name] is relative_kernel_class(name) is relative_kernel_class(module)
+    assert RELATIVES[name] is find_relative_kernel_class(name) is find_relative_kernel_class(module)
     assert type(module()) is RELATIVES[name]
     module().check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=Softmax())
     other.load_state_dict(module.state_dict())
@@ -71,7 +71,7 @@ def test_num_waves_needs_a_named_kernel_with_waves():
 def test_module_and_none_are_returned_unchanged():
     module = LearnedRelativeKernel("clipped", dim_head=5)
     assert make(module) is module
-    assert make(None) is relative_kernel_class(None) is None
+    assert make(None) is find_relative_kernel_class(None) is None
 
 
 @pytest.mark.parametrize(

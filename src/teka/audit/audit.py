@@ -41,7 +41,7 @@ from teka.checks import (
     check_names,
     check_path,
     check_sequence,
-    module_of,
+    find_owning_module,
     unwrap_compiled,
 )
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
@@ -289,7 +289,7 @@ def _check_validity(context: AuditContext) -> None:
     warnings = context.caveats
     warnings += caveats.warn_about_nondeterminism(noise)
     warnings += caveats.warn_about_few_images(responses.num_images, settings.confidence)
-    module = module_of(context.model)
+    module = find_owning_module(context.model)
     if module is not None:
         warnings += caveats.warn_about_random_features(module)
     # List a caveat only once, even if it applies to several modes.
@@ -406,7 +406,7 @@ def audit(
     context = AuditContext(
         model, images, labels, settings, progress, checkpoint, caveats=list(caveats)
     )
-    module = module_of(model)
+    module = find_owning_module(model)
     if module is not None:
         context.caveats += warn_about_training_mode(module)
     model_class = type(module or model).__name__

@@ -14,7 +14,7 @@ from teka.audit.model_output import MULTILABEL
 from teka.audit.movement import ImageSet, Movement, background_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
-from teka.checks import check_name, module_of
+from teka.checks import check_name, find_owning_module
 from teka.reporting.formatting import format_number, format_share, format_size
 
 SEVERITIES = {
@@ -149,7 +149,7 @@ def warn_about_batch_dependence(
         )
         parts = [
             name
-            for name, part in (module_of(function) or nn.Module()).named_modules()
+            for name, part in (find_owning_module(function) or nn.Module()).named_modules()
             if isinstance(part, _BatchNorm) and not part.track_running_stats
         ]
         if parts:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from teka.audit.model_output import OUTPUT_CHOICES, OutputSource, SelectedOutput, select_output
-from teka.checks import module_of
+from teka.checks import find_owning_module
 from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
 from teka.precision import relative_difference
 
@@ -87,7 +87,7 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
             f"the model raised {type(error).__name__} {where}: {error_message(error)}{hint}"
         ) from error
     try:
-        output = select_output(result, OutputSource(batch, module_of(function)))
+        output = select_output(result, OutputSource(batch, find_owning_module(function)))
         shape = tuple(output.values.shape)
         if not shape or shape[0] != len(batch) or 0 in shape:
             # The user knows the original shape, without an axis that was added.
@@ -194,7 +194,7 @@ def weights_hash(function: Callable[..., object]) -> str:
     Raises:
         ValueError: A lazy module has no weights yet.
     """
-    module = module_of(function)
+    module = find_owning_module(function)
     if module is None:
         return "unknown"
     digest = hashlib.sha256()

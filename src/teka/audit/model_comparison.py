@@ -10,7 +10,7 @@ from teka.audit.measure.responses import Responses
 from teka.audit.model_call import evaluation_mode
 from teka.audit.report import AuditReport, Example, make_examples
 from teka.audit.statistics.comparison import Pair, compare_all_pairs, disagreement_mask
-from teka.checks import module_of
+from teka.checks import find_owning_module
 from teka.codec import encode
 from teka.errors import wrong_argument
 from teka.precision import rounding_bound
@@ -114,7 +114,7 @@ def _choose_common_examples(
         order = num_shifts.argsort(descending=True, stable=True).tolist()
         indices = order[: cases[0].settings.num_examples]
         for case, response, shown in zip(cases, responses, examples, strict=True):
-            with evaluation_mode(module_of(case.function)):
+            with evaluation_mode(find_owning_module(case.function)):
                 shown += make_examples(case.function, case.images, response, indices, case.settings)
     return [
         replace(report, examples=tuple(shown))

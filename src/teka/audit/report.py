@@ -25,7 +25,7 @@ from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.metrics import Metrics
 from teka.checks import check_path
 from teka.codec import decode, encode
-from teka.errors import printable, wrong_type, wrong_value
+from teka.errors import escape_unprintable, wrong_type, wrong_value
 from teka.files import check_output_file, check_unpacked_size, read_json, write_json
 
 SCHEMA = 4
@@ -185,7 +185,7 @@ class AuditReport:
     def __str__(self) -> str:
         lines = [*self.verdict, *(f"{caveat.name}: {caveat.message}" for caveat in self.caveats)]
         lines += [f"{failure.part} failed: {failure.message}" for failure in self.failures]
-        return "\n".join([f"{self.name}:", *(f"  {printable(line)}" for line in lines)])
+        return "\n".join([f"{self.name}:", *(f"  {escape_unprintable(line)}" for line in lines)])
 
     @property
     def invalid(self) -> list[str]:

@@ -28,7 +28,7 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.cli.progress import ProgressDisplay
-from teka.errors import printable, wrong_value
+from teka.errors import escape_unprintable, wrong_value
 from teka.files import make_directory, write_bytes, write_json
 
 # Metrics that are shares, where higher is better.
@@ -266,7 +266,7 @@ def write_audit_results(
         except (OSError, ValueError) as error:
             errors.append(error)
         else:
-            print(f"written: {printable(file)}")
+            print(f"written: {escape_unprintable(file)}")
     if errors:
         raise errors[0]
 

@@ -19,7 +19,13 @@ from teka.cli.app import CommandLine
 from teka.cli.audit import audit_all_modes, print_and_write_comparison, write_audit_results
 from teka.cli.audit_options import AuditOptions
 from teka.codec import encode
-from teka.errors import EXTERNAL_ERRORS, first_line, printable, printable_lines, wrong_value
+from teka.errors import (
+    EXTERNAL_ERRORS,
+    escape_unprintable,
+    escape_unprintable_lines,
+    first_line_of_error,
+    wrong_value,
+)
 from teka.files import write_bytes
 from teka.models.model_file import serialize_weights
 from teka.reporting.formatting import join_words
@@ -65,7 +71,7 @@ def fix(
         copy.deepcopy(case.function)
     except EXTERNAL_ERRORS as error:
         raise wrong_value(
-            "model", model, f"a module that can be copied ({first_line(error)})"
+            "model", model, f"a module that can be copied ({first_line_of_error(error)})"
         ) from error
     print("\n".join(case.description), flush=True)
     before = audit_all_modes(case, command, results, "before")
@@ -76,7 +82,7 @@ def fix(
     fixed, outcome = convert.fix(case.function, before.layers, fixes)
     for name in outcome.fixed:
         print(f"{name}: {FIXES[name].does} ({FIXES[name].source})")
-    print(printable_lines(outcome), flush=True)
+    print(escape_unprintable_lines(outcome), flush=True)
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
         write_audit_results(
@@ -109,10 +115,10 @@ def fix(
     if out is None:
         return
     if not outcome.parameters:
-        print(f"not written: {printable(out)} (the fixes changed layers, but no weights)")
+        print(f"not written: {escape_unprintable(out)} (the fixes changed layers, but no weights)")
         return
     # Without the module that prepares the images, so that the weights keep their names.
     modules = case.function.named_modules()
     path = next((name for name, module in modules if module is case.subject.module), "")
     write_bytes(Path(out), serialize_weights(fixed.get_submodule(path), "float32"))
-    print(f"written: {printable(out)}")
+    print(f"written: {escape_unprintable(out)}")

@@ -18,7 +18,7 @@ from cyclopts.exceptions import CycloptsError
 from teka.cli import child
 from teka.cli.app import describe_error, make_app
 from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
-from teka.errors import first_line, is_out_of_memory, one_line
+from teka.errors import first_line_of_error, is_out_of_memory, to_one_line
 
 MAX_ERROR_LENGTH = 2000
 ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of a model
@@ -86,7 +86,7 @@ def _parse_and_call(words: list[str], app: App, command: str, program: str) -> i
     """
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
-        f"{program}: warning: {one_line(message, MAX_ERROR_LENGTH)}\n"
+        f"{program}: warning: {to_one_line(message, MAX_ERROR_LENGTH)}\n"
     )
     logging.disable(logging.INFO)  # messages of Lightning are not for users of the command
     try:
@@ -123,12 +123,12 @@ def _error_message(error: BaseException, program: str) -> str:
             return "internal error; please report it with the traceback above"
         case SystemExit():  # no command raises it, but the code of a model may
             return f"the model's code ended the program with sys.exit({error.code!r})"
-    return f"the model's code raised {type(error).__name__}: {first_line(error)}"
+    return f"the model's code raised {type(error).__name__}: {first_line_of_error(error)}"
 
 
 def print_error(program: str, message: object) -> int:
     """Print an error as one line on standard error, and return the exit code 2."""
-    sys.stderr.write(f"{program}: error: {one_line(message, MAX_ERROR_LENGTH)}\n")
+    sys.stderr.write(f"{program}: error: {to_one_line(message, MAX_ERROR_LENGTH)}\n")
     return USAGE_ERROR
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from rich import progress
 from rich.console import Console
 
-from teka.errors import printable
+from teka.errors import escape_unprintable
 
 SECONDS_PER_LINE = 5.0
 
@@ -39,7 +39,7 @@ class ProgressDisplay(progress.Progress):
         If `stop` has hidden the display, it appears again.
         """
         self.start()
-        stage = printable(stage)
+        stage = escape_unprintable(stage)
         task = self.tasks[0]
         if task.description != stage:
             self.reset(task.id, description=stage, visible=True)

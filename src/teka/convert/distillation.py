@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from teka.audit.model_call import evaluation_mode
 from teka.checks import POSITIVE_NUMBER, check_module, is_positive
-from teka.errors import first_line, wrong_argument, wrong_type, wrong_value
+from teka.errors import first_line_of_error, wrong_argument, wrong_type, wrong_value
 from teka.functional import attention
 from teka.nn import AttentionHeads
 
@@ -91,7 +91,7 @@ def distill_attention(
                 except Exception as error:  # its kind depends on the model
                     raise wrong_argument(
                         "batches",
-                        f"an input for which it fails ({first_line(error)})",
+                        f"an input for which it fails ({first_line_of_error(error)})",
                         "inputs that the model accepts",
                     ) from error
                 loss = torch.stack(layer_losses).mean()

@@ -11,7 +11,7 @@ from torch import Tensor
 from teka.checks import check_dense, check_image_size, check_name
 from teka.data.dataset import SPLITS, ImageSize, RawDataset, Split
 from teka.data.pictures import GRAY_MODES, PictureFiles, read_picture, read_picture_header
-from teka.errors import first_line, wrong_argument, wrong_shape, wrong_value
+from teka.errors import first_line_of_error, wrong_argument, wrong_shape, wrong_value
 from teka.files import check_unpacked_size
 
 Array = np.ndarray | Tensor
@@ -114,7 +114,9 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
                     )
                 labels[file] = row["label"]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise wrong_argument(str(path), first_line(error), "a CSV file in UTF-8") from error
+        raise wrong_argument(
+            str(path), first_line_of_error(error), "a CSV file in UTF-8"
+        ) from error
     return list(labels.items())
 
 
@@ -260,7 +262,7 @@ def read_npz(path: Path) -> RawDataset:
         return make_raw_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
         raise wrong_value(
-            "name", str(path), f"an .npz file of images and labels ({first_line(error)})"
+            "name", str(path), f"an .npz file of images and labels ({first_line_of_error(error)})"
         ) from error
 
 
@@ -286,7 +288,7 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
     try:
         return np.asarray(array)
     except (ValueError, MemoryError) as error:
-        raise wrong_value(argument, array, f"an array ({first_line(error)})") from error
+        raise wrong_value(argument, array, f"an array ({first_line_of_error(error)})") from error
 
 
 def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:

@@ -9,7 +9,7 @@ from teka.checks import check_flags, check_image_size, check_name, check_path
 from teka.data.custom_images import is_picture_dataset, make_raw_dataset, read_npz, read_picture_set
 from teka.data.dataset import Dataset, ImageSize, divide_into_splits
 from teka.data.published import DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.files import expand_user, make_directory
 
 NAMES = ("digits", *PUBLISHED_DATASETS)
@@ -88,7 +88,7 @@ def load(
         path = find_dataset_path(name, data_dir)
         if path is None:
             paths = " or ".join(map(str, _list_candidate_paths(name, data_dir)))
-            raise unknown_name(
+            raise unknown_name_error(
                 "the name of the data set",
                 name,
                 NAMES,

@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from teka.checks import check_dense, check_image_size, check_name, check_path, is_integer
-from teka.errors import first_line, require, wrong_argument, wrong_value
+from teka.errors import first_line_of_error, require, wrong_argument, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
     except Exception as error:  # the kind of error of a damaged file depends on its format
         raise wrong_argument(
             str(path),
-            first_line(error),
+            first_line_of_error(error),
             f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels",
             f"The formats are {', '.join(FORMATS)}.",
         ) from error

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from teka.codec import decode
 from teka.data.dataset import RawDataset, Split
-from teka.errors import first_line, require, wrong_argument, wrong_value
+from teka.errors import first_line_of_error, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
 from teka.memory import check_memory
 
@@ -220,7 +220,7 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
         with gzip.open(path) if is_packed else path.open("rb") as file:
             return bytearray(file.read(num_bytes + 1))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise wrong_argument(str(path), first_line(error), "complete gzip data") from error
+        raise wrong_argument(str(path), first_line_of_error(error), "complete gzip data") from error
 
 
 def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
@@ -265,7 +265,7 @@ def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | N
         files.fetch(path.name, downloader=download_and_unpack)
     except (RequestException, ValueError) as error:
         raise ConnectionError(
-            f"{path.name} could not be downloaded from {url}: {first_line(error)}"
+            f"{path.name} could not be downloaded from {url}: {first_line_of_error(error)}"
         ) from error
 
 

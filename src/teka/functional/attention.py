@@ -7,7 +7,7 @@ from teka.checks import check_flags, check_sizes
 from teka.errors import wrong_shape
 from teka.functional.attention_plan import check_query_key_value, unchecked_attention
 from teka.functional.kernels.content_kernel import ContentKernel
-from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
+from teka.functional.positions import Positions, check_mask, compute_packed_lengths, make_positions
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.grid import GridLike
 
@@ -98,8 +98,8 @@ def attention(
     where = Positions(
         query_positions.grid, query_positions.points, positions_of_keys, num_prefix_tokens
     )
-    if relative is not None or where.is_known or where.key_side.is_known:
-        where.check(batch=batch, num_queries=num_queries, num_keys=num_keys)
+    if relative is not None or where.is_known or where.key_positions.is_known:
+        where.check_queries_and_keys(batch=batch, num_queries=num_queries, num_keys=num_keys)
     if key_mask is not None:
         check_mask("key_mask", key_mask, batch=batch, num_tokens=num_keys)
     if query_mask is not None:
@@ -114,7 +114,7 @@ def attention(
             "num_prefix_tokens": num_prefix_tokens or None,
             "key_grid or key_positions": positions_of_keys,
         }
-        sequence_lengths = packed_lengths(cu_seqlens, num_queries, where, excluded)
+        sequence_lengths = compute_packed_lengths(cu_seqlens, num_queries, where, excluded)
     return unchecked_attention(
         query,
         key,

@@ -344,7 +344,7 @@ class AttentionPlan:
         inputs = self._dense_inputs(query, key, value, key_mask)
         if self.relative is not None:
             return self.relative.dense_attention(inputs, self.positions)
-        vectors = self.kernel.softmax_inputs(query, key)
+        vectors = self.kernel.convert_to_softmax_vectors(query, key)
         if vectors is None:
             return dense_attention(inputs, None)
         query, key = vectors
@@ -409,7 +409,9 @@ class AttentionPlan:
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
-        vectors = self.relative.softmax_inputs(query, key, self.positions, scale=self.scale)
+        vectors = self.relative.convert_to_softmax_vectors(
+            query, key, self.positions, scale=self.scale
+        )
         if vectors is None:
             return self, query, key
         return replace(self, relative=None, scale=1.0), *vectors

@@ -65,7 +65,7 @@ class ChunkedLinearAttention:
             return False
         if any(getattr(kernel, name) is not None for name in kernel.statistics_fields):
             return False
-        return relative is None or relative.has_features_with_positions
+        return relative is None or relative.can_add_positions_to_features
 
     def attend(self, query: Queries, key: Keys, value: Values) -> Outputs:
         """Return the outputs of all queries."""
@@ -73,7 +73,7 @@ class ChunkedLinearAttention:
 
     def trainable_tensors(self) -> list[Tensor]:
         """Return the parameters of the kernels and positions that require a gradient."""
-        owners = (self.kernel, self.relative, self.positions, self.positions.key_side)
+        owners = (self.kernel, self.relative, self.positions, self.positions.key_positions)
         tensors = {
             id(field): field
             for owner in owners
@@ -140,9 +140,9 @@ class ChunkedLinearAttention:
     def _vectors(self, features: Tensor, rows: slice, *, is_key: bool) -> AttentionFeatures:
         if self.relative is None:
             return AttentionFeatures(features)
-        positions = self.positions.key_side if is_key else self.positions
+        positions = self.positions.key_positions if is_key else self.positions
         points = positions.coordinates(features.device)[..., rows, :]
-        return self.relative.features_with_positions(
+        return self.relative.add_positions_to_features(
             features, Positions(points=points), is_key=is_key
         )
 

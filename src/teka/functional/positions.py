@@ -44,7 +44,7 @@ class Positions:
     num_prefix_tokens: int = 0
 
     @property
-    def key_side(self) -> "Positions":
+    def key_positions(self) -> "Positions":
         """Positions of the keys."""
         return self if self.key is None else self.key
 
@@ -88,13 +88,13 @@ class Positions:
 
         It is None if the positions of queries or keys are coordinates instead of a grid.
         """
-        grid, key_grid = self.grid, self.key_side.grid
+        grid, key_grid = self.grid, self.key_positions.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
         """The grid of the tokens if queries and keys have the same grid, otherwise None."""
-        return self.grid if self.grid == self.key_side.grid else None
+        return self.grid if self.grid == self.key_positions.grid else None
 
     @property
     def periods(self) -> tuple[float | None, ...]:
@@ -102,7 +102,7 @@ class Positions:
 
         It is None for an axis that is not periodic.
         """
-        grid = self.grid or self.key_side.grid
+        grid = self.grid or self.key_positions.grid
         return (
             (None,) * self.num_axes
             if grid is None
@@ -115,8 +115,8 @@ class Positions:
         Along a periodic axis, the shortest difference is used. The result has the dtype and the
         device of `tensor`. `rows` selects some of the queries.
         """
-        grid = self.grid or self.key_side.grid
-        query, key = self.coordinates(tensor.device), self.key_side.coordinates(tensor.device)
+        grid = self.grid or self.key_positions.grid
+        query, key = self.coordinates(tensor.device), self.key_positions.coordinates(tensor.device)
         query = query if rows is None else query[..., rows, :]
         if query.ndim != key.ndim:
             query, key = (points if points.ndim == 3 else points[None] for points in (query, key))
@@ -156,7 +156,7 @@ class Positions:
         ]
         return torch.stack(rounded, dim=-1)
 
-    def sinusoid_phases(
+    def compute_sinusoid_phases(
         self, frequency: Float[Tensor, "heads waves axes"], like: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the phases ω·x of sinusoids with the frequencies ω at the positions x of tokens.
@@ -169,7 +169,7 @@ class Positions:
             frequency, self.key.coordinates(like.device), like.dtype
         )
 
-    def check(
+    def check_queries_and_keys(
         self,
         *,
         batch: int,
@@ -195,11 +195,11 @@ class Positions:
             raise wrong_value("num_prefix_tokens", prefix, "0 if the keys have their own positions")
         for argument, positions, num_tokens in (
             ("", self, num_queries),
-            (key, self.key_side, num_keys),
+            (key, self.key_positions, num_keys),
         ):
             if is_needed or positions.is_known:
                 first = prefix if positions is self else 0
-                positions.check_tokens(argument, first, batch=batch, num_tokens=num_tokens)
+                positions.check_sequence(argument, first, batch=batch, num_tokens=num_tokens)
             if self.key is None and num_keys == num_queries:
                 return
         if self.key is None or not is_needed:
@@ -216,7 +216,7 @@ class Positions:
                     f"{key}grid", self.key.grid, f"a grid with the periods {self.periods} of `grid`"
                 )
 
-    def check_tokens(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
+    def check_sequence(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
         """Check that the positions of the queries fit a sequence.
 
         Args:
@@ -268,7 +268,7 @@ def _grid_coordinates(grid: Grid, device: torch.device) -> Float[Tensor, "tokens
 _cached_coordinates = functools.lru_cache(maxsize=8)(_grid_coordinates)
 
 
-def packed_lengths(
+def compute_packed_lengths(
     cu_seqlens: Tensor, num_tokens: int, positions: Positions, excluded: Mapping[str, object]
 ) -> tuple[int, ...]:
     """Return the lengths of sequences that are concatenated without padding.
@@ -315,7 +315,7 @@ def make_positions(
         device: Device of the tokens.
     """
     if isinstance(grid, torch.SymInt) and points is None:
-        return Positions(None, row_positions(grid, device))
+        return Positions(None, make_row_positions(grid, device))
     if grid is not None:
         grid = as_grid(f"{prefix}grid", grid)
     if points is not None:
@@ -323,7 +323,7 @@ def make_positions(
     return Positions(grid, points)
 
 
-def row_positions(num_tokens: int | torch.SymInt, device: torch.device) -> Coordinates:
+def make_row_positions(num_tokens: int | torch.SymInt, device: torch.device) -> Coordinates:
     """Return the coordinates of tokens in a row, one unit apart."""
     end: Any = num_tokens
     return torch.arange(end, dtype=widest_dtype(device), device=device)[:, None]

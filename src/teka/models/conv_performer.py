@@ -66,7 +66,7 @@ class CircularConv2d(nn.Conv2d):
         return super().forward(torch.cat([rows[..., -1:], rows, rows[..., :1]], dim=3))
 
 
-def make_norm(width: int) -> nn.BatchNorm2d:
+def make_unscaled_batch_norm(width: int) -> nn.BatchNorm2d:
     """Create a batch normalization without a trained scale."""
     norm = nn.BatchNorm2d(width)
     norm.weight.requires_grad_(False)
@@ -101,8 +101,8 @@ class ConvStage(nn.Module):
         self.first = CircularConv2d(in_channels, width)
         self.second = CircularConv2d(width, width)
         self.downsample = PolyphaseDownsample(2)
-        self.first_norm = make_norm(width)
-        self.second_norm = make_norm(width)
+        self.first_norm = make_unscaled_batch_norm(width)
+        self.second_norm = make_unscaled_batch_norm(width)
         self.activation = nn.GELU()
         self.block = None
         if heads:

@@ -14,7 +14,7 @@ from torch import nn
 
 from teka.checks import MAX_SIZE, check_sizes
 from teka.codec import decode
-from teka.errors import first_line, unknown_name, wrong_value
+from teka.errors import first_line_of_error, unknown_name_error, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, memory_bytes
 from teka.models.conv_performer import ConvPerformer
 from teka.models.performer import Performer
@@ -52,7 +52,7 @@ def model_class(name: str) -> type[nn.Module]:
         ValueError: No model is registered under this name.
     """
     if not isinstance(name, str) or name not in MODELS:
-        raise unknown_name("model", name, MODELS, BASELINES_HINT)
+        raise unknown_name_error("model", name, MODELS, BASELINES_HINT)
     return MODELS[name]
 
 
@@ -188,7 +188,7 @@ class ModelConfig:
                 LookupError,
                 RecursionError,
             ) as error:
-                expected = f"options of {self.model} ({first_line(error)})"
+                expected = f"options of {self.model} ({first_line_of_error(error)})"
                 raise wrong_value("options", dict(self.options), expected) from error
         return model.float().eval()
 

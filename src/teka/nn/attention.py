@@ -13,7 +13,7 @@ from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, ContentKernel, DecodingState, decode
 from teka.functional.backends.costs import resolve_backend
 from teka.functional.shapes import KeyMask, Outputs
-from teka.grid import Grid, GridLike, as_grid, current_grid
+from teka.grid import Grid, GridLike, as_grid, get_grid_and_prefix
 from teka.nn.gating import OutputGate
 from teka.nn.head_groups import HeadGroup, count_position_heads, make_kernels
 from teka.nn.inputs import (
@@ -148,15 +148,15 @@ class Attention(nn.Module):
     def _make_projections(self, options: AttentionOptions) -> None:
         """Create the projections whose outputs are used."""
         kernel = self.current_kernel()
-        relative_kernel_class = None if self.relative is None else self.relative.kernel_class
+        kernel_class = None if self.relative is None else self.relative.kernel_class
         num_keys = self.content_heads if kernel.uses_content else 0
         num_queries = num_keys
-        if relative_kernel_class is not None and relative_kernel_class.uses_query:
+        if kernel_class is not None and kernel_class.uses_query:
             num_queries = num_keys + self.position_heads if self.position_heads else self.heads
         self.query_key = make_query_key_norm(options.query_key, num_keys, self.dim_head)
         # A vector that is added to all keys cancels in the softmax, unless positions rotate the
         # keys.
-        is_rotated = relative_kernel_class is not None and relative_kernel_class.rotates_features
+        is_rotated = kernel_class is not None and kernel_class.rotates_features
         bias_cancels = kernel.is_softmax and not is_rotated
         if bias_cancels and self.query_key.removes_bias:
             hint = f"The mean of the keys has no effect with kernel={kernel.name!r}."
@@ -332,7 +332,7 @@ class Attention(nn.Module):
             return grid if is_symbolic else as_grid("grid", grid), num_prefix_tokens
         if self.relative is None and self.value_convolution is None:
             return None, num_prefix_tokens
-        surrounding_grid, surrounding_prefix = current_grid()
+        surrounding_grid, surrounding_prefix = get_grid_and_prefix()
         return surrounding_grid, num_prefix_tokens or surrounding_prefix
 
     def set_num_axes(self, num_axes: int) -> None:

@@ -12,9 +12,9 @@ from teka.checks import check_sizes, check_tensor
 from teka.errors import wrong_value
 from teka.execution_mode import has_dynamic_size
 from teka.functional import ContentKernel, DecodingState, attention, decode
-from teka.functional.positions import row_positions
+from teka.functional.positions import make_row_positions
 from teka.functional.relative.relative_kernel import RelativeKernel
-from teka.grid import Grid, GridLike, as_grid, current_grid
+from teka.grid import Grid, GridLike, as_grid, get_grid_and_prefix
 from teka.nn.head_groups import join_kernel_names, make_kernels
 from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, merge_options
 from teka.precision import widest_dtype
@@ -176,12 +176,12 @@ class AttentionHeads(nn.Module):
         precedence over the grid of the layer. Without any grid, the tokens are one unit apart on a
         line.
         """
-        candidates = [(grid, 0), current_grid(), (self.grid, self.num_prefix_tokens)]
+        candidates = [(grid, 0), get_grid_and_prefix(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:
             if candidate is not None:
                 prefix = num_prefix_tokens or prefix
                 if isinstance(candidate, torch.SymInt):
-                    row = row_positions(candidate, device)
+                    row = make_row_positions(candidate, device)
                     return {"positions": row, "num_prefix_tokens": prefix}
                 return {"grid": as_grid("grid", candidate), "num_prefix_tokens": prefix}
         if self.num_axes > 1:
@@ -189,7 +189,7 @@ class AttentionHeads(nn.Module):
             raise wrong_value("grid", None, expected)
         prefix = num_prefix_tokens or self.num_prefix_tokens
         if has_dynamic_size(num_tokens):
-            row = row_positions(num_tokens - prefix, device)
+            row = make_row_positions(num_tokens - prefix, device)
             return {"positions": row, "num_prefix_tokens": prefix}
         return {"grid": Grid(num_tokens - prefix), "num_prefix_tokens": prefix}
 

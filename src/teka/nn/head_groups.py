@@ -19,8 +19,8 @@ from teka.nn.options import AttentionOptions
 from teka.nn.relative import (
     DEFAULT_NUM_AXES,
     RelativeModule,
+    find_relative_kernel_class,
     make_relative_from_options,
-    relative_kernel_class,
 )
 
 
@@ -144,7 +144,7 @@ class HeadGroup:
         keys = None if context_grid is None else Positions(as_grid("context_grid", context_grid))
         positions = Positions(queries, None, keys, num_prefix_tokens)
         num_queries = num_prefix_tokens + (positions.num_queries_with_position or 1)
-        num_keys = num_prefix_tokens + (positions.key_side.num_queries_with_position or 1)
+        num_keys = num_prefix_tokens + (positions.key_positions.num_queries_with_position or 1)
         return self.estimate_costs_at(positions, num_queries, num_keys, batch=batch)
 
     def estimate_costs_at(
@@ -185,7 +185,7 @@ def count_position_heads(
     Raises:
         ValueError: The number does not fit the heads or the relative kernel.
     """
-    kind = relative_kernel_class(relative)
+    kind = find_relative_kernel_class(relative)
     check_sizes({"position_heads": position_heads}, 0, or_none=True)
     if position_heads is None:
         if kind is None or not kind.has_position_heads:
@@ -238,7 +238,7 @@ def make_kernels(
 def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -> AnyContentKernel:
     kernel, relative = options.kernel, options.relative
     is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-    kind = relative_kernel_class(relative)
+    kind = find_relative_kernel_class(relative)
     is_for_positions = kind is not None and issubclass(kind, ClippedDistanceFeatures)
     if options.num_features is not None and not is_random and not is_for_positions:
         expected = f"None with kernel={kernel!r}, which has no random features"
@@ -286,7 +286,7 @@ def make_relative_kernel(
         ValueError: An option belongs to another relative kernel.
     """
     relative = options.relative
-    kind = relative_kernel_class(relative)
+    kind = find_relative_kernel_class(relative)
     for argument, name in (("num_waves", "fourier"), ("rotary_normalizer", "rotary")):
         value = getattr(options, argument)
         if value is not None and relative != name:

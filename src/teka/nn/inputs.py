@@ -10,7 +10,7 @@ from teka._compat import ProcessGroup
 from teka.checks import INTEGER_DTYPES, check_sizes, check_tensor
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
-from teka.functional.positions import Positions, check_mask, make_positions, packed_lengths
+from teka.functional.positions import Positions, check_mask, compute_packed_lengths, make_positions
 from teka.functional.shapes import KeyMask, QueryMask
 from teka.grid import GridLike
 
@@ -133,7 +133,7 @@ def make_inputs(
             process_positions = Positions(process_grid)
     keys = tokens if context is None else context
     num_keys = keys.shape[1]
-    process_positions.check(
+    process_positions.check_queries_and_keys(
         batch=batch,
         num_queries=num_tokens,
         num_keys=num_keys,
@@ -161,7 +161,9 @@ def make_inputs(
             "num_queries": num_queries,
             "shard_tokens": group,
         }
-        sequence_lengths = packed_lengths(cu_seqlens, num_tokens, process_positions, excluded)
+        sequence_lengths = compute_packed_lengths(
+            cu_seqlens, num_tokens, process_positions, excluded
+        )
     return AttentionInputs(
         tokens=tokens[:, :num_queries],
         context=keys,

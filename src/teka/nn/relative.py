@@ -95,7 +95,7 @@ class LearnedRelativeKernel(RelativeModule):
     ) -> None:
         super().__init__()
         self.kernel_class = _kernel_class(kernel)
-        has_axes = "num_axes" in initialization_options(self.kernel_class)
+        has_axes = "num_axes" in list_initialization_options(self.kernel_class)
         self.infers_num_axes = num_axes is None and has_axes
         if has_axes:
             options["num_axes"] = DEFAULT_NUM_AXES if num_axes is None else num_axes
@@ -281,7 +281,7 @@ def can_change_shape(parameter: Tensor) -> bool:
         return get_gradient_edge(parameter).node.metadata is not metadata
 
 
-def initialization_options(kernel: type[RelativeKernel]) -> Collection[str]:
+def list_initialization_options(kernel: type[RelativeKernel]) -> Collection[str]:
     """Return the names of the options that set the initial parameters of a relative kernel."""
     return inspect.signature(kernel.with_initial_parameters).parameters
 
@@ -307,7 +307,9 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
     return RELATIVES[kernel]
 
 
-def relative_kernel_class(relative: str | RelativeModule | None) -> type[RelativeKernel] | None:
+def find_relative_kernel_class(
+    relative: str | RelativeModule | None,
+) -> type[RelativeKernel] | None:
     """Return the class of the relative kernel with a given name, or of a module of `teka.nn`.
 
     Return None if the layer has no relative kernel.
@@ -329,7 +331,7 @@ def make_relative_from_options(
 
     Options that the kernel class does not take are ignored, and so are options that are None.
     """
-    known = initialization_options(kernel)
+    known = list_initialization_options(kernel)
     known_options = {
         name: value for name, value in options.items() if name in known and value is not None
     }

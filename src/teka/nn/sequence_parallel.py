@@ -64,7 +64,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     if not layers:
         raise wrong_value("model", type(model).__name__, "a model with a teka.nn.Attention")
     for name, layer in layers.items():
-        reason = None if group is None else why_not_shardable(layer)
+        reason = None if group is None else find_sharding_obstacle(layer)
         if reason:
             expected = "a layer whose tokens can be divided"
             hint = "Processes exchange only sums over their keys, which this layer cannot use."
@@ -76,7 +76,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
     return model
 
 
-def why_not_shardable(layer: Attention) -> str | None:
+def find_sharding_obstacle(layer: Attention) -> str | None:
     """Return the reason why the tokens of a layer cannot be divided among processes, or None.
 
     They can be divided if attention depends on keys and values only through sums over the keys.
@@ -91,7 +91,7 @@ def why_not_shardable(layer: Attention) -> str | None:
             return f"with kernel={kernel.name!r}, which has no features"
         if type(kernel).with_statistics is not FeatureKernel.with_statistics and not layer.causal:
             return f"with kernel={kernel.name!r}, which is fitted to all tokens"
-        if relative is not None and not relative.has_features_with_positions:
+        if relative is not None and not relative.can_add_positions_to_features:
             return f"with relative={relative.name!r}, whose sums are not sums of features"
         if group.backend not in ("auto", "linear"):
             return f"with backend={group.backend!r}"

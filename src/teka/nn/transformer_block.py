@@ -20,7 +20,7 @@ from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim", "values"))
 
 
-def hidden_size(dim: int, mlp_ratio: float, round_size: Callable[[float], int] = int) -> int:
+def compute_mlp_width(dim: int, mlp_ratio: float, round_size: Callable[[float], int] = int) -> int:
     """Return the width of the hidden layer of an MLP, which is dim × mlp_ratio, rounded."""
     hidden = round_size(dim * mlp_ratio) if is_number(mlp_ratio) else 0
     if not 1 <= hidden <= MAX_SIZE // dim:
@@ -94,7 +94,7 @@ class TransformerBlock(nn.Module):
         super().__init__()
         check_sizes({"dim": dim, "heads": heads})
         options = merge_options(type(self).__name__, options, keywords, BLOCK_OPTIONS)
-        hidden = hidden_size(dim, mlp_ratio)
+        hidden = compute_mlp_width(dim, mlp_ratio)
         num_window_heads = count_window_heads(window_reach, heads)
         if options.dim_head is None and num_window_heads:
             if dim % heads:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from teka.errors import printable, require
+from teka.errors import escape_unprintable, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def make_axes(
 
 def label_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
     """Label both axes of a chart."""
-    horizontal, vertical = printable(horizontal), printable(vertical)
+    horizontal, vertical = escape_unprintable(horizontal), escape_unprintable(vertical)
     axes.set_xlabel(horizontal, color=_INK, fontsize=11, parse_math=False)
     axes.set_ylabel(vertical, color=_INK, fontsize=11, parse_math=False)
 
@@ -112,7 +112,7 @@ def add_legend(axes: "Axes", num_columns: int = 1) -> None:
         labelcolor=_INK,
     )
     for text in legend.get_texts():
-        text.set_text(printable(text.get_text()))
+        text.set_text(escape_unprintable(text.get_text()))
         text.set_parse_math(False)  # a name is not a formula, even with a dollar sign
 
 
@@ -136,7 +136,7 @@ def to_svg(figure: "Figure", description: str) -> str:
     # Names must be unique on a page with several charts.
     prefix = f"chart-{zlib.crc32(svg.encode()):08x}-"
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}", svg)
-    label = escape(printable(description), quote=True)
+    label = escape(escape_unprintable(description), quote=True)
     return svg.replace("<svg ", f'<svg class="chart" role="img" aria-label="{label}" ', 1).strip()
 
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from teka.errors import one_line, printable, shorten
+from teka.errors import escape_unprintable, shorten, to_one_line
 
 GAP = 2
 WIDTH = 120  # default width of a table in characters
@@ -58,7 +58,9 @@ class Table:
             else:
                 blocks[-1] = block
         texts = [self._format_columns(rows, block, sizes) for block in blocks]
-        title = ["\n".join(textwrap.wrap(printable(self.title), width))] if self.title else []
+        title = (
+            ["\n".join(textwrap.wrap(escape_unprintable(self.title), width))] if self.title else []
+        )
         return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
 
     def _format_columns(
@@ -95,9 +97,9 @@ class Table:
 
 
 def _printable_lines(cell: str) -> list[str]:
-    return [shorten(printable(line), LONGEST_CELL) for line in cell.split("\n")]
+    return [shorten(escape_unprintable(line), LONGEST_CELL) for line in cell.split("\n")]
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
     """Escape text, such as a file name, so that it is shown literally in one line of Markdown."""
-    return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), one_line(text, most))
+    return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), to_one_line(text, most))

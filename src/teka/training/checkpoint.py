@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
-from teka.errors import error_message, first_line, wrong_value
+from teka.errors import error_message, first_line_of_error, wrong_value
 from teka.files import write_bytes
 from teka.training.run import Run
 
@@ -173,7 +173,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise wrong_value(
             "checkpoint",
             str(path),
-            f"an undamaged checkpoint of plain tensors ({first_line(error)})",
+            f"an undamaged checkpoint of plain tensors ({first_line_of_error(error)})",
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise wrong_value("checkpoint", str(path), "a checkpoint of teka train, with a state_dict")

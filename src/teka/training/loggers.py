@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import (
 
 from teka.checks import check_name
 from teka.codec import encode
-from teka.errors import first_line, wrong_value
+from teka.errors import first_line_of_error, wrong_value
 from teka.files import read_json, write_json
 from teka.training.run import Run
 
@@ -72,7 +72,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
                 loggers.append(_open_service_logger(name, folder))
             except Exception as error:  # each service has its own types of errors
                 raise wrong_value(
-                    "loggers", name, f"a service that takes the run ({first_line(error)})"
+                    "loggers", name, f"a service that takes the run ({first_line_of_error(error)})"
                 ) from error
         for logger in loggers:
             logger.log_hyperparams(fields)

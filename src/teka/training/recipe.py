@@ -7,7 +7,7 @@ from typing import Any
 from teka import checks
 from teka.checks import check_name, check_number, check_sizes
 from teka.data.augment import SHIFT_MODES
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_yaml
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -127,7 +127,7 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
     """
     path = RECIPES / f"{name}{SUFFIX}" if name in recipe_names() else Path(name)
     if not path.is_file():
-        raise unknown_name(
+        raise unknown_name_error(
             "recipe", str(name), recipe_names(), "The path of a YAML file is possible too."
         )
     content = read_yaml("recipe", path)

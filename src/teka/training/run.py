@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from teka.codec import decode
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_json, write_json
 from teka.models.model_config import MODELS, OLD_NAMES, options_class
 from teka.training.recipe import Recipe, read_recipe
@@ -203,7 +203,7 @@ class Run:
         defaults = ModelOptions().options
         for name, value in remaining.items():
             if value not in (defaults.get(name, ...), OLD_DEFAULTS.get(name, ...)):
-                raise unknown_name(f"run key with model={model!r}", name, run.to_dict())
+                raise unknown_name_error(f"run key with model={model!r}", name, run.to_dict())
         return run
 
     def differing_fields(self, other: Run) -> list[str]:

@@ -15,7 +15,7 @@ from torch import nn
 
 from teka import data
 from teka.data import Dataset
-from teka.errors import first_line, is_out_of_memory, wrong_value
+from teka.errors import first_line_of_error, is_out_of_memory, wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyElementsError, count_elements, count_parameters, memory_bytes
 from teka.provenance import provenance
@@ -169,7 +169,7 @@ def train(
                 raise wrong_value(
                     "accelerator",
                     execution.accelerator,
-                    f"available with enough devices ({first_line(error)})",
+                    f"available with enough devices ({first_line_of_error(error)})",
                 ) from error
             if is_first_process():
                 run.save(folder)
@@ -239,7 +239,7 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
             kept = f"{last} holds the last complete epoch"
             raise MemoryError(
                 f"A step does not fit into memory in epoch {trainer.current_epoch}, step "
-                f"{trainer.global_step}: {first_line(error)}. Use a smaller "
+                f"{trainer.global_step}: {first_line_of_error(error)}. Use a smaller "
                 "batch_size, activation_checkpointing or a larger accumulate than "
                 f"{trainer.accumulate_grad_batches}; "
                 f"{kept if last.is_file() else 'no epoch is complete'}."
@@ -247,7 +247,7 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
         if start is None or checkpoints.has_started:
             raise
         raise wrong_value(
-            "checkpoint", str(start), f"the state of this training ({first_line(error)})"
+            "checkpoint", str(start), f"the state of this training ({first_line_of_error(error)})"
         ) from error
     except SystemExit as error:
         # Lightning exits after Ctrl-C.

@@ -2,7 +2,7 @@ import html
 
 import pytest
 
-from teka.errors import printable
+from teka.errors import escape_unprintable
 from teka.reporting import plots
 
 
@@ -16,7 +16,7 @@ def figures(monkeypatch):
 
     def collect(figure, description):
         drawn.append(figure)
-        return f'<svg class="chart" role="img" aria-label="{html.escape(printable(description))}"></svg>'
+        return f'<svg class="chart" role="img" aria-label="{html.escape(escape_unprintable(description))}"></svg>'
 
     monkeypatch.setattr(plots, "to_svg", collect)
     return drawn

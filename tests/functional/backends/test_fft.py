@@ -11,7 +11,7 @@ from torch.autograd import grad
 from teka import Grid
 from teka.functional import GeneralizedQuadraticBias, attention
 from teka.functional.backends import feature_chunks
-from teka.functional.backends.fft import fft_attention_sums, have_same_spacing, next_fast_length
+from teka.functional.backends.fft import fft_attention_sums, find_fast_fft_length, have_same_spacing
 from teka.functional.relative.stationary import StationaryRelativeKernel
 from tests.contracts.cases import (
     build_relative,
@@ -192,4 +192,4 @@ def check_gradients(relative: StationaryRelativeKernel, grid: Grid, num_tokens: 
     ("least", "length"), [(1, 1), (7, 8), (9, 9), (11, 12), (13, 15), (511, 512), (257, 270)]
 )
 def test_next_fast_length_has_small_factors(least: int, length: int):
-    assert next_fast_length(least) == length
+    assert find_fast_fft_length(least) == length

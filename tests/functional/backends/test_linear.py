@@ -202,7 +202,7 @@ def test_decoding_steps_equal_the_whole_sequence(has_denominator: bool):
             value[:, :, token : token + 1],
             log_scale[:, :, token : token + 1],
         )
-        sums, state = linear.decoding_step(tokens, query_token, key_token, state)
+        sums, state = linear.decode_tokens(tokens, query_token, key_token, state)
         outputs.append(sums.normalize(nonnegative=True))
     assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
 

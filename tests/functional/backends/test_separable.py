@@ -143,7 +143,7 @@ def test_product_of_the_axis_matrices_equals_the_dense_kernel():
     positions = Positions(query, key=Positions(key))
     relative = build_relative("rotation", heads=3, dim=5, num_axes=3)
     assert isinstance(relative, SinusoidalBias)
-    log_matrices, log_peak = relative.log_weights_by_axis(
+    log_matrices, log_peak = relative.make_log_weight_matrices(
         positions, torch.zeros((), dtype=torch.float64)
     )
     product = torch.einsum("hab,hcd,hef->hacebdf", *map(torch.exp, log_matrices)).reshape(3, 24, 60)

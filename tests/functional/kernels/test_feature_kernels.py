@@ -270,7 +270,7 @@ def build(relative: str | None, num_axes: int) -> RelativeKernel | None:
     """Build a relative kernel, with frequencies for the features if it is rotary."""
     if relative == "rotary":
         generator = torch.Generator().manual_seed(5)
-        return Rotary.random_example(
+        return Rotary.make_random_example(
             generator, heads=HEADS, dim=DIM, num_axes=num_axes, kernel=build_learned()
         )
     return build_relative(relative, heads=HEADS, dim=DIM, num_axes=num_axes, max_distance=2)

@@ -55,7 +55,7 @@ def test_keys_are_counted_with_the_relative_kernel():
 
 
 def test_constant_factor_of_c_cancels():
-    relative = Fourier.random_example(
+    relative = Fourier.make_random_example(
         torch.Generator().manual_seed(0), heads=3, dim=5, num_axes=1, kernel="dot_product"
     )
     tenfold = Fourier(

@@ -44,7 +44,7 @@ def test_ring_is_clipped_manhattan_distance():
     offsets = torch.tensor(
         [[0, 0], [0.6, -0.3], [1.2, 0], [-3, 2.9], [3, -3.2], [100, 0]], dtype=torch.float64
     )
-    assert relative.ring(offsets).tolist() == [0, 0, 1, 3, 3, 3]
+    assert relative.compute_ring_indices(offsets).tolist() == [0, 0, 1, 3, 3, 3]
 
 
 def test_spacing_and_ring_width_scale_together():
@@ -67,7 +67,7 @@ def test_spacing_and_ring_width_scale_together():
 def test_equal_offsets_are_in_the_same_ring():
     # Three cells of 0.1 are one and a half widths of 0.2: rounding must not put them now here, now
     # there.
-    ring = ClippedDistanceBias(embedding(4), ring_width=0.2).ring(
+    ring = ClippedDistanceBias(embedding(4), ring_width=0.2).compute_ring_indices(
         Grid((11,), 0.1).offsets(dtype=torch.float64)
     )
     for steps in range(11):
@@ -81,7 +81,8 @@ def test_shift_of_half_ring_distances(shift: float):
         Grid((11,), 0.5).positions(dtype=torch.float64),
     )
     rings = [
-        relative.ring(place[:, None] - place[None, :]) for place in (positions, positions + shift)
+        relative.compute_ring_indices(place[:, None] - place[None, :])
+        for place in (positions, positions + shift)
     ]
     assert torch.equal(*rings)
 

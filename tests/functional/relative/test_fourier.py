@@ -13,7 +13,7 @@ from tests.contracts.cases import relative_error, with_leaves
 
 
 def build(num_axes: int = 2) -> Fourier:
-    return Fourier.random_example(
+    return Fourier.make_random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 

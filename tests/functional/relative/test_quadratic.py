@@ -13,7 +13,7 @@ from teka.functional.positions import Positions
 
 
 def build_quadratic() -> QuadraticBias:
-    return QuadraticBias.random_example(
+    return QuadraticBias.make_random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
@@ -118,7 +118,7 @@ def test_quadratic_is_finite_at_large_offsets():
 
 
 def build_generalized_quadratic() -> GeneralizedQuadraticBias:
-    return GeneralizedQuadraticBias.random_example(
+    return GeneralizedQuadraticBias.make_random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=2, kernel="softmax"
     )
 
@@ -210,7 +210,7 @@ def test_generalized_quadratic_inconsistent_shapes_raise(
 
 
 def build_table(num_axes: int = 2) -> BiasTable:
-    return BiasTable.random_example(
+    return BiasTable.make_random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 

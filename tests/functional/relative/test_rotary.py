@@ -17,7 +17,7 @@ from tests.contracts.cases import draw_inputs, relative_error
 
 
 def build(num_axes: int = 2) -> Rotary:
-    return Rotary.random_example(
+    return Rotary.make_random_example(
         torch.Generator().manual_seed(1), heads=3, dim=5, num_axes=num_axes, kernel="softmax"
     )
 
@@ -118,7 +118,7 @@ def test_compiled_form_is_equal(monkeypatch: pytest.MonkeyPatch):
 
 
 def denominator_vectors(relative: Rotary, features: Tensor) -> Tensor:
-    vectors = relative.features_with_positions(
+    vectors = relative.add_positions_to_features(
         features, Positions(points=draw_points(7, 2)), is_key=False
     )
     return vectors.concatenate_denominator_features()
@@ -156,8 +156,8 @@ def test_nonnegative_weights_are_half_the_lengths_and_half_the_rotated_features(
     relative = Rotary(build().frequency, "nonnegative")
     query, key, value = draw_inputs(7)
     positions = Positions(points=draw_points(7, 2))
-    query_vectors = relative.features_with_positions(query, positions, is_key=False)
-    key_vectors = relative.features_with_positions(key, positions, is_key=True)
+    query_vectors = relative.add_positions_to_features(query, positions, is_key=False)
+    key_vectors = relative.add_positions_to_features(key, positions, is_key=True)
     assert query_vectors.denominator == key_vectors.denominator == ()
     weights = query_vectors.numerator @ key_vectors.numerator.mT
     lengths = relative.pair_lengths(query) @ relative.pair_lengths(key).mT
@@ -248,7 +248,9 @@ def test_frequencies_have_gradients(periodic: bool):
 
 @pytest.mark.parametrize("kernel", ["softmax", "squared_relu", "taylor2", "positive"])
 def test_rotary_by_name_rotates_all_features(kernel: str):
-    relative = Rotary.random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel)
+    relative = Rotary.make_random_example(
+        torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel
+    )
     content_kernel = make_kernel(kernel, 5)
     relative.check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=content_kernel)
     size = content_kernel.num_features(5) if isinstance(content_kernel, FeatureKernel) else 5
@@ -273,7 +275,7 @@ def test_kernel_with_one_feature_raises():
     ):
         build().check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=Constant())
     with pytest.raises(ValueError, match=r"kernel must be .*got 'constant'"):
-        Rotary.random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
+        Rotary.make_random_example(torch.Generator(), heads=3, dim=5, num_axes=2, kernel="constant")
 
 
 def test_invalid_normalizer_and_length_share_raise():

@@ -58,7 +58,7 @@ def test_transformer_xl_equals_paper():
 def test_transformer_xl_without_query_equals_rotation():
     inputs = draw_inputs(15)
     generator = torch.Generator().manual_seed(1)
-    rotation = SinusoidalBias.random_example(
+    rotation = SinusoidalBias.make_random_example(
         generator, heads=3, dim=5, num_axes=2, kernel="softmax"
     )
     weights = (

@@ -33,7 +33,7 @@ from teka.data.pictures import (
     read_picture_header,
     to_intensities,
 )
-from teka.errors import one_line, wrong_argument, wrong_value
+from teka.errors import to_one_line, wrong_argument, wrong_value
 from teka.reporting.formatting import format_size
 from teka.reporting.tables import LONGEST_TEXT
 
@@ -375,7 +375,7 @@ def make_audit_inputs(
         "Mode": mode_note,
     }
     description = tuple(
-        one_line(f"{title}: {text}", LONGEST_TEXT) for title, text in lines.items() if text
+        to_one_line(f"{title}: {text}", LONGEST_TEXT) for title, text in lines.items() if text
     )
     return AuditInputs(subject, function, chosen.images, labels, settings, known, description)
 

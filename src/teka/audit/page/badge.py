@@ -4,7 +4,7 @@ from html import escape
 
 from teka.audit.page.metric_formatting import MISSING, format_interval
 from teka.audit.report import AuditReport
-from teka.errors import printable
+from teka.errors import escape_unprintable
 from teka.reporting.formatting import format_share
 
 BADGE_LABEL = "shift-consistency"
@@ -33,7 +33,9 @@ def badge_svg(report: AuditReport) -> str:
         )
     left, right = (round(7 * len(text) + 14) for text in (BADGE_LABEL, value))
     width = left + right
-    title = escape(printable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"), quote=True)
+    title = escape(
+        escape_unprintable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"), quote=True
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
         f'aria-label="{BADGE_LABEL} {escape(value)}" font-family="Verdana,DejaVu Sans,sans-serif" '

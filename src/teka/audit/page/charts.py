@@ -14,7 +14,7 @@ from teka.audit.shifts import CheckedShift
 from teka.audit.statistics.comparison import Comparison
 from teka.audit.statistics.intervals import Curve, has_interval
 from teka.audit.statistics.metrics import Metrics
-from teka.errors import printable
+from teka.errors import escape_unprintable
 from teka.reporting import plots
 from teka.reporting.formatting import format_step, join_words
 
@@ -248,7 +248,7 @@ def draw_layer_errors(layers: LayerFindings) -> str:
             axes.text(
                 index,
                 0.97,
-                f" {printable(layer.name)} ",
+                f" {escape_unprintable(layer.name)} ",
                 transform=axes.get_xaxis_transform(),
                 ha="right" if index > len(findings) / 2 else "left",
                 va="top",

@@ -17,7 +17,7 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
-from teka.errors import one_line
+from teka.errors import to_one_line
 from teka.reporting.tables import LONGEST_TEXT, Table, markdown_text
 
 WIDTH = 100  # columns of a terminal that the text fits into
@@ -120,7 +120,7 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
 
 
 def _wrap(words: str, first: str = "") -> list[str]:
-    words = one_line(words, LONGEST_TEXT)
+    words = to_one_line(words, LONGEST_TEXT)
     return textwrap.wrap(
         words,
         WIDTH,

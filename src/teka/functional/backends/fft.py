@@ -97,7 +97,9 @@ def _tabulate_log_weights(
     sizes, offsets, occurs = [], [], []
     for axis in range(query_grid.num_axes):
         sides = query_grid.shape[axis], key_grid.shape[axis]
-        size = sides[1] if query_grid.periodic[axis] else next_fast_length(sides[0] + sides[1] - 1)
+        size = (
+            sides[1] if query_grid.periodic[axis] else find_fast_fft_length(sides[0] + sides[1] - 1)
+        )
         steps = torch.arange(size, device=like.device)
         steps = torch.where(steps < sides[0], steps, steps - size).to(like)
         shift = query_grid.origin[axis] - key_grid.origin[axis]
@@ -110,7 +112,7 @@ def _tabulate_log_weights(
     return log_table.masked_fill(~occurs, -torch.inf), sizes
 
 
-def next_fast_length(least: int) -> int:
+def find_fast_fft_length(least: int) -> int:
     """Return the smallest length, not below a minimum, for which an FFT is efficient.
 
     Efficient lengths have no prime factors other than 2, 3 and 5.

@@ -176,7 +176,7 @@ class DecodingState:
             )
 
 
-def decoding_step(
+def decode_tokens(
     tokens: LinearAttentionInputs,
     query: AttentionFeatures,
     key: AttentionFeatures,
@@ -206,7 +206,7 @@ def decoding_step(
     return sums.weighted_sums(query), DecodingState(0, sums)
 
 
-def decoding_step_without_positions(
+def decode_tokens_without_positions(
     tokens: LinearAttentionInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
     """Add one token to the state of recurrent linear attention without positions.
@@ -214,7 +214,7 @@ def decoding_step_without_positions(
     Return the numerator and denominator of its output, and the new state.
     """
     query = AttentionFeatures(tokens.query_features)
-    return decoding_step(tokens, query, AttentionFeatures(tokens.key_features), state)
+    return decode_tokens(tokens, query, AttentionFeatures(tokens.key_features), state)
 
 
 def causal_attention_sums(

@@ -5,7 +5,7 @@
 
 from torch import Generator
 
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.kernels.feature_kernels import Constant, Elu, Hedgehog, Softmax, Taylor2
 from teka.functional.kernels.random_features import (
@@ -70,7 +70,7 @@ def make_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
         return RANDOM_KERNELS[kernel](projection)
     if kernel in LEARNED_KERNELS:
         return LEARNED_KERNELS[kernel].with_identity_weights(dim)
-    raise unknown_name("kernel", kernel, KERNELS)
+    raise unknown_name_error("kernel", kernel, KERNELS)
 
 
 def make_rectified_kernel(kernel: object, epsilon: float) -> FlooredRelu:

@@ -135,7 +135,7 @@ class ContentKernel(TensorShapeChecks, ABC):
         """Return this kernel if it has a feature map, else None."""
         return None
 
-    def softmax_inputs(self, query: Queries, key: Keys) -> VectorPair | None:
+    def convert_to_softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
         """Return vectors x and y with which softmax attention gives the same result as this kernel.
 
         The attention weights are then the softmax of the scores scale · xᵀy. The vectors x come
@@ -377,11 +377,11 @@ class FeatureKernel(ContentKernel):
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
         if not self.nonnegative:
             return None
-        tiny = smallest_normal(like)
+        tiny = smallest_normal_number(like)
         return lambda product: torch.log(torch.maximum(product, tiny))
 
 
-def smallest_normal(like: Tensor) -> Float[Tensor, ""]:
+def smallest_normal_number(like: Tensor) -> Float[Tensor, ""]:
     """Return the smallest normal number of the dtype of `like`, as a scalar tensor.
 
     The argument of a logarithm is limited to this number, so that gradients stay finite. A tensor

@@ -125,7 +125,7 @@ class Gaussian(Softmax):
     is_softmax = False
     estimates_softmax = False
 
-    def softmax_inputs(self, query: Queries, key: Keys) -> VectorPair:
+    def convert_to_softmax_vectors(self, query: Queries, key: Keys) -> VectorPair:
         half = key.square().sum(dim=-1, keepdim=True) / -2
         query_vectors = torch.cat([query, torch.ones_like(query[..., :1])], dim=-1)
         return query_vectors, torch.cat([key, half], dim=-1)
@@ -133,7 +133,7 @@ class Gaussian(Softmax):
     def inner_product_vectors(
         self, query: Queries, key: Keys, *, scale: float, key_mask: KeyMask, is_causal: bool
     ) -> FeatureMaps:
-        query_vectors, key_vectors = self.softmax_inputs(query, key)
+        query_vectors, key_vectors = self.convert_to_softmax_vectors(query, key)
         return scale * query_vectors, key_vectors, None
 
     def inner_product_size(self, dim: int) -> int:

@@ -5,7 +5,7 @@
 
 from torch import Generator
 
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.functional.kernels.content_kernel import ContentKernel
 from teka.functional.relative.biases import Alibi, Decay, Kerple, T5Bias
 from teka.functional.relative.clipped import ClippedDistanceBias, ClippedDistanceFeatures
@@ -61,7 +61,7 @@ def make_relative(
             "None, a name or an instance of teka.functional.relative.RelativeKernel",
         )
     if relative not in RELATIVES:
-        raise unknown_name("relative", relative, RELATIVES)
+        raise unknown_name_error("relative", relative, RELATIVES)
     generator = Generator().manual_seed(0)
     sizes = {"heads": heads, "dim": dim, "num_axes": num_axes}
-    return RELATIVES[relative].random_example(generator, **sizes, kernel=kernel)
+    return RELATIVES[relative].make_random_example(generator, **sizes, kernel=kernel)

@@ -23,12 +23,12 @@ from teka.functional.backends.decay_scan import (
     causal_decay_attention_sums,
     grid_decay_attention_sums,
 )
-from teka.functional.backends.linear import DecodingState, decoding_step
+from teka.functional.backends.linear import DecodingState, decode_tokens
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.stationary import (
     SeparableRelativeKernel,
     broadcast_per_head,
-    read_table,
+    look_up_entries,
 )
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead
 from teka.precision import to_widest_dtype
@@ -96,7 +96,7 @@ class DecayRelativeKernel(SeparableRelativeKernel):
             AttentionFeatures(tokens.query_features),
             AttentionFeatures(tokens.key_features),
         )
-        return decoding_step(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
+        return decode_tokens(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Alibi(DecayRelativeKernel):
         return cls(2.0 ** -torch.tensor(exponents))
 
     @classmethod
-    def random_example(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
+    def make_random_example(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
         """Create ALiBi position biases with the slopes of the paper, in float64."""
         return cls(cls.with_initial_parameters(heads=heads).slope.double())
 
@@ -279,7 +279,8 @@ class T5Bias(SeparableRelativeKernel):
     >>> import torch
     >>> from teka.functional import T5Bias
     >>> kernel = T5Bias(torch.zeros(1, 1, 16), max_distance=64.0)
-    >>> kernel.bucket(torch.tensor([0.0, 1.0, 3.0, 7.0, 8.0, 64.0, 999.0, -1.0, -64.0]))
+    >>> offsets = torch.tensor([0.0, 1.0, 3.0, 7.0, 8.0, 64.0, 999.0, -1.0, -64.0])
+    >>> kernel.compute_bucket_indices(offsets)
     tensor([ 0,  1,  3,  4,  5,  7,  7,  9, 15])
 
     Args:
@@ -324,14 +325,14 @@ class T5Bias(SeparableRelativeKernel):
         return cls(torch.zeros(heads, num_axes, num_buckets), max_distance)
 
     @classmethod
-    def random_example(cls, generator: Generator, **sizes: Any) -> "T5Bias":
+    def make_random_example(cls, generator: Generator, **sizes: Any) -> "T5Bias":
         """Create an example of the T5 position bias with random values and 12 ranges of distances.
 
         The values are standard normal. The maximum distance is 6.
         """
-        return replace(super().random_example(generator, **sizes), max_distance=6.0)
+        return replace(super().make_random_example(generator, **sizes), max_distance=6.0)
 
-    def bucket(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:
+    def compute_bucket_indices(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:
         """Return the bucket, which is a range of distances, of each offset x_i − x_j."""
         num_per_side = self.tables.shape[-1] // 2
         num_exact = num_per_side // 2
@@ -344,4 +345,6 @@ class T5Bias(SeparableRelativeKernel):
         return (bucket + num_per_side * is_after).long()
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        return read_table(self.tables[:, axis].to(offsets), self.bucket(offsets))
+        return look_up_entries(
+            self.tables[:, axis].to(offsets), self.compute_bucket_indices(offsets)
+        )

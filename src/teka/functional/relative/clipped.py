@@ -57,7 +57,7 @@ class ClippedDistanceBias(PositiveRelativeKernel):
     >>> import torch
     >>> from teka.functional import ClippedDistanceBias
     >>> kernel = ClippedDistanceBias(torch.zeros(4, 8))  # k = 3
-    >>> kernel.ring(torch.tensor([[0.0, 0.0], [1.0, -1.0], [-2.0, 7.0]]))
+    >>> kernel.compute_ring_indices(torch.tensor([[0.0, 0.0], [1.0, -1.0], [-2.0, 7.0]]))
     tensor([0, 2, 3])
 
     Args:
@@ -111,7 +111,7 @@ class ClippedDistanceBias(PositiveRelativeKernel):
         )
         return is_wide and has_spacing(grid, self.ring_width)
 
-    def ring(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
+    def compute_ring_indices(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
         """Return the clipped distance of each offset, as a number of ring widths."""
         distance = round_to_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
@@ -124,7 +124,7 @@ class ClippedDistanceBias(PositiveRelativeKernel):
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_rings = self.log_rings(query, scale=scale)
-        ring = self.ring(offsets)
+        ring = self.compute_ring_indices(offsets)
         ring = ring[:, None] if ring.ndim == 3 else ring
         return log_rings.gather(-1, ring.expand(*log_rings.shape[:-1], ring.shape[-1]))
 
@@ -132,10 +132,10 @@ class ClippedDistanceBias(PositiveRelativeKernel):
         # The ring of an offset, and a table lookup.
         return 8 + 6 * num_axes
 
-    def flex_bias_from_table(
+    def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        ring = pad(self.ring(offsets).int(), (0, 1), value=self.max_distance + 1)
+        ring = pad(self.compute_ring_indices(offsets).int(), (0, 1), value=self.max_distance + 1)
         log_rings = pad(self.log_rings(query, scale=scale), (0, 1))
         return lambda b, h, i, j: log_rings[b, h, i, ring[index(i, j)]]
 
@@ -267,7 +267,7 @@ class ClippedDistanceFeatures(ClippedDistanceBias):
         return cls(embedding, ring_width, torch.zeros(num_features, dim_head))
 
     @classmethod
-    def random_example(
+    def make_random_example(
         cls, generator: Generator, *, dim: int, **sizes: Any
     ) -> "ClippedDistanceFeatures":
         """Create an example with random distance embeddings and an orthogonal random projection."""

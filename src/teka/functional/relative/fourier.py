@@ -26,11 +26,11 @@ from teka.functional.backends.attention_sums import (
 from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
 from teka.functional.backends.linear import (
     DecodingState,
-    decoding_step,
+    decode_tokens,
     linear_attention_sums,
     multiply_by_sinusoids,
 )
-from teka.functional.kernels.content_kernel import smallest_normal
+from teka.functional.kernels.content_kernel import smallest_normal_number
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import random_directions
 from teka.functional.relative.stationary import StationaryRelativeKernel
@@ -83,7 +83,7 @@ class Fourier(StationaryRelativeKernel):
     """
 
     name = "fourier"
-    has_features_with_positions = True
+    can_add_positions_to_features = True
     supports_decoding = True
     nonnegative_tensors = ("constant_weight", "amplitude")
     example_sizes: ClassVar[dict[str, int]] = {"waves": NUM_FOURIER_WAVES}
@@ -175,7 +175,7 @@ class Fourier(StationaryRelativeKernel):
 
         They have the dtype and the device of `like`.
         """
-        angle, key_angle = positions.sinusoid_phases(self.frequency, like)
+        angle, key_angle = positions.compute_sinusoid_phases(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]
         amplitude = self.amplitude.to(angle)[:, None]
         constant = self.constant_weight.to(angle)[:, None, None]
@@ -187,11 +187,13 @@ class Fourier(StationaryRelativeKernel):
         key = torch.cat([ones, torch.cos(key_angle), torch.sin(key_angle)], dim=-1)
         return query if query.ndim == 4 else query[None], key if key.ndim == 4 else key[None]
 
-    def flex_bias(self, query: Queries, positions: Positions, *, scale: float) -> PairFunction:
-        term = super().flex_bias(query, positions, scale=scale)
+    def make_flex_attention_bias(
+        self, query: Queries, positions: Positions, *, scale: float
+    ) -> PairFunction:
+        term = super().make_flex_attention_bias(query, positions, scale=scale)
         if term is not None:
             return term
-        first, tiny = positions.num_prefix_tokens, smallest_normal(query)
+        first, tiny = positions.num_prefix_tokens, smallest_normal_number(query)
         columns = []
         for features in self.position_features(positions, query):
             features = features.expand(query.shape[0], *features.shape[-3:])
@@ -222,7 +224,7 @@ class Fourier(StationaryRelativeKernel):
             return super().weighted_sums(backend, tokens, positions)
         return linear_attention_sums(tokens, *self._linear_features(tokens, positions))
 
-    def features_with_positions(
+    def add_positions_to_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> AttentionFeatures:
         position_features = self.position_features(positions, features)[1 if is_key else 0]
@@ -231,7 +233,7 @@ class Fourier(StationaryRelativeKernel):
     def decode_step(
         self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return decoding_step(tokens, *self._linear_features(tokens, positions), state)
+        return decode_tokens(tokens, *self._linear_features(tokens, positions), state)
 
     @property
     def feature_multiplier(self) -> int:

@@ -18,7 +18,7 @@ from teka.functional.relative.stationary import (
     SeparableRelativeKernel,
     StationaryRelativeKernel,
     broadcast_per_head,
-    read_table,
+    look_up_entries,
 )
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead, OffsetVectors
 from teka.grid import Grid, wrap
@@ -223,7 +223,7 @@ class BiasTable(SeparableRelativeKernel):
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         spacing = 1.0 if self.spacing is None else self.spacing[axis]
         steps = torch.round(offsets / spacing).clamp(-self.max_offset, self.max_offset)
-        return read_table(self.tables[:, axis].to(offsets), steps.long() + self.max_offset)
+        return look_up_entries(self.tables[:, axis].to(offsets), steps.long() + self.max_offset)
 
 
 def _common_offset_unit(query_grid: Grid, key_grid: Grid, axis: int) -> float:

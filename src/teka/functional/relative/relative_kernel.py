@@ -18,7 +18,11 @@ from teka.functional.backends.attention_sums import (
 )
 from teka.functional.backends.costs import AttentionSizes, Cost
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
-from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
+from teka.functional.backends.flex_attention import (
+    attend_with_flex,
+    can_use_flex,
+    make_offset_table,
+)
 from teka.functional.backends.linear import DecodingState, attention_sums_without_positions
 from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels.content_kernel import (
@@ -77,8 +81,8 @@ class RelativeKernel(TensorShapeChecks, ABC):
       multiplying weights.
     - `appends_features`: True if the kernel only appends `num_position_features` entries to queries
       and keys.
-    - `has_features_with_positions`: True if `features_with_positions` is implemented, so that sums
-      over keys can be split across chunks and processes.
+    - `can_add_positions_to_features`: True if `add_positions_to_features` is implemented, so that
+      sums over keys can be split across chunks and processes.
     - `supports_decoding`: True if `decode_step` is implemented, so that causal attention can
       generate one token at a time with a state of fixed size.
     - `requires_unit_steps`: True if `decode_step` takes one token at a time and needs tokens that
@@ -87,7 +91,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
     - `fixed_tensors`: Names of tensors that are not learned.
     - `has_position_heads`: True if half of the heads of a layer attend by position alone by
       default.
-    - `example_sizes`: Sizes of the other dimensions in the examples of `random_example`.
+    - `example_sizes`: Sizes of the other dimensions in the examples of `make_random_example`.
 
     >>> import torch, teka
     >>> from teka.functional.relative.stationary import SeparableRelativeKernel
@@ -108,7 +112,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
     uses_query: ClassVar[bool] = False
     rotates_features: ClassVar[bool] = False
     appends_features: ClassVar[bool] = False
-    has_features_with_positions: ClassVar[bool] = False
+    can_add_positions_to_features: ClassVar[bool] = False
     supports_decoding: ClassVar[bool] = False
     requires_unit_steps: ClassVar[bool] = False
     nonnegative_tensors: ClassVar[tuple[str, ...]] = ()
@@ -122,7 +126,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
             check_nonnegative(name, getattr(self, name))
 
     @classmethod
-    def random_example(
+    def make_random_example(
         cls: type[R],
         generator: Generator,
         *,
@@ -222,8 +226,8 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def feature_multiplier(self) -> int:
         """Factor by which the number of features grows when they are combined with positions.
 
-        For example, it is 9 if `features_with_positions` multiplies each feature by 9 functions of
-        the position.
+        For example, it is 9 if `add_positions_to_features` multiplies each feature by 9 functions
+        of the position.
         """
         return 1
 
@@ -235,7 +239,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         """
         return 0
 
-    def softmax_inputs(
+    def convert_to_softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
         """Return queries and keys that contain the positions, for softmax attention.
@@ -246,9 +250,9 @@ class RelativeKernel(TensorShapeChecks, ABC):
         return None
 
     def num_appended_entries(self, positions: Positions) -> int | None:
-        """Return how many entries `softmax_inputs` appends to each query and key.
+        """Return how many entries `convert_to_softmax_vectors` appends to each query and key.
 
-        Return None if `softmax_inputs` does not support these positions.
+        Return None if `convert_to_softmax_vectors` does not support these positions.
         """
         return None
 
@@ -303,7 +307,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         """
         raise NotImplementedError(f"{self.name} does not implement weighted_sums")
 
-    def features_with_positions(
+    def add_positions_to_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> AttentionFeatures:
         """Combine the features of queries or keys with their positions, for linear attention.
@@ -311,7 +315,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         The inner product of the combined vectors of a query and a key is the attention weight of
         the pair: their similarity times the position-dependent weight.
         """
-        raise NotImplementedError(f"{self.name} does not implement features_with_positions")
+        raise NotImplementedError(f"{self.name} does not implement add_positions_to_features")
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
@@ -355,7 +359,7 @@ class PositiveRelativeKernel(RelativeKernel):
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 3 + 12 * num_axes
 
-    def flex_bias(
+    def make_flex_attention_bias(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
         """Return a function that computes the position bias of a query and a key in FlexAttention.
@@ -364,7 +368,7 @@ class PositiveRelativeKernel(RelativeKernel):
         for tokens without a position, such as a class token. Return None if the positions have too
         many different offsets for a table of their biases.
         """
-        numbers = offset_table(positions, query)
+        numbers = make_offset_table(positions, query)
         if numbers is None:
             return None
         offsets, query_code, key_code = numbers
@@ -372,10 +376,10 @@ class PositiveRelativeKernel(RelativeKernel):
         index: OffsetIndex = lambda i, j: torch.clamp_max(  # noqa: E731
             query_code[i] - key_code[j], last
         )
-        return self.flex_bias_from_table(query, offsets, index, scale=scale)
+        return self.make_flex_attention_lookup(query, offsets, index, scale=scale)
 
     @abstractmethod
-    def flex_bias_from_table(
+    def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         """Return a function that reads the position bias of a query and a key from a table.
@@ -394,11 +398,11 @@ class PositiveRelativeKernel(RelativeKernel):
     def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
         if kernel.is_softmax:
-            vectors = self.softmax_inputs(query, pairs.key, positions, scale=scale)
+            vectors = self.convert_to_softmax_vectors(query, pairs.key, positions, scale=scale)
             if vectors is not None:
                 return fused_softmax_attention(pairs.with_vectors(*vectors))
         if query.is_cuda and can_use_flex(query, pairs.value, kernel):
-            term = self.flex_bias(query, positions, scale=scale)
+            term = self.make_flex_attention_bias(query, positions, scale=scale)
             if term is not None:
                 return attend_with_flex(pairs, term)
         return dense_attention(

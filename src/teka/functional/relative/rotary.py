@@ -17,7 +17,7 @@ from teka.functional.backends.attention_sums import (
 )
 from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
 from teka.functional.backends.dense import fused_softmax_attention
-from teka.functional.backends.linear import DecodingState, decoding_step, linear_attention_sums
+from teka.functional.backends.linear import DecodingState, decode_tokens, linear_attention_sums
 from teka.functional.backends.triton import TritonAngles
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import (
@@ -99,7 +99,7 @@ class Rotary(RelativeKernel):
 
     name = "rotary"
     rotates_features = True
-    has_features_with_positions = True
+    can_add_positions_to_features = True
     supports_decoding = True
 
     frequency: Float[Tensor, "heads pairs axes"]
@@ -146,7 +146,7 @@ class Rotary(RelativeKernel):
         return cls(frequency, normalizer, length_share)
 
     @classmethod
-    def random_example(
+    def make_random_example(
         cls,
         generator: Generator,
         *,
@@ -210,9 +210,9 @@ class Rotary(RelativeKernel):
         pair are unchanged.
         """
         angle = phases(self.frequency, coordinates, vectors.dtype)
-        return self._apply_phasor(vectors, phasor_of(angle))
+        return self._apply_phasor(vectors, compute_phasor(angle))
 
-    def softmax_inputs(
+    def convert_to_softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
         if positions.num_prefix_tokens:
@@ -230,11 +230,11 @@ class Rotary(RelativeKernel):
     def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         kernel, features, first = pairs.kernel, pairs.kernel.features, positions.num_prefix_tokens
         if kernel.is_softmax:
-            softmax_inputs = self.softmax_inputs(
+            vectors = self.convert_to_softmax_vectors(
                 pairs.query, pairs.key, positions, scale=pairs.scale
             )
-            if softmax_inputs is not None:
-                return fused_softmax_attention(pairs.with_vectors(*softmax_inputs))
+            if vectors is not None:
+                return fused_softmax_attention(pairs.with_vectors(*vectors))
         make_maps = kernel.inner_product_vectors if features is None else features.map_to_features
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         query, key, log_scale = make_maps(pairs.query, pairs.key, **options)
@@ -287,7 +287,7 @@ class Rotary(RelativeKernel):
         is_supported = self.pairing == "adjacent" and self.normalizer != "nonnegative"
         if not is_supported or 2 * self.frequency.shape[1] != num_features:
             return None
-        angles = positions.sinusoid_phases(self.frequency, like)
+        angles = positions.compute_sinusoid_phases(self.frequency, like)
         query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
         return TritonAngles(query, key, self._length_weight)
 
@@ -319,11 +319,11 @@ class Rotary(RelativeKernel):
             self._rotated_features(tokens.key_features, key_phasor),
         )
 
-    def features_with_positions(
+    def add_positions_to_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> AttentionFeatures:
         angle = phases(self.frequency, positions.coordinates(features.device), features.dtype)
-        return self._rotated_features(features, phasor_of(angle))
+        return self._rotated_features(features, compute_phasor(angle))
 
     def decode_step(
         self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
@@ -331,7 +331,7 @@ class Rotary(RelativeKernel):
         phasor, _ = self._phasors(positions, tokens.value)
         query = self._rotated_features(tokens.query_features, phasor)
         key = self._rotated_features(tokens.key_features, phasor)
-        return decoding_step(tokens, query, key, state)
+        return decode_tokens(tokens, query, key, state)
 
     @property
     def _length_weight(self) -> float:
@@ -359,9 +359,9 @@ class Rotary(RelativeKernel):
         return AttentionFeatures(rotated, tuple(terms))
 
     def _phasors(self, positions: Positions, like: Tensor) -> tuple[Phasor, Phasor]:
-        angle, key_angle = positions.sinusoid_phases(self.frequency, like)
-        phasor = phasor_of(angle)
-        return phasor, phasor if key_angle is angle else phasor_of(key_angle)
+        angle, key_angle = positions.compute_sinusoid_phases(self.frequency, like)
+        phasor = compute_phasor(angle)
+        return phasor, phasor if key_angle is angle else compute_phasor(key_angle)
 
     def _apply_phasor(
         self, vectors: Tokens, phasor: Phasor | None, complex_pairs: Tensor | None = None
@@ -423,7 +423,7 @@ def _append(paired: Tensor, others: Tensor) -> Tensor:
     return paired if others.shape[-1] == 0 else torch.cat([paired, others], dim=-1)
 
 
-def phasor_of(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
+def compute_phasor(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
     """Return exp(i · angle)."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
     return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)

@@ -146,10 +146,10 @@ class SinusoidalBias(SeparableRelativeKernel):
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
-    def random_example(cls, generator: Generator, **sizes: Any) -> "SinusoidalBias":
+    def make_random_example(cls, generator: Generator, **sizes: Any) -> "SinusoidalBias":
         """Create an example with random weights of sinusoids, and the frequencies of the paper."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
-        kernel = super().random_example(generator, **sizes)
+        kernel = super().make_random_example(generator, **sizes)
         return replace(kernel, frequency=initial_frequencies(NUM_FREQUENCIES), scale=scale)
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
@@ -163,7 +163,7 @@ class SinusoidalBias(SeparableRelativeKernel):
         # positions.
         return None if any(positions.periods) else 2 * self.cosine_weight[0].numel()
 
-    def softmax_inputs(
+    def convert_to_softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair | None:
         if self.num_appended_entries(positions) is None:
@@ -270,6 +270,6 @@ class JointSinusoidalBias(SinusoidalBias):
             ValueError: If an axis is periodic, because a torus has no absolute positions.
         """
         if any(positions.periods):
-            grid = positions.grid or positions.key_side.grid
+            grid = positions.grid or positions.key_positions.grid
             raise wrong_value("grid", grid, "no periodic axis with relative='rotation_joint'")
         return self

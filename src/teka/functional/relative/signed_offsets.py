@@ -61,7 +61,8 @@ class Shaw(PositiveRelativeKernel):
     >>> import torch
     >>> from teka.functional import Shaw
     >>> kernel = Shaw(torch.randn(1, 5, 8))  # k = 2
-    >>> kernel.entry(torch.tensor([[-9.0], [-1.0], [0.0], [1.0], [9.0]])).flatten()
+    >>> offsets = torch.tensor([[-9.0], [-1.0], [0.0], [1.0], [9.0]])
+    >>> kernel.compute_embedding_indices(offsets).flatten()
     tensor([0, 1, 2, 3, 4])
 
     Args:
@@ -111,13 +112,15 @@ class Shaw(PositiveRelativeKernel):
         """Return scale · qᵀw for the embedding w of every offset along every axis."""
         return scale * torch.einsum("bhqd,aed->bhqae", query, self.embedding.to(query))
 
-    def entry(self, offsets: Float[Tensor, "*pairs axes"]) -> Int[Tensor, "*pairs axes"]:
+    def compute_embedding_indices(
+        self, offsets: Float[Tensor, "*pairs axes"]
+    ) -> Int[Tensor, "*pairs axes"]:
         """Return the index of the embedding of each offset along every axis."""
         steps = round_to_steps(offsets, self.unit)
         return (steps.clamp(-self.max_distance, self.max_distance) + self.max_distance).long()
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        entries = self.entry(offsets)
+        entries = self.compute_embedding_indices(offsets)
         entries = entries[:, None] if entries.ndim == 4 else entries
         axes = zip(self.log_entries(query, scale=scale).unbind(-2), entries.unbind(-1), strict=True)
         terms = [
@@ -129,11 +132,13 @@ class Shaw(PositiveRelativeKernel):
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 
-    def flex_bias_from_table(
+    def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         # One more entry, whose log c is 0, is for pairs with a prefix token.
-        entries = pad(self.entry(offsets).int().T, (0, 1), value=self.embedding.shape[1])
+        entries = pad(
+            self.compute_embedding_indices(offsets).int().T, (0, 1), value=self.embedding.shape[1]
+        )
         log_entries = pad(self.log_entries(query, scale=scale), (0, 1))
         axes = list(zip(log_entries.unbind(-2), entries, strict=True))
         zero = query.new_zeros(())
@@ -263,10 +268,10 @@ class TransformerXLBias(PositiveRelativeKernel):
         return cls(frequency, weight, torch.zeros(shape))
 
     @classmethod
-    def random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXLBias":
+    def make_random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXLBias":
         """Create an example with random weights and sinusoids with frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
-        kernel = super().random_example(generator, **sizes)
+        kernel = super().make_random_example(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))
 
     def adapt_to_positions(self, positions: Positions) -> "TransformerXLBias":
@@ -297,7 +302,7 @@ class TransformerXLBias(PositiveRelativeKernel):
         # A sine and a cosine of each scale and axis.
         return 3 + 34 * self.frequency.shape[0] * num_axes
 
-    def flex_bias_from_table(
+    def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         angle = self._angles(offsets)
@@ -316,7 +321,7 @@ class TransformerXLBias(PositiveRelativeKernel):
     def num_appended_entries(self, positions: Positions) -> int:
         return 2 * self.frequency.numel()
 
-    def softmax_inputs(
+    def convert_to_softmax_vectors(
         self, query: Queries, key: Keys, positions: Positions, *, scale: float
     ) -> VectorPair:
         """Append sinusoids of the positions to queries and keys, for softmax attention.
@@ -331,7 +336,7 @@ class TransformerXLBias(PositiveRelativeKernel):
         """
         scales, num_axes = self.frequency.shape
         frequency = torch.diag_embed(self.frequency).reshape(1, scales * num_axes, num_axes)
-        query_angle, key_angle = positions.sinusoid_phases(frequency, query)
+        query_angle, key_angle = positions.compute_sinusoid_phases(frequency, query)
         tokens = query[:, :, positions.num_prefix_tokens :]
         alpha, beta = self.sinusoid_amplitudes(tokens, scale=scale)
         cosine, sine = torch.cos(query_angle), torch.sin(query_angle)

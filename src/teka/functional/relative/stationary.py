@@ -43,7 +43,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
         log_relative = self.log_weight_at(offsets)
         return log_relative.transpose(0, 1) if log_relative.ndim == 4 else log_relative[None]
 
-    def flex_bias_from_table(
+    def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
         table = pad(self.log_weight_at(offsets), (0, 1))
@@ -88,7 +88,9 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         ]
         return sum(terms[1:], terms[0])
 
-    def axis_log_weight_matrix(self, axis: int, positions: Positions, like: Tensor) -> AxisMatrix:
+    def make_axis_log_weight_matrix(
+        self, axis: int, positions: Positions, like: Tensor
+    ) -> AxisMatrix:
         """Return the log weight of every query coordinate and key coordinate along one axis.
 
         On an image, for example, axis 0 has one coordinate for each row of pixels. The result is a
@@ -108,7 +110,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         # Entry (i, j) is that of step i − j.
         return self.axis_log_weights(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
 
-    def log_weights_by_axis(
+    def make_log_weight_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
         """Return a matrix of log weights of query and key coordinates for each axis of the grids.
@@ -121,7 +123,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         matrices = []
         log_peak = torch.zeros((), dtype=like.dtype, device=like.device)
         for axis in range(positions.num_axes):
-            log_matrix = self.axis_log_weight_matrix(axis, positions, like)
+            log_matrix = self.make_axis_log_weight_matrix(axis, positions, like)
             row_peak = log_matrix.detach().amax(dim=-1)
             log_matrix = log_matrix - row_peak[..., None]
             # Drop subnormal numbers, which have lost digits and are many times slower on a CPU.
@@ -140,7 +142,9 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         cells = torch.arange(rows.start, rows.stop, device=query.device)
         log_relative = None
         for axis in reversed(range(len(shape))):
-            axis_rows = self.axis_log_weight_matrix(axis, positions, query)[:, cells % shape[axis]]
+            axis_rows = self.make_axis_log_weight_matrix(axis, positions, query)[
+                :, cells % shape[axis]
+            ]
             cells = torch.div(cells, shape[axis], rounding_mode="floor")
             if log_relative is None:
                 log_relative = axis_rows
@@ -161,7 +165,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     ) -> WeightedSums:
         if backend == "fft":
             return super().weighted_sums(backend, tokens, positions)
-        matrices = self.log_weights_by_axis(positions, tokens.value)
+        matrices = self.make_log_weight_matrices(positions, tokens.value)
         return separable_attention_sums(
             tokens,
             *matrices,
@@ -176,7 +180,7 @@ def broadcast_per_head(
     return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
 
 
-def read_table(
+def look_up_entries(
     table: Float[Tensor, "heads entries"], entries: Int[Tensor, "*pairs"]
 ) -> LogRelativePerHead:
     """Look up the entries of the table of each head."""

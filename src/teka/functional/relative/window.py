@@ -17,7 +17,7 @@ from teka.functional.backends.local_window import Tiling, window_attention
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.relative_kernel import check_num_axes, has_spacing
-from teka.functional.relative.stationary import StationaryRelativeKernel, read_table
+from teka.functional.relative.stationary import StationaryRelativeKernel, look_up_entries
 from teka.functional.shapes import (
     LogRelativePerHead,
     LogRelativeRows,
@@ -86,7 +86,7 @@ class WindowBias(StationaryRelativeKernel):
         return cls(torch.zeros(heads, *[2 * max_distance + 1] * num_axes))
 
     @classmethod
-    def random_example(
+    def make_random_example(
         cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any
     ) -> "WindowBias":
         """Create normally distributed position biases for a window of 2 cells in each direction."""
@@ -104,7 +104,7 @@ class WindowBias(StationaryRelativeKernel):
                 "relative.bias", self.bias.shape, f"({heads}, 2 reach + 1, …) for {heads} heads"
             )
 
-    def is_within(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
+    def is_in_window(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
         """Return True for the offsets within the window."""
         return (round_to_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
@@ -118,10 +118,10 @@ class WindowBias(StationaryRelativeKernel):
         index = entries[..., 0]
         for axis in range(1, offsets.shape[-1]):
             index = index * self.bias.shape[-1] + entries[..., axis]
-        return read_table(self.bias.to(offsets).flatten(1), index)
+        return look_up_entries(self.bias.to(offsets).flatten(1), index)
 
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        return self.biases_at_offsets(offsets).masked_fill(~self.is_within(offsets), -torch.inf)
+        return self.biases_at_offsets(offsets).masked_fill(~self.is_in_window(offsets), -torch.inf)
 
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         # The entry of an offset and a table lookup for each axis.
@@ -129,9 +129,9 @@ class WindowBias(StationaryRelativeKernel):
 
     def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
         first = positions.num_prefix_tokens
-        is_within = self.is_within(positions.pairwise_offsets(pairs.query))
-        is_within = pad(is_within, (first, 0, first, 0), value=True)
-        mask = is_within[None, None] if is_within.ndim == 2 else is_within[:, None]
+        is_in_window = self.is_in_window(positions.pairwise_offsets(pairs.query))
+        is_in_window = pad(is_in_window, (first, 0, first, 0), value=True)
+        mask = is_in_window[None, None] if is_in_window.ndim == 2 else is_in_window[:, None]
         return dense_attention(
             replace(pairs, window_mask=mask),
             lambda query, rows: self.log_weight_rows(query, positions, rows, scale=pairs.scale),
@@ -163,5 +163,5 @@ class WindowBias(StationaryRelativeKernel):
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
         offsets = tiling.query_key_offsets(pairs.query)
-        relative = self.biases_at_offsets(offsets), self.is_within(offsets)
+        relative = self.biases_at_offsets(offsets), self.is_in_window(offsets)
         return window_attention(pairs, tiling, positions.num_prefix_tokens, *relative)

@@ -17,7 +17,7 @@ from transformers.masking_utils import (
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import is_readable
 from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
-from teka.grid import Grid, current_grid
+from teka.grid import Grid, get_grid_and_prefix
 from teka.integrations.transformers.cache import StateLayer
 from teka.nn import AttentionHeads
 
@@ -276,7 +276,7 @@ def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid
             "attention to other tokens than its own",
             "self-attention, or have a kernel without positions",
         )
-    ambient = current_grid()
+    ambient = get_grid_and_prefix()
     config = getattr(module, "config", None)
     grid = find_patch_grid(config)
     if ambient[0] is not None or grid is None:

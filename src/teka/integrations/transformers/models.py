@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from teka.checks import check_image_size
 from teka.codec import decode, encode
-from teka.errors import unknown_name, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.models import ModelConfig, load, read_config
 from teka.models.model_config import options_class
 from teka.prediction import read_images
@@ -211,7 +211,7 @@ class TekaImageProcessor(BaseImageProcessor):
         **kwargs: Any,
     ) -> None:
         if "size" in kwargs:
-            raise unknown_name(
+            raise unknown_name_error(
                 "argument of TekaImageProcessor", "size", ("image_size", "in_channels", "pictures")
             )
         super().__init__(**kwargs)

@@ -34,7 +34,7 @@ from teka.nn.diagnostics.report import (
     HeadMeasurements,
     LayerReports,
     RandomFeatureErrors,
-    find_problems,
+    find_layer_problems,
     float16_headroom,
 )
 from teka.nn.head_groups import HeadGroup, join_kernel_names
@@ -150,7 +150,7 @@ def _diagnose_layer(
         largest=largest,
         float16_headroom=float16_headroom(largest),
         shift=shift,
-        findings=find_problems(groups, largest, shift, dtype=dtype, dim_head=layer.dim_head),
+        findings=find_layer_problems(groups, largest, shift, dtype=dtype, dim_head=layer.dim_head),
     )
 
 

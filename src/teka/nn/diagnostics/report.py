@@ -317,7 +317,9 @@ class LayerReports(dict[str, T]):
         return "\n\n".join(parts)
 
 
-def required_num_features(error: float, num_features: int, target: float = FEATURE_ERROR) -> int:
+def estimate_required_features(
+    error: float, num_features: int, target: float = FEATURE_ERROR
+) -> int:
     """Return how many random features are needed for a target error.
 
     The error is measured with `num_features` features, and falls with the square root of their
@@ -326,7 +328,7 @@ def required_num_features(error: float, num_features: int, target: float = FEATU
     return math.ceil(num_features * (error / target) ** 2)
 
 
-def find_problems(
+def find_layer_problems(
     groups: Sequence[HeadMeasurements],
     largest: dict[str, float],
     shift: ShiftErrors | None,
@@ -387,7 +389,7 @@ def _feature_problems(group: HeadMeasurements, dim_head: int) -> Iterator[Findin
         f"The output of {group.name} with {num_features} random features has an error of "
         f"{100 * error:.0f} %. The mean of the values has an error of "
         f"{100 * features.total.error_of_mean:.0f} %. For an error of 10 %, use at least "
-        f"{required_num_features(error, num_features):,} features."
+        f"{estimate_required_features(error, num_features):,} features."
     )
     if group.relative == "clipped_features":
         name = "inaccurate position features"

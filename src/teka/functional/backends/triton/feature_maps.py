@@ -33,7 +33,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
-def memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
+def compute_memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
     """Return the memory row of each of some tokens, for one attention head.
 
     A row is the vector of one token and head. In memory, rows are ordered by head and then token if
@@ -47,7 +47,7 @@ def memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
 
 
 @triton.jit
-def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
+def load_rows(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
     """Load rows of a matrix from GPU memory as float32, and pad the columns with zeros.
 
     Rows whose mask `keep` is False become 0.
@@ -59,7 +59,7 @@ def load_block(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
 
 
 @triton.jit
-def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
+def store_rows(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
     """Store rows of a matrix in GPU memory, without the columns that are padding.
 
     Rows whose mask `keep` is False are not stored.
@@ -71,7 +71,7 @@ def store_block(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexp
 
 
 @triton.jit
-def clear_rows(block, poison):
+def clear_nonfinite_rows(block, poison):
     """Set the rows of tokens whose mark `poison` is NaN to 0."""
     return tl.where((poison == poison)[:, None], block, 0.0)
 
@@ -86,15 +86,15 @@ def load_and_mark_nonfinite(
     attention, the vectors of marked tokens become 0, because they must not affect the outputs of
     earlier tokens.
     """
-    block = load_block(pointer, rows, keep, dim, size)
+    block = load_rows(pointer, rows, keep, dim, size)
     poison = tl.sum(block * 0.0, axis=1)
     if is_causal:
-        block = clear_rows(block, poison)
+        block = clear_nonfinite_rows(block, poison)
     return block, poison
 
 
 @triton.jit
-def kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
+def make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
     """Return True for keys that exist and are not masked."""
     keep = tokens < num_tokens
     if is_masked:
@@ -256,8 +256,8 @@ def load_and_map_features(
     cosines = lengths
     sines = lengths
     if rotary:
-        cosines = load_block(cosine, angle_rows, keep, dim // 2, size // 2)
-        sines = load_block(sine, angle_rows, keep, dim // 2, size // 2)
+        cosines = load_rows(cosine, angle_rows, keep, dim // 2, size // 2)
+        sines = load_rows(sine, angle_rows, keep, dim // 2, size // 2)
         rotated = rotate(features, cosines, sines, size)
         plain = plain_root * features
         lengths = length_root * pair_lengths(features, size)
@@ -294,7 +294,7 @@ def compute_and_store_gradients(
     """
     if rotary:
         block = compute_angles_gradient(rotated, grad_rotated, size)
-        store_block(grad_angles, block, head_rows, keep, dim // 2, size // 2)
+        store_rows(grad_angles, block, head_rows, keep, dim // 2, size // 2)
         grad_features = plain_root * grad_plain + rotate(grad_rotated, cosines, -sines, size)
         grad_features += compute_pair_lengths_gradient(features, length_root * grad_lengths, size)
     else:
@@ -302,4 +302,4 @@ def compute_and_store_gradients(
     grad_vectors = compute_feature_map_gradient(
         vectors, grad_features, root_scale, floor_share, kernel, dim, size
     )
-    store_block(grad_pointer, grad_vectors, rows, keep, dim, size)
+    store_rows(grad_pointer, grad_vectors, rows, keep, dim, size)

@@ -48,14 +48,14 @@ import triton.language as tl
 from teka.functional.backends.triton.feature_maps import (
     NO_KEY,
     TINY,
-    clear_rows,
+    clear_nonfinite_rows,
     compute_and_store_gradients,
-    kept_keys,
+    compute_memory_rows,
     load_and_map_features,
     load_and_mark_nonfinite,
-    load_block,
-    memory_rows,
-    store_block,
+    load_rows,
+    make_kept_key_mask,
+    store_rows,
 )
 
 
@@ -253,13 +253,13 @@ def load_output_gradients(
 
     Each output of linear attention is a numerator divided by a denominator.
     """
-    grad_output = load_block(gradient, rows, keep, dim_value, channels)
-    outputs = load_block(output, rows, keep, dim_value, channels)
+    grad_output = load_rows(gradient, rows, keep, dim_value, channels)
+    outputs = load_rows(output, rows, keep, dim_value, channels)
     inverses = tl.load(inverse + head_rows, mask=keep, other=0.0)
     if is_causal:
         # Outputs of NaN have no gradient.
-        grad_output = clear_rows(grad_output, inverses)
-        outputs = clear_rows(outputs, inverses)
+        grad_output = clear_nonfinite_rows(grad_output, inverses)
+        outputs = clear_nonfinite_rows(outputs, inverses)
         inverses = tl.where(inverses == inverses, inverses, 0.0)
     grad_numerator = grad_output * inverses[:, None]
     return grad_numerator, -tl.sum(grad_numerator * outputs, axis=1)
@@ -345,8 +345,8 @@ def compute_segment_states(
     past_poison = peak * 0.0
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
-        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
-        keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
+        rows = compute_memory_rows(head, tokens, num_tokens, heads, heads_first)
+        keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
         values, value_poison = load_and_mark_nonfinite(
             value, rows, keep, is_causal, dim_value, channels
@@ -445,7 +445,7 @@ def compute_outputs(
     peak = tl.where(past_poison == past_poison, peak, NO_KEY)
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
-        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = compute_memory_rows(head, tokens, num_tokens, heads, heads_first)
         inside = tokens < num_tokens
         angle_rows = head % num_query_angles * num_tokens + tokens
         _, poison, _, _, rotated, plain, lengths, _, _ = load_and_map_features(
@@ -470,7 +470,7 @@ def compute_outputs(
         if rotary:
             denominator += tl.sum(lengths * length_sum[None, :], axis=1)
         if is_causal:
-            keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
+            keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
             angle_rows = head % num_key_angles * num_tokens + tokens
             values, value_poison = load_and_mark_nonfinite(
                 value, rows, keep, is_causal, dim_value, channels
@@ -535,7 +535,7 @@ def compute_outputs(
         inverses = tl.where(denominator < TINY, 0.0, 1 / tl.maximum(denominator, TINY))
         if is_causal:
             inverses += poison
-        store_block(output, numerator * inverses[:, None], rows, inside, dim_value, channels)
+        store_rows(output, numerator * inverses[:, None], rows, inside, dim_value, channels)
         tl.store(inverse + head * num_tokens + tokens, inverses, mask=inside)
 
 
@@ -597,7 +597,7 @@ def compute_query_gradients(
     grad_value_sum, grad_plain_sum, grad_length_sum = empty_state(size, channels)
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
-        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = compute_memory_rows(head, tokens, num_tokens, heads, heads_first)
         head_rows = head * num_tokens + tokens
         inside = tokens < num_tokens
         angle_rows = head % num_query_angles * num_tokens + tokens
@@ -624,7 +624,7 @@ def compute_query_gradients(
         fading = tl.full((block,), 1.0, tl.float32)
         first_fading = fading
         if is_causal:
-            keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
+            keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
             angle_rows = head % num_key_angles * num_tokens + tokens
             values, value_poison = load_and_mark_nonfinite(
                 value, rows, keep, is_causal, dim_value, channels
@@ -789,10 +789,10 @@ def compute_key_gradients(
     for step in range(0, tl.cdiv(stop - index * segment, block)):
         start = (tl.cdiv(stop, block) - 1 - step) * block
         tokens = start + tl.arange(0, block)
-        rows = memory_rows(head, tokens, num_tokens, heads, heads_first)
+        rows = compute_memory_rows(head, tokens, num_tokens, heads, heads_first)
         head_rows = head * num_tokens + tokens
         inside = tokens < num_tokens
-        keep = kept_keys(key_mask, head, tokens, num_tokens, heads, is_masked)
+        keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
         values, value_poison = load_and_mark_nonfinite(
             value, rows, keep, is_causal, dim_value, channels
@@ -921,4 +921,4 @@ def compute_key_gradients(
             dim,
             size,
         )
-        store_block(grad_value, grad_values, rows, inside, dim_value, channels)
+        store_rows(grad_value, grad_values, rows, inside, dim_value, channels)

@@ -12,7 +12,7 @@ from teka.functional.backends.triton import CONTENT_KERNELS, TritonAngles
 from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.kernels.rectified import FlooredRelu
-from teka.functional.relative.rotary import Rotary, phasor_of
+from teka.functional.relative.rotary import Rotary, compute_phasor
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, Values
 
 
@@ -187,5 +187,5 @@ def _twice_differentiable_attention(inputs: Sequence[Any], options: TritonOption
         unused_frequency = query_angles.new_empty(query.shape[1], query_angles.shape[-1], 1)
         normalizer = "mixed" if options.length_share else "features"
         rotary = Rotary(unused_frequency, normalizer, options.length_share or 1.0)
-        sums = rotary.rotated_sums(tokens, phasor_of(query_angles), phasor_of(key_angles))
+        sums = rotary.rotated_sums(tokens, compute_phasor(query_angles), compute_phasor(key_angles))
     return sums.normalize(nonnegative=True).to(query.dtype)

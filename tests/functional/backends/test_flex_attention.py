@@ -10,7 +10,11 @@ from torch.nn.attention import flex_attention as torch_flex
 
 from teka import Grid
 from teka.functional import KERNELS, RELATIVES, FeatureKernel, JointSinusoidalBias
-from teka.functional.backends.flex import attend_with_flex, can_use_flex, offset_table
+from teka.functional.backends.flex_attention import (
+    attend_with_flex,
+    can_use_flex,
+    make_offset_table,
+)
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions
@@ -55,7 +59,7 @@ def allow_gradients_on_cpu(monkeypatch: pytest.MonkeyPatch):
 def use_flex_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace FlexAttention by a reference, because FlexAttention compiles in each call."""
     monkeypatch.setattr(
-        import_module("teka.functional.backends.flex"), "flex_attention", flex_reference
+        import_module("teka.functional.backends.flex_attention"), "flex_attention", flex_reference
     )
 
 
@@ -71,7 +75,7 @@ def assert_equals_dense(
     """Assert that values and gradients of `attend_with_flex` equal dense attention."""
     num_queries, num_keys = (
         placement.num_prefix_tokens + (s.num_queries_with_position or 0)
-        for s in (placement, placement.key_side)
+        for s in (placement, placement.key_positions)
     )
     relative = build_relative(
         relative_name,
@@ -94,7 +98,7 @@ def assert_equals_dense(
     placed = relative.adapt_to_positions(placement)
     assert isinstance(placed, PositiveRelativeKernel)
     assert can_use_flex(query, value, kernel)
-    term = placed.flex_bias(query, placement, scale=0.4)
+    term = placed.make_flex_attention_bias(query, placement, scale=0.4)
     assert term is not None
     inputs = [query, key, value, *leaves.values()]
     results: list[list[Tensor]] = []
@@ -160,7 +164,7 @@ def test_causal_query_without_keys_gives_0():
     mask[0, :3] = False
     relative = build_relative("quadratic", heads=3, dim=5, num_axes=1)
     assert isinstance(relative, PositiveRelativeKernel)
-    term = relative.flex_bias(query, POSITIONS["line"], scale=0.4)
+    term = relative.make_flex_attention_bias(query, POSITIONS["line"], scale=0.4)
     assert term is not None
     pairs = DenseAttentionInputs(
         query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
@@ -222,7 +226,8 @@ def test_flex_bias_is_none_without_a_small_table():
         relative = build_relative(name, heads=3, dim=5, num_axes=2)
         assert isinstance(relative, PositiveRelativeKernel)
         terms = [
-            relative.flex_bias(query, place, scale=0.4) for place in (same_grid, points, misaligned)
+            relative.make_flex_attention_bias(query, place, scale=0.4)
+            for place in (same_grid, points, misaligned)
         ]
         assert [term is not None for term in terms] == found
 
@@ -240,7 +245,7 @@ def test_offset_table_has_the_offset_of_every_pair_of_cells(
     key = query if any(periodic) else Grid(sides[::-1], spacing=float(coarse))
     placement = Positions(query, key=Positions(key))
     like = torch.zeros((), dtype=torch.float64)
-    table = offset_table(placement, like)
+    table = make_offset_table(placement, like)
     assert table is not None
     offsets, query_code, key_code = table
     found = offsets[query_code[:, None] - key_code[None, :]]

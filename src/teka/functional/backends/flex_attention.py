@@ -169,7 +169,7 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
     return axes if is_small else None
 
 
-def offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
+def make_offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
     """Return a table of all offsets between two grids, and integer codes that index the table.
 
     The offset from key j to query i is the entry with the index query_code[i] − key_code[j]. For a
