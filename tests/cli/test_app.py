@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from teka.cli import main, make_app
+from teka.cli.app import parse_option
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ def test_words_are_converted_by_the_type_of_the_option(words, field, value, pars
     options = parse(*words)
     assert getattr(options, field) == value
     assert type(getattr(options, field)) is type(value)
+
+
+def test_the_word_none_is_none_unless_the_option_is_a_string():
+    token = Token(keyword="--blur", value="None")
+    assert parse_option(int | str | None, [token]) is None
+    assert parse_option(str, [token]) == "None"
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,35 @@ def test_default_folder_is_named_after_the_run(tmp_path, monkeypatch):
     assert Run.load(tmp_path / "runs" / "digits-rotary-squared_relu-3").seed == 3
 
 
-def test_resume_accepts_no_other_options(trained_folder, fails):
+def test_resume_accepts_no_other_options(trained_folder, fails, tmp_path):
     assert "resume" in fails("train", "--resume", trained_folder, "--epochs", "3")
-    assert main(["train", "--resume", str(trained_folder)]) == 0
+    default = str(Run().epochs)
+    message = fails("train", "--resume", trained_folder, "--epochs", default, "--out", "other")
+    assert "resume must be used without --epochs, --out" in message
+    (tmp_path / "devices.yaml").write_text("accumulate: 2\n")
+    config = ["--config", str(tmp_path / "devices.yaml"), "--compile", "off"]
+    assert main(["train", "--resume", str(trained_folder), *config]) == 0
+
+
+def test_sizes_of_several_stages_are_several_words(tmp_path):
+    sizes = ["--dim", "8", "16", "--depth", "1", "1", "--heads", "2", "--pool", "mean"]
+    options = [option for option in OPTIONS if option.split("=")[0] not in sizes]
+    assert main(["train", *options, *sizes, "--out", str(tmp_path / "r")]) == 0
+    run = Run.load(tmp_path / "r")
+    assert (run.dim, run.depth, run.heads) == ((8, 16), (1, 1), 2)
+
+
+def test_class_without_test_images_has_no_accuracy(tmp_path, capsys):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    test = {"test_images": images[:5], "test_labels": np.zeros(5, dtype=int)}
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(40) % 2, **test)
+    options = [option for option in OPTIONS if "image-size" not in option]
+    options += ["--data", str(tmp_path / "a.npz"), "--train-size=20"]
+    assert main(["train", *options, "--out", str(tmp_path / "r")]) == 0
+    assert main(["evaluate", str(tmp_path / "r")]) == 0
+    assert "class   1  no test images" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "r" / "evaluation.json").read_text())
+    assert saved["accuracy_by_class"][1] is None
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ COMMANDS = {
         "Make a model less sensitive to shifts without training, and audit it before and after.",
     ),
 }
+# JSON of the words with which YAML files and the help write values of Python.
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 # Names of options that differ from the name of the field that they set.
 OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budget"}
 
@@ -128,7 +130,7 @@ def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
     An empty word is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
-    words = [{"True": "true", "False": "false"}.get(t.value, t.value) for t in tokens]  # of YAML
+    words = [token.value for token in tokens]
     if "" in words:
         raise wrong_value(name, "", "a value")
     is_list = len(words) > 1 or all(
@@ -136,7 +138,7 @@ def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
         for option in (get_args(kind) if type(None) in get_args(kind) else (kind,))
         if option is not type(None)
     )
-    json_values = [_parse_json_or_text(word) for word in words]
+    json_values = [_parse_json_or_text(PYTHON_WORDS.get(word, word)) for word in words]
     try:
         return decode_value(kind, json_values if is_list else json_values[0], name)
     except ValueError as error:

@@ -26,9 +26,14 @@ def make_model_options_class() -> type[Any]:
         docstring = docstring_parser.parse(declared.__doc__ or "")
         descriptions = {entry.arg_name: entry.description for entry in docstring.params}
         for option in fields(declared):
-            help_text = Parameter(help=descriptions.get(option.name))
-            kind = Annotated[_make_command_line_type(option.type), help_text]
-            options.setdefault(option.name, (option.name, kind, field(default=None)))
+            kind = _make_command_line_type(option.type)
+            takes_list = any(get_origin(member) in (tuple, Sequence) for member in get_args(kind))
+            parameter = Parameter(
+                help=descriptions.get(option.name),
+                n_tokens=-1 if takes_list else None,  # several words, as in `--dim 64 128`
+            )
+            annotated = Annotated[kind, parameter]
+            options.setdefault(option.name, (option.name, annotated, field(default=None)))
     options.pop("head", None)  # a run trains a classifier, so that it needs no dense head
     namespace = {"__module__": __name__, "__doc__": "Options of the models."}
     return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
@@ -37,12 +42,10 @@ def make_model_options_class() -> type[Any]:
 def _make_command_line_type(kind: Any) -> Any:
     """Return the union of None and the types in `kind` that a command line can express.
 
-    These are basic types, tuples and sequences. None is the default of every option.
+    None is the default of every option. Lists are first, for the help.
     """
     is_union = get_origin(kind) in (Union, types.UnionType)
-    kept = [
-        member
-        for member in (get_args(kind) if is_union else (kind,))
-        if member in (bool, int, float, str) or get_origin(member) in (tuple, Sequence)
-    ]
-    return Union[(*kept, None)]
+    members = get_args(kind) if is_union else (kind,)
+    lists = [member for member in members if get_origin(member) in (tuple, Sequence)]
+    others = [member for member in members if member in (bool, int, float, str)]
+    return Union[(*lists, *others, None)]

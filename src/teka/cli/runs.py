@@ -19,12 +19,18 @@ from teka.training.recipe import Recipe, read_recipe, recipe_names
 from teka.training.run import EVALUATION_FILE, DataOptions
 
 ModelOptions: Any = make_model_options_class()
+# Options that can be given together with --resume.
+RESUME_OPTIONS = {"--resume", "--config", "--loggers"}
+RESUME_OPTIONS |= {f"--{name.replace('_', '-')}" for name in Execution.__dataclass_fields__}
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Set options that the command line omits to values from files.
 
     The values in the file `--config` take precedence over those of the recipe.
+
+    Raises:
+        ValueError: An option of the run is given together with `--resume`.
     """
 
     def set_options(content: object, file: str) -> None:
@@ -42,6 +48,14 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     if recipes:
         fields = read_recipe(recipes[-1]).items()
         set_options({name: value for name, value in fields if value is not None}, recipes[-1])
+    given = {argument.name for argument in arguments if argument.tokens}
+    if "--resume" in given and not given <= RESUME_OPTIONS:
+        raise wrong_value(
+            "resume",
+            arguments["--resume"].tokens[0].value,
+            f"used without {', '.join(sorted(given - RESUME_OPTIONS))}",
+            "A resumed run keeps its options.",
+        )
 
 
 train_app = App(name="train", config=read_option_files)
@@ -97,13 +111,6 @@ def train(
     chosen = {name: value for name, value in vars(network).items() if value is not None}
     run = Run.from_dict({**vars(images), **chosen, **vars(training_recipe), "seed": seed})
     if resume is not None:
-        if out is not None or run != Run():
-            raise wrong_value(
-                "resume",
-                resume,
-                "used without --out and options of the run",
-                "A resumed run keeps its options.",
-            )
         run = Run.load(Path(resume))
     folder = Path(resume or out or _default_folder(run))
     print_once = rank_zero_only(print)  # several processes may run this command
@@ -163,7 +170,8 @@ def evaluate(
         f"(95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
     )
     for label, accuracy in enumerate(evaluation.accuracy_by_class):
-        print(f"class {label:>3}  {100 * accuracy:.2f} %")
+        share = "no test images" if accuracy is None else f"{100 * accuracy:.2f} %"
+        print(f"class {label:>3}  {share}")
     print(f"written: {trained.folder / EVALUATION_FILE}")
 
 
