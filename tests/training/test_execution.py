@@ -270,6 +270,7 @@ def test_lightning_does_not_requeue_slurm_jobs(set_launcher_variables):
     [
         (TORCHRUN, (2, None), "devices must be 3, as torchrun started them, or left out.*got 2"),
         (SRUN, (None, 1), "num_nodes must be 2, as srun started them.*got 1"),
+        ({}, (None, 2), "num_nodes must be 1 without a launcher, got 2. Start .* with torchrun"),
         (
             {**SRUN, "SLURM_NTASKS": "7"},
             (None, None),

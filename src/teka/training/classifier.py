@@ -138,9 +138,12 @@ class Classifier(LightningModule):
                 raise self._divergence_error(f"{name} is infinite or NaN")
 
     def _divergence_error(self, problem: str) -> FloatingPointError:
+        kept = "No epoch is complete."
+        if self.current_epoch:
+            kept = "The checkpoint of the last complete epoch is kept."
         return FloatingPointError(
             f"{problem} in epoch {self.current_epoch}, step {self.global_step}. Use a smaller "
-            "learning_rate or gradient_clip. The checkpoint of the last complete epoch is kept."
+            f"learning_rate or gradient_clip. {kept}"
         )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:

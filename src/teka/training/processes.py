@@ -32,7 +32,8 @@ class ProcessLayout(NamedTuple):
         If neither of them started this process, use the arguments. The default is one process.
 
         Raises:
-            ValueError: An argument contradicts the number of started processes.
+            ValueError: An argument contradicts the number of started processes, or no launcher
+                started the processes of several machines.
         """
         if TorchElasticEnvironment.detect():
             launcher = "torchrun"
@@ -45,7 +46,14 @@ class ProcessLayout(NamedTuple):
             nodes = int(os.environ.get("SLURM_NNODES", "1"))
             each = total // nodes
         else:
-            return cls(devices or 1, num_nodes or 1, "")
+            if num_nodes not in (None, 1):  # Lightning would wait for the other machines forever
+                raise wrong_value(
+                    "num_nodes",
+                    num_nodes,
+                    "1 without a launcher",
+                    "Start the same command with torchrun or srun on each machine.",
+                )
+            return cls(devices or 1, 1, "")
         if each * nodes != total:
             raise wrong_value(
                 "processes",

@@ -118,7 +118,7 @@ class Evaluation:
         test_images: Number of test images.
         accuracy: Accuracy on the test images.
         interval: 95 % Wilson interval of the accuracy.
-        accuracy_by_class: Accuracy on the images of each class.
+        accuracy_by_class: Accuracy on the images of each class, or None for a class without images.
         confusion: Confusion matrix. Row i, column j counts the images of class i that are predicted
             as class j.
     """
@@ -127,7 +127,7 @@ class Evaluation:
     test_images: int
     accuracy: float
     interval: tuple[float, float]
-    accuracy_by_class: list[float]
+    accuracy_by_class: list[float | None]
     confusion: list[list[int]]
 
 
@@ -175,7 +175,10 @@ def evaluate(
         test_images=num_images,
         accuracy=num_correct / num_images,
         interval=(float(low), float(high)),
-        accuracy_by_class=(confusion.diagonal() / confusion.sum(dim=1).clamp(min=1)).tolist(),
+        accuracy_by_class=[
+            row[label] / sum(row) if sum(row) else None
+            for label, row in enumerate(confusion.tolist())
+        ],
         confusion=confusion.tolist(),
     )
     write_json(path, {**provenance(command), **asdict(evaluation)})
