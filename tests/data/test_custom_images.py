@@ -690,7 +690,7 @@ def write_csv(path: Path, *rows: str) -> Path:
 
 def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
     images = torch.stack([save_numbered_picture(tmp_path / "flat", number) for number in range(10)])
-    rows = [f"{number}.png,{10 + number % 2}" for number in range(10)]
+    rows = [f"{number}.png,{10 + number % 2}," for number in range(10)]  # with an empty cell
     path = write_csv(tmp_path / "flat" / "labels.csv", "file,label", *rows)
     csv_next_to_the_folder = write_csv(tmp_path / "more.csv", "label,file,author", *(
         f"{10 + number % 2},flat/{number}.png,me" for number in range(10)
@@ -723,6 +723,10 @@ def save_numbered_picture(folder: Path, number: int) -> torch.Tensor:
         (["file,label", "0.png,a", "9.png,b"], r"file in row 3 of .* existing file.*got '9\.png'"),
         (["file,label", "0.png,a", "0.png,b"], r"file in row 3 of .*got '0\.png'"),
         (["file,label", "0.png,a", ",b"], r"file in row 3 of .*got ''"),
+        (["file,label", "0.png,a", "./x/../0.png,b"], r"file in row 3 of .*no other row names"),
+        (["file,label", "0.png,a", f"{'x' * 300},b"], r"file in row 3 of .* existing file"),
+        (["file,label,label", "0.png,a,b", "1.png,b,a"], "row 1 of .* a header"),
+        (["file,label", "0.png,a, b", "1.png,b"], "row 2 of .*at most 2 values.*quotation marks"),
         (["file,label", "0.png", "1.png,b"], "label in row 2 of .*name of a class, got None"),
         (["file,label", "0.png,", "1.png,b"], "label in row 2 of .*name of a class, got ''"),
         (["file,label", "0.png,a", "1.png,a"], r"classes of .*at least two.*got \['a'\]"),

@@ -1,8 +1,10 @@
 """Reading of custom images: picture files in a folder or a CSV file, and NumPy arrays."""
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,15 +96,25 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
-            if not {"file", "label"} <= set(reader.fieldnames or ()):
+            header = list(reader.fieldnames or ())
+            if header.count("file") != 1 or header.count("label") != 1:
                 raise wrong_value(
                     f"row 1 of {path}",
                     reader.fieldnames,
                     "a header with the columns file and label",
                 )
             for number, row in enumerate(reader, start=2):
-                file = path.parent / (row["file"] or "")
-                if not file.is_file() or file in labels:
+                unnamed: Any = row.pop(None, ())  # pyright: ignore[reportArgumentType]
+                if any(unnamed):
+                    raise wrong_value(
+                        f"row {number} of {path}",
+                        [*row.values(), *unnamed],
+                        f"at most {len(header)} values",
+                        "Write a value that contains a comma in quotation marks.",
+                    )
+                # Without "..", so that two names of a file are equal.
+                file = Path(os.path.normpath(path.parent / (row["file"] or "")))
+                if not os.path.isfile(file) or file in labels:  # noqa: PTH113, of any length
                     raise wrong_value(
                         f"the file in row {number} of {path}",
                         row["file"],
