@@ -157,6 +157,14 @@ def test_distillation_without_learned_kernels_is_an_error():
         distill_attention(model, [draw_tokens()])
 
 
+def test_distillation_of_a_frozen_model_is_an_error():
+    model = make_encoder()
+    replace_attention(model, kernel="hedgehog", relative=None)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"trainable attention kernels.*that require gradients"):
+        distill_attention(model, [draw_tokens()])
+
+
 @pytest.mark.parametrize("batch", [1, None, torch.zeros(2), {"other": torch.zeros(2)}])
 def test_distillation_on_inputs_that_the_model_rejects_is_an_error(batch: object):
     model = make_encoder()

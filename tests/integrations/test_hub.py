@@ -15,6 +15,7 @@ def test_saved_model_is_loaded_and_its_card_has_the_accuracy(tmp_path: Path):
         "model.safetensors",
     ]
     loaded = HubModel.from_pretrained(tmp_path / "model")
+    assert not loaded.training
     images = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(loaded(images), model(images))
     assert loaded.model_config == model.model_config

@@ -64,11 +64,13 @@ def distill_attention(
     except TypeError as error:
         raise wrong_type("batches", batches, "a list of a model's inputs") from error
     layers = [module for module in model.modules() if isinstance(module, AttentionHeads)]
-    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    parameters = [
+        parameter for layer in layers for parameter in layer.parameters() if parameter.requires_grad
+    ]
     if not parameters:
         raise wrong_argument(
             "model",
-            f"{len(layers)} AttentionHeads without parameters",
+            f"{len(layers)} AttentionHeads without parameters that require gradients",
             "a model with trainable attention kernels",
             "Replace its attention with kernel='hedgehog', for example.",
         )

@@ -62,6 +62,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         super().__init__()
         self.model = model
         self.model_config = model_config
+        self.training = model.training
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "HubModel":
