@@ -249,9 +249,9 @@ def check_number(
     high: float | int = sys.float_info.max,
     exclude: Collection[float | int] = (),
 ) -> None:
-    """Check that an argument is a real number from `low` to `high`.
+    """Check that an argument is a real number in the range from `low` to `high`.
 
-    Numbers of Python and NumPy are allowed. Booleans, strings, tensors and NaN are not.
+    The number may be a Python or a NumPy number. Booleans, strings, tensors and NaN are errors.
 
     Args:
         argument: Name of the argument, for the error message.

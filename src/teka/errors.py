@@ -16,7 +16,7 @@ EXTERNAL_ERRORS = (Exception, SystemExit)
 def unknown_name_error(
     argument: str, name: object, known: Iterable[str], hint: str = ""
 ) -> ValueError:
-    """Create a ValueError for an unknown name.
+    """Create a ValueError for a name that is not one of the known names.
 
     The message suggests the closest known name. It lists all known names if there are at most
     `MAX_LISTED_NAMES`.

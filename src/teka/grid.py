@@ -333,8 +333,9 @@ _CHECKPOINTS_RESTORE_GRID = restore_in_checkpoints(_active)
 
 
 def get_grid_and_prefix() -> tuple[Grid | None, int]:
-    """Return the grid and the number of prefix tokens that the innermost `teka.on` has set.
+    """Return the token grid of the innermost `teka.on` context, and its number of prefix tokens.
 
-    Prefix tokens have no position, such as a class token. Outside of any context, return (None, 0).
+    A prefix token, such as a class token, has no position. Outside of any context, return (None,
+    0).
     """
     return _active.grids[-1] if _active.grids else (None, 0)

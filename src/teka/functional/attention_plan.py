@@ -111,7 +111,8 @@ def make_attention_plan(
 ) -> "AttentionPlan":
     """Create the settings of an attention call from the kernels, positions and options.
 
-    Kernels that are given by name are created. The kernels must be compatible with the positions.
+    Kernels that are given by name are created. A kernel that does not fit the positions is an
+    error.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -231,10 +232,10 @@ class AttentionPlan:
         return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
     def _count_dense_passes(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
-        """Count the operations that depend on the kernels if the full weight matrix is computed.
+        """Estimate the work that the kernels of this plan add to the backend "dense".
 
-        The results are the number of passes over the matrix, and the number of entries that are
-        appended to each query and key.
+        The results are the number of passes over the matrix of attention weights, and the number of
+        entries that are appended to each query and key.
         """
         if self.kernel.is_softmax:
             # PyTorch's fused kernel stores no matrix.
@@ -401,11 +402,11 @@ class AttentionPlan:
     def append_position_features(
         self, query: Queries, key: Keys
     ) -> tuple["AttentionPlan", Tensor, Tensor]:
-        """Append features of the positions to queries and keys, if the relative kernel has any.
+        """Append entries that encode the position to queries and keys.
 
         Inner products of the longer vectors contain the position-dependent weights. The returned
-        plan therefore has no relative kernel. If the relative kernel has no such features, the
-        plan, the queries and the keys are returned unchanged.
+        plan therefore has no relative kernel. If the relative kernel appends no entries, the plan,
+        the queries and the keys are returned unchanged.
         """
         if self.relative is None or not self.relative.appends_features:
             return self, query, key
@@ -442,7 +443,7 @@ class AttentionPlan:
         )
 
     def _triton_angles(self, query: Queries, key: Keys, value: Values) -> TritonAngles | None:
-        """Return rotary angles for the Triton kernels, or None if they cannot compute the call."""
+        """Return the rotary angles that the Triton kernels take, or None if they cannot be used."""
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None

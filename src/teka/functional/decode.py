@@ -95,7 +95,7 @@ def decode(
         kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale
     )
     if plan.kernel.features is None:
-        hint = "Without a feature map, the recurrent state would grow with the number of tokens."
+        hint = "Kernels without a feature map have no recurrent state of constant size."
         raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:

@@ -143,7 +143,7 @@ class Positions:
         """Round the frequencies of sinusoids so that they repeat with the periods of the grid.
 
         Along an axis with a period, the frequency becomes a multiple of 2π / period. Rounded
-        frequencies have no gradient.
+        frequencies get no gradient.
         """
         frequency = to_widest_dtype(frequency)
         if not any(self.periods):
@@ -178,7 +178,10 @@ class Positions:
         key: str = "key_",
         is_needed: bool = True,
     ) -> None:
-        """Check that the positions fit the numbers of queries and keys, and each other.
+        """Check the positions of an attention call before it is computed.
+
+        There must be one position for each query and for each key. The positions of queries and
+        keys must have the same axes and periods.
 
         Args:
             batch: Number of samples.
@@ -217,7 +220,9 @@ class Positions:
                 )
 
     def check_sequence(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
-        """Check that the positions of the queries fit a sequence.
+        """Check that there is one position for each token of a sequence.
+
+        Prefix tokens have no position.
 
         Args:
             argument: Prefix of the names of the arguments, "" or "key_", for error messages.
@@ -271,9 +276,9 @@ _cached_coordinates = functools.lru_cache(maxsize=8)(_grid_coordinates)
 def compute_packed_lengths(
     cu_seqlens: Tensor, num_tokens: int, positions: Positions, excluded: Mapping[str, object]
 ) -> tuple[int, ...]:
-    """Return the lengths of sequences that are concatenated without padding.
+    """Compute the lengths of sequences that are concatenated without padding.
 
-    They are computed from `cu_seqlens`, the boundaries of the sequences.
+    `cu_seqlens` contains the boundaries of the sequences.
 
     Args:
         cu_seqlens: Boundaries 0, …, L of the sequences.
@@ -324,7 +329,7 @@ def make_positions(
 
 
 def make_row_positions(num_tokens: int | torch.SymInt, device: torch.device) -> Coordinates:
-    """Return the coordinates of tokens in a row, one unit apart."""
+    """Create coordinates 0, 1, 2, … for the tokens of a sequence."""
     end: Any = num_tokens
     return torch.arange(end, dtype=widest_dtype(device), device=device)[:, None]
 

@@ -195,10 +195,10 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Return the heads of the layer, in groups of heads that have the same kernels.
+        """Group the heads of the layer by their kernels, which have the current parameters.
 
-        Usually all heads form one group. Heads that attend by position alone form a second group.
-        The kernels of a group have the current parameters of the layer.
+        Usually all heads have the same kernels and form one group. Heads that attend by position
+        alone form a second group.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()

@@ -27,6 +27,6 @@ class OutputGate(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens dim"]
     ) -> Float[Tensor, "batch heads tokens dim_head"]:
-        """Return the gates, between 0 and 1."""
+        """Return one gate for each token, head and channel, with values between 0 and 1."""
         logits = self.projection(tokens).unflatten(-1, (-1, self.dim_head))
         return torch.sigmoid(logits.transpose(1, 2))

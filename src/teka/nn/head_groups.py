@@ -274,7 +274,9 @@ def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -
 def make_relative_kernel(
     options: AttentionOptions, heads: int, dim_head: int, num_features: int
 ) -> RelativeModule | None:
-    """Create the relative kernel that the options of a layer describe, or return None.
+    """Create the position-dependent weight (relative kernel) that the options of a layer select.
+
+    Return None if the layer has no relative kernel.
 
     Args:
         options: Options of the layer.

@@ -50,7 +50,7 @@ class ValueConvolution(nn.Module):
     def forward(
         self, value: Values, grid: Grid | None, num_prefix_tokens: int, key_mask: KeyMask
     ) -> Values:
-        """Return the convolved values.
+        """Convolve the values of all heads over the grid.
 
         Args:
             value: Values, shape (B, H, L, d).

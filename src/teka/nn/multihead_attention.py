@@ -240,7 +240,7 @@ def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[T
 
 
 def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> bool:
-    """Return True for a causal mask and False for None.
+    """Return True for a causal mask, and False if the mask is None.
 
     Raises:
         ValueError: `mask` is another mask.

@@ -129,5 +129,8 @@ def merge_options(
 
 
 def backend_without_positions(backend: str) -> str:
-    """Return the backend of a layer, or "auto" if this backend needs a relative kernel."""
+    """Return the backend for attention without a relative kernel.
+
+    It is the given backend, or "auto" if this backend needs a relative kernel.
+    """
     return backend if backend in ("dense", "linear") else "auto"

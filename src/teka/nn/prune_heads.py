@@ -132,7 +132,7 @@ def _select_heads(
 def _prune_outputs(
     linear: nn.Linear | None, kept: Sequence[int], dim_head: int
 ) -> nn.Linear | None:
-    """Keep only the outputs of some heads in a linear layer, which changes in place.
+    """Remove the outputs of all other heads than those kept from a linear layer, in place.
 
     Return the layer, or None if no head is kept.
     """

@@ -310,7 +310,7 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
 def find_relative_kernel_class(
     relative: str | RelativeModule | None,
 ) -> type[RelativeKernel] | None:
-    """Return the class of the relative kernel with a given name, or of a module of `teka.nn`.
+    """Return the kernel class of the option `relative`, which is a name or a module of `teka.nn`.
 
     Return None if the layer has no relative kernel.
     """
@@ -327,9 +327,10 @@ def find_relative_kernel_class(
 def make_relative_from_options(
     kernel: type[RelativeKernel], **options: Any
 ) -> LearnedRelativeKernel:
-    """Create a learned relative kernel from options that may also belong to other kernels.
+    """Create a learned relative kernel from the options of an attention layer.
 
-    Options that the kernel class does not take are ignored, and so are options that are None.
+    Options that the kernel class does not take are ignored, because they may belong to other
+    kernels. Options that are None are ignored, too.
     """
     known = list_initialization_options(kernel)
     known_options = {

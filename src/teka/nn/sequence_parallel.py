@@ -67,7 +67,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         reason = None if group is None else find_sharding_obstacle(layer)
         if reason:
             expected = "a layer whose tokens can be divided"
-            hint = "Processes exchange only sums over their keys, which this layer cannot use."
+            hint = "Processes exchange only sums over keys, which are not enough for this layer."
             raise wrong_argument(
                 f"attention {name or 'itself'}", f"a layer {reason}", expected, hint
             )
@@ -77,9 +77,10 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
 
 def find_sharding_obstacle(layer: Attention) -> str | None:
-    """Return the reason why the tokens of a layer cannot be divided among processes, or None.
+    """Return the reason why the tokens of a layer cannot be divided among processes.
 
-    They can be divided if attention depends on keys and values only through sums over the keys.
+    They can be divided if attention depends on keys and values only through sums over the keys. In
+    this case, return None.
     """
     if layer.value_convolution is not None:
         return "with a value_convolution"

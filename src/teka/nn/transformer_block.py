@@ -21,7 +21,10 @@ BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim"
 
 
 def compute_mlp_width(dim: int, mlp_ratio: float, round_size: Callable[[float], int] = int) -> int:
-    """Return the width of the hidden layer of an MLP, which is dim × mlp_ratio, rounded."""
+    """Return the width of the hidden layer of an MLP.
+
+    The width is `dim` times `mlp_ratio`, converted to an integer by `round_size`.
+    """
     hidden = round_size(dim * mlp_ratio) if is_number(mlp_ratio) else 0
     if not 1 <= hidden <= MAX_SIZE // dim:
         expected = f"at least 1 / dim = 1 / {dim}, and a width up to {MAX_SIZE // dim}"
@@ -30,9 +33,9 @@ def compute_mlp_width(dim: int, mlp_ratio: float, round_size: Callable[[float], 
 
 
 def count_window_heads(window_reach: int | None, heads: int) -> int:
-    """Return the number of heads that attend only to a window around each query.
+    """Return the number of heads of a block that attend only to a window around each query.
 
-    It is half of the heads with `window_reach`, and 0 if `window_reach` is None.
+    If `window_reach` is None, no head has a window. Otherwise, half of the heads have one.
     """
     check_sizes({"window_reach": window_reach}, or_none=True)
     if window_reach is None:

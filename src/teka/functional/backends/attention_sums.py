@@ -136,7 +136,10 @@ class WeightedSums:
 
     @classmethod
     def from_channels(cls, sums: Tensor, log_peak: Tensor | None = None) -> "WeightedSums":
-        """Split sums over values to which `append_ones` has appended ones."""
+        """Create the sums from weighted sums of values whose last channel contains ones.
+
+        `append_ones` appends this channel. Its sum is the denominator.
+        """
         return cls(sums[..., :-1], sums[..., -1], log_peak)
 
     def _log_peak(self) -> Tensor:
@@ -234,7 +237,7 @@ class WeightedSums:
 def selected_query_indices(is_selected: Tensor) -> QueryIndices:
     """Return the indices of the queries that are selected in at least one sample and head.
 
-    On the "meta" device, which holds no data, the result is empty.
+    On the "meta" device, where tensors have no elements, the result is empty.
     """
     if is_selected.is_meta:
         return is_selected.new_zeros(0, dtype=torch.long)

@@ -56,7 +56,8 @@ GPU_SPEED = BackendTimes(0.0, 0.0, 1.0, 20.0)
 class Cost:
     """Estimated work of an attention algorithm for one head of one sample, in the forward pass.
 
-    The work consists of multiply-adds and of bytes moved. The fastest algorithm is chosen by it.
+    The work consists of multiply-adds and of bytes moved. It is used to choose the fastest
+    algorithm.
 
     Args:
         multiply_adds: Number of multiply-adds.

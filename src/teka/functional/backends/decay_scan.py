@@ -90,7 +90,10 @@ def _scan_axes(
 def decayed_sums(
     cells: Float[Tensor, "batch heads side *rest"], rate: Rate
 ) -> Float[Tensor, "batch heads side *rest"]:
-    """Return Σ_j exp(−r |i − j|) x_j along the third dimension."""
+    """Sum all vectors x_j along the third dimension, with weights that decay with the distance.
+
+    The sum at position i is Σ_j exp(−rate · |i − j|) x_j.
+    """
     flat = cells.flatten(3)
     if flat.shape[2] <= 2 * BLOCK:
         index = _indices(flat.shape[2], rate)

@@ -101,7 +101,7 @@ _cached_causal_block_mask = functools.lru_cache(maxsize=8)(_causal_block_mask)
 def _padded(
     vectors: Float[Tensor, "batch heads tokens size"],
 ) -> Float[Tensor, "batch heads tokens padded"]:
-    """Pad vectors with zeros to a supported size."""
+    """Pad vectors with zeros to a size that FlexAttention supports."""
     size = max(MIN_SIZE, 2 ** math.ceil(math.log2(vectors.shape[-1])))
     return pad(vectors, (0, size - vectors.shape[-1]))
 
@@ -170,7 +170,7 @@ def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None
 
 
 def make_offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
-    """Return a table of all offsets between two grids, and integer codes that index the table.
+    """Return a table of all offsets between two grids, and integer codes of queries and keys.
 
     The offset from key j to query i is the entry with the index query_code[i] − key_code[j]. For a
     token without a position, such as a class token, this index is beyond the end of the table.

@@ -73,7 +73,7 @@ class LinearState:
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Return the sums of the numerator, followed by those of each term of the denominator."""
+        """Return all sums over keys: first those of the numerator, then those of the denominator."""
         return (self.values, *self.weights)
 
     @classmethod
@@ -183,7 +183,7 @@ def decode_tokens(
     state: DecodingState | None,
     rate: Float[Tensor, "heads"] | None = None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Add one token to the state of recurrent linear attention, and compute its output.
+    """Compute causal linear attention for the next token, and add the token to the recurrent state.
 
     Return the numerator and denominator of the output, and the new state. If several tokens are
     added in one call, each of them attends to all of them.
@@ -209,9 +209,9 @@ def decode_tokens(
 def decode_tokens_without_positions(
     tokens: LinearAttentionInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
-    """Add one token to the state of recurrent linear attention without positions.
+    """Compute causal linear attention for the next token, if weights do not depend on positions.
 
-    Return the numerator and denominator of its output, and the new state.
+    Return the numerator and denominator of the output, and the new state.
     """
     query = AttentionFeatures(tokens.query_features)
     return decode_tokens(tokens, query, AttentionFeatures(tokens.key_features), state)
@@ -273,7 +273,7 @@ def causal_attention_sums(
 def _causal_value_sums(
     query: QueryFeatures, key: KeyFeatures, value: Values
 ) -> Float[Tensor, "batch heads queries dim"]:
-    """Return Σ_{j ≤ i} (query_i · key_j) value_j."""
+    """Return the sum Σ_{j ≤ i} (query_i · key_j) value_j for each query i."""
     num_tokens = value.shape[2]
     query, key, value = _split_into_chunks(query, key, value)
     within = (query @ key.mT).tril() @ value
@@ -284,7 +284,7 @@ def _causal_value_sums(
 def _causal_weight_sums(
     query: QueryFeatures, key: KeyFeatures
 ) -> Float[Tensor, "batch heads queries"]:
-    """Return Σ_{j ≤ i} query_i · key_j."""
+    """Return the sum Σ_{j ≤ i} query_i · key_j for each query i."""
     num_tokens = key.shape[2]
     query, key = _split_into_chunks(query, key)
     size = key.shape[3]
@@ -339,11 +339,11 @@ def _scaled_causal_attention_sums(
     channels: Channels,
     rate: Float[Tensor, "heads"] | None,
 ) -> Channels:
-    """Compute numerators or denominators of causal linear attention, scaled to avoid overflow.
+    """Compute causal linear attention of features that were scaled to avoid overflow.
 
-    The features of each key have been divided by a positive number s_j, given by its logarithm
-    `log_scale`. The result for a query is divided by the largest s_j of its own key and all earlier
-    keys. For numerators, `channels` are the values, and for denominators they are ones. `rate` is
+    The results are the numerators of attention if `channels` contains the values, and the
+    denominators if it contains ones. The features of key j have been divided by exp(log_scale_j).
+    The result of query i is divided by the largest exp(log_scale_j) of the keys j ≤ i. `rate` is
     the rate at which weights decay with the distance.
     """
     num_tokens = channels.shape[2]
@@ -367,7 +367,7 @@ def _causal_attention_sums_of_block(
     log_peak: Float[Tensor, "batch heads"],
     rate: Float[Tensor, "heads"] | None,
 ) -> tuple[Channels, Tensor, Tensor]:
-    """Compute numerators or denominators of causal linear attention for some chunks of tokens.
+    """Compute causal linear attention for some chunks of tokens, given a state of earlier chunks.
 
     Pairs of tokens within a chunk are computed directly. Keys of earlier chunks contribute through
     the recurrent state, which is a sum over these keys. To avoid overflow, the state is divided by

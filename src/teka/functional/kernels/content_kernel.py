@@ -136,11 +136,10 @@ class ContentKernel(TensorShapeChecks, ABC):
         return None
 
     def convert_to_softmax_vectors(self, query: Queries, key: Keys) -> VectorPair | None:
-        """Return vectors x and y with which softmax attention gives the same result as this kernel.
+        """Return queries and keys for which softmax attention equals attention with this kernel.
 
-        The attention weights are then the softmax of the scores scale · xᵀy. The vectors x come
-        from the queries, and the vectors y come from the keys. Return None if this kernel cannot be
-        written as softmax attention.
+        The attention weights are the softmax of scale · xᵀy, where x is a returned query and y a
+        returned key. Return None if this kernel cannot be written as softmax attention.
         """
         return (query, key) if self.is_softmax else None
 

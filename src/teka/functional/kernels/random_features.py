@@ -45,7 +45,10 @@ class RandomFeatureKernel(FeatureKernel):
         return self.features_per_draw * self.projection.shape[0]
 
     def project(self, vectors: Keys) -> KeyFeatures:
-        """Return the inner products w_rᵀx of vectors x and all random vectors w_r."""
+        """Multiply vectors by the random projection matrix.
+
+        The results are the inner products w_rᵀx of each vector x with all random vectors w_r.
+        """
         check_tensor("projection", self.projection, "features", vectors.shape[-1])
         return vectors @ self.projection.to(vectors).T
 
@@ -54,10 +57,10 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
     """Base class of random features that are exponentials, and therefore positive.
 
     Inner products of the features estimate the softmax kernel. To avoid overflow, the largest
-    exponent is subtracted from the exponents before the exponential is taken. For queries, it is
-    the largest exponent of each query. For keys, it is the largest exponent of all unmasked keys of
-    a head, or in causal attention of each key, because outputs must not depend on later keys. The
-    subtraction multiplies attention weights by numbers that cancel in the normalization.
+    exponent is subtracted before the exponential is taken. This multiplies attention weights by
+    numbers that cancel in the normalization. Each query has its own largest exponent. All unmasked
+    keys of a head share one. In causal attention, each key has its own, because outputs must not
+    depend on later keys.
     """
 
     nonnegative = True
@@ -257,7 +260,7 @@ class OptimalPositiveFeatures(ExponentialFeatureKernel):
 def least_variance_coefficient(
     mean_square: Tensor | None, dim: int, *, scale: float
 ) -> float | Tensor:
-    """Return the parameter A ≤ 0 with which `OptimalPositiveFeatures` have the least variance.
+    """Return the coefficient A ≤ 0 for which `OptimalPositiveFeatures` has the least variance.
 
     Args:
         mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and

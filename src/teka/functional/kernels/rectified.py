@@ -149,7 +149,7 @@ class FlooredRelu(SharedFeatureMapKernel):
         return mask_features(self.feature_map(key, scale=scale), key_mask), log_scale
 
     def _least_floor(self, vectors: Vectors) -> float:
-        """Return the minimum of the ReLU for the zero vector."""
+        """Return the minimum of the ReLU for vectors of length 0."""
         return LEAST_FEATURE ** (1 / self.degree)
 
 

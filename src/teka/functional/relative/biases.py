@@ -53,7 +53,7 @@ class DecayRelativeKernel(SeparableRelativeKernel):
 
     @abstractmethod
     def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
-        """Return the decay rate of each head along one axis."""
+        """Return the rate at which the weights of each head decay along one axis."""
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         return -broadcast_per_head(self.axis_rate(axis), offsets) * offsets.abs()
@@ -333,7 +333,7 @@ class T5Bias(SeparableRelativeKernel):
         return replace(super().make_random_example(generator, **sizes), max_distance=6.0)
 
     def compute_bucket_indices(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:
-        """Return the bucket, which is a range of distances, of each offset x_i − x_j."""
+        """Return the index of the bucket, a range of distances, that contains each offset."""
         num_per_side = self.tables.shape[-1] // 2
         num_exact = num_per_side // 2
         steps = round_to_steps(to_widest_dtype(offsets).abs(), self.unit)

@@ -112,14 +112,14 @@ class ClippedDistanceBias(PositiveRelativeKernel):
         return is_wide and has_spacing(grid, self.ring_width)
 
     def compute_ring_indices(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        """Return the clipped distance of each offset, as a number of ring widths."""
+        """Return the distance of each offset in ring widths, rounded and clipped to the maximum."""
         distance = round_to_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries rings"]:
-        """Return the log of the position-dependent weight of every query for each distance."""
+        """Return the log of the weight that each query gives to the keys at each distance."""
         return scale * (query @ self.distance_embedding.to(query).T)
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
@@ -168,7 +168,7 @@ def decode_with_rings(
     tokens: LinearAttentionInputs,
     state: DecodingState | None,
 ) -> tuple[WeightedSums, DecodingState]:
-    """Advance causal attention by one token, with weights that depend on the clipped distance.
+    """Compute causal attention for the next token, if weights depend on the clipped distance.
 
     The recurrent state stores the features and values of the last k tokens, because the weights of
     these tokens depend on their distance. All older tokens have the maximum distance k and are

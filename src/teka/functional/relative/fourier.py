@@ -165,15 +165,16 @@ class Fourier(StationaryRelativeKernel):
     def position_features(
         self, positions: Positions, like: Tensor
     ) -> tuple[QueryPhases, KeyPhases]:
-        """Return features of positions, whose inner products are the position-dependent weights.
+        """Return vectors whose inner products are the position-dependent attention weights.
 
-        The first result contains the features of the query positions, and the second those of the
-        key positions. With the parameters of this kernel, a position x has the features
+        The first result contains a vector for each query, and the second a vector for each key. At
+        the position x, with the frequencies ω_f, phases θ_f and amplitudes a_f of the sinusoids f,
+        and the constant a_0, the vectors are
 
             [a_0 + Σ_f a_f, a_f cos(ω_f·x + θ_f), a_f sin(ω_f·x + θ_f)] for a query,
             [1, cos ω_f·x, sin ω_f·x] for a key.
 
-        They have the dtype and the device of `like`.
+        They have the dtype and the device of the tensor `like`.
         """
         angle, key_angle = positions.compute_sinusoid_phases(self.frequency, like)
         angle = angle + self.phase.to(angle)[:, None]

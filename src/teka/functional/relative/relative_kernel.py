@@ -135,7 +135,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         num_axes: int,
         kernel: str | ContentKernel,
     ) -> R:
-        """Create a position-dependent attention weight with random parameters, for tests.
+        """Create a relative kernel with random parameters, for tests.
 
         The parameters are in float64. Non-negative parameters are uniform between 0.1 and 0.6. All
         others are standard normal.
@@ -159,7 +159,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @classmethod
     def with_initial_parameters(cls, *args: Any, **kwargs: Any) -> "RelativeKernel":
-        """Create a position-dependent attention weight with parameters from which training starts.
+        """Create a relative kernel with the parameters from which training starts.
 
         The arguments are sizes, such as `num_axes`, `heads` and `dim_head`, and options of the
         class. `teka.nn.LearnedRelativeKernel` learns the parameters.
@@ -179,10 +179,11 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def check_kernel_and_positions(
         self, *, heads: int, dim: int, num_axes: int, kernel: ContentKernel
     ) -> None:
-        """Check that this relative kernel fits the heads, the positions and the content kernel.
+        """Check that this relative kernel fits the content kernel and the positions of a call.
 
         The shapes of its parameters must match the number of heads, the size of a query and the
-        number of position axes. The content kernel is the similarity of queries and keys.
+        number of position axes. Some relative kernels support only some content kernels, which are
+        similarities of queries and keys.
 
         Raises:
             ValueError: If the kernel does not match.
@@ -206,8 +207,8 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def adapt_to_positions(self, positions: Positions) -> "RelativeKernel":
         """Return a copy of this relative kernel that fits the positions of the tokens.
 
-        For example, the frequencies of sinusoids are rounded so that they repeat with the period of
-        the grid. By default, the relative kernel itself is returned.
+        For example, sinusoids are changed so that they repeat with the period of the grid. By
+        default, the relative kernel itself is returned.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -233,7 +234,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @property
     def num_position_features(self) -> int:
-        """Number of position features that are appended to each query and key vector.
+        """Number of entries that encode the position and are appended to each query and key.
 
         It is 0 unless `appends_features` is True.
         """
@@ -268,9 +269,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @abstractmethod
     def num_weight_matrix_passes(self, num_axes: int) -> int:
-        """Estimate how often the backend "dense" reads or writes the matrix of all weights.
+        """Return how often the backend "dense" reads or writes the matrix of all attention weights.
 
-        The fastest backend is chosen by this estimate. `num_axes` is the number of position axes.
+        This estimate is used to choose the fastest backend. `num_axes` is the number of position
+        axes.
         """
 
     @abstractmethod
@@ -332,7 +334,9 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def decode_step(
         self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        """Advance causal attention by one token, to generate a sequence token by token.
+        """Compute causal attention for the next token, to generate a sequence token by token.
+
+        The recurrent state summarizes the earlier tokens.
 
         Returns:
             The weighted sums over all keys so far for the query of the new token, and the updated
@@ -362,7 +366,7 @@ class PositiveRelativeKernel(RelativeKernel):
     def make_flex_attention_bias(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction | None:
-        """Return a function that computes the position bias of a query and a key in FlexAttention.
+        """Return a function that FlexAttention calls for the position bias of a query and a key.
 
         Its arguments are the indices of the sample, the head, the query and the key. The bias is 0
         for tokens without a position, such as a class token. Return None if the positions have too
@@ -382,10 +386,10 @@ class PositiveRelativeKernel(RelativeKernel):
     def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        """Return a function that reads the position bias of a query and a key from a table.
+        """Return a function that looks up position biases in a table, for FlexAttention.
 
-        FlexAttention calls the function. The table contains the bias for every offset between a
-        query and a key.
+        The table has an entry for every offset between a query and a key. The function returns the
+        bias of one query and one key.
 
         Args:
             query: Queries.
@@ -412,7 +416,7 @@ class PositiveRelativeKernel(RelativeKernel):
     def log_weight_rows(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the log of the position-dependent weight of some of the queries and all keys.
+        """Return the logs of position-dependent weights for a range of queries and all keys.
 
         `rows` is the range of the queries. The result is 0 if the query or the key is a prefix
         token, such as a class token, because prefix tokens have no position.
@@ -427,10 +431,10 @@ class PositiveRelativeKernel(RelativeKernel):
     def log_weight_rows_without_prefix(
         self, query: Queries, positions: Positions, rows: slice, *, scale: float
     ) -> LogRelativeRows:
-        """Return the log of the position-dependent weight of some of the queries and all keys.
+        """Return the logs of position-dependent weights for a range of queries and all keys.
 
-        `rows` is the range of the queries. Prefix tokens, such as a class token, are left out of
-        both, because they have no position. The method `log_weight_rows` adds them.
+        `rows` is the range of the queries. Prefix tokens, such as a class token, are not included,
+        because they have no position.
         """
         return self.log_weights(
             query[:, :, rows], positions.pairwise_offsets(query, rows), scale=scale
@@ -438,7 +442,7 @@ class PositiveRelativeKernel(RelativeKernel):
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that a relative kernel was created for the number of axes that the positions have.
+    """Check that a parameter of a relative kernel fits the number of axes of the positions.
 
     A relative kernel is a position-dependent attention weight.
     """

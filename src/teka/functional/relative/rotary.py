@@ -272,10 +272,10 @@ class Rotary(RelativeKernel):
     def _rotated_vectors(
         self, kernel: ContentKernel, vectors: Tokens, phasor: Phasor | None
     ) -> AttentionFeatures:
-        """Rotate features, or queries and keys if the kernel has no features.
+        """Rotate the features of queries or keys by angles that depend on their positions.
 
-        `phasor` contains the cosines and sines of the rotation angles. If it is None, nothing is
-        rotated.
+        If the content kernel has no features, the queries or keys themselves are rotated. `phasor`
+        contains the cosines and sines of the angles. If it is None, nothing is rotated.
         """
         if kernel.features is None:
             return AttentionFeatures(self._apply_phasor(vectors, phasor))
@@ -335,7 +335,7 @@ class Rotary(RelativeKernel):
 
     @property
     def _length_weight(self) -> float:
-        """Weight λ from 0 to 1 of the lengths of feature pairs in the attention denominator."""
+        """Share λ, from 0 to 1, of the lengths of feature pairs in the attention denominator."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
@@ -409,7 +409,7 @@ class Rotary(RelativeKernel):
         return paired.unflatten(-1, (-1, 2))
 
     def _complex_pairs(self, vectors: Tokens) -> Complex[Tensor, "batch heads tokens pairs"]:
-        """Return f + ig for each pair of features (f, g)."""
+        """Return each pair of features (f, g) as the complex number f + ig."""
         # Complex numbers need contiguous pairs. One copy is twice as fast as torch.complex of two
         # parts.
         pairs = self._pairs(vectors).clone(memory_format=torch.contiguous_format)
@@ -424,7 +424,7 @@ def _append(paired: Tensor, others: Tensor) -> Tensor:
 
 
 def compute_phasor(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor:
-    """Return exp(i · angle)."""
+    """Return exp(i · angle), which rotates a complex number by the angle."""
     cosine, sine = torch.cos(angle), torch.sin(angle)
     return (cosine, sine) if torch.compiler.is_compiling() else torch.complex(cosine, sine)
 

@@ -47,7 +47,7 @@ def initial_frequencies(num_frequencies: int) -> Float[Tensor, "scales"]:
 
 
 def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
-    """Return the scale of attention scores for queries with appended sinusoids of the position.
+    """Return the scale of attention scores if sinusoids are appended to queries and keys.
 
     The scale is 1/√d' for queries of size d' = dim + 2 · num_axes · num_frequencies, because a sine
     and a cosine are appended for each frequency and axis.
@@ -264,7 +264,7 @@ class JointSinusoidalBias(SinusoidalBias):
         return 2 * self.cosine_weight[0].numel()
 
     def adapt_to_positions(self, positions: Positions) -> "JointSinusoidalBias":
-        """Return the kernel itself.
+        """Check that no axis is periodic, and return the kernel itself.
 
         Raises:
             ValueError: If an axis is periodic, because a torus has no absolute positions.

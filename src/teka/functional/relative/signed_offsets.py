@@ -109,7 +109,7 @@ class Shaw(PositiveRelativeKernel):
     def log_entries(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries axes entries"]:
-        """Return scale · qᵀw for the embedding w of every offset along every axis."""
+        """Return the log of the weight that each query gives to each clipped offset of an axis."""
         return scale * torch.einsum("bhqd,aed->bhqae", query, self.embedding.to(query))
 
     def compute_embedding_indices(
@@ -180,7 +180,7 @@ class Shaw(PositiveRelativeKernel):
     def _log_weights_of_earlier_keys(
         self, tokens: LinearAttentionInputs
     ) -> Float[Tensor, "batch heads queries rings"]:
-        """Return the log weights of keys that are 0, 1, …, k tokens before each query.
+        """Return the log weights that each query gives to keys 0, 1, …, k tokens before it.
 
         All keys that are k tokens or more before the query share the last weight.
         """

@@ -37,7 +37,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
 
     @abstractmethod
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return the log of the position-dependent weight at some offsets, for each head."""
+        """Return the log of the position-dependent weight for each head and offset."""
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_weight_at(offsets)
@@ -80,7 +80,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
 
     @abstractmethod
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        """Return the log of the weight's factor for one axis at some offsets, for each head."""
+        """Return the log of the factor of the weight that comes from one axis, for each head."""
 
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
@@ -91,11 +91,11 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     def make_axis_log_weight_matrix(
         self, axis: int, positions: Positions, like: Tensor
     ) -> AxisMatrix:
-        """Return the log weight of every query coordinate and key coordinate along one axis.
+        """Return the log weights of all pairs of a query and a key coordinate along one axis.
 
-        On an image, for example, axis 0 has one coordinate for each row of pixels. The result is a
-        matrix for each head, with the dtype and the device of `like`. If both grids have the same
-        spacing, the weight is computed only once for each offset.
+        On an image, axis 0 has one coordinate for each row of pixels. The result has one matrix of
+        query and key coordinates for each head, with the dtype and the device of `like`. If both
+        grids have the same spacing, the weight is computed only once for each offset.
         """
         assert positions.grids is not None
         query, key = positions.grids
@@ -113,11 +113,12 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
     def make_log_weight_matrices(
         self, positions: Positions, like: Tensor
     ) -> tuple[list[AxisMatrix], Float[Tensor, "1 heads queries"]]:
-        """Return a matrix of log weights of query and key coordinates for each axis of the grids.
+        """Return one matrix for each axis of the grid, with the logs of position-dependent weights.
 
-        The log weight of a query and a key is the sum of one entry of each matrix. To avoid
-        overflow, the maximum of each row is subtracted from the row. The second result contains,
-        for each query, the sum of the subtracted maxima. All results have the dtype and the device
+        On an image, the first matrix has an entry for each pair of rows, and the second for each
+        pair of columns. The log weight of a query and a key is the sum of their entries. To avoid
+        overflow, the maximum of each matrix row is subtracted from it. The second result contains
+        the sum of the subtracted maxima for each query. All results have the dtype and the device
         of `like`.
         """
         matrices = []
@@ -183,5 +184,5 @@ def broadcast_per_head(
 def look_up_entries(
     table: Float[Tensor, "heads entries"], entries: Int[Tensor, "*pairs"]
 ) -> LogRelativePerHead:
-    """Look up the entries of the table of each head."""
+    """Look up entries by index in the table of each head."""
     return table.index_select(1, entries.flatten()).reshape(len(table), *entries.shape)

@@ -89,7 +89,10 @@ class WindowBias(StationaryRelativeKernel):
     def make_random_example(
         cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any
     ) -> "WindowBias":
-        """Create normally distributed position biases for a window of 2 cells in each direction."""
+        """Create position biases with normally distributed values, for tests.
+
+        The window reaches 2 cells in each direction.
+        """
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
     @property
@@ -105,7 +108,7 @@ class WindowBias(StationaryRelativeKernel):
             )
 
     def is_in_window(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
-        """Return True for the offsets within the window."""
+        """Return True for offsets of keys that are in the window of the query."""
         return (round_to_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
     def biases_at_offsets(self, offsets: OffsetVectors) -> LogRelativePerHead:

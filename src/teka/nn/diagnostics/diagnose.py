@@ -132,7 +132,7 @@ def _diagnose_layer(
     dtype = layer.output.weight.dtype
     groups = []
     for group in layer.head_groups():
-        backend = resolve_backend(group.backend, _costs(group, whole), device_type)
+        backend = resolve_backend(group.backend, _estimate_group_costs(group, whole), device_type)
         groups.append(_measure_heads(group, float64_layer, measured, whole.grid, backend, dtype))
     largest = {}
     for name in ("query", "key", "value"):
@@ -162,7 +162,7 @@ def _measure_heads(
     backend: str,
     dtype: torch.dtype,
 ) -> HeadMeasurements:
-    """Measure the accuracy, the output sizes and the rounding errors of some attention heads.
+    """Measure the accuracy, the output sizes and the rounding errors of a group of attention heads.
 
     Args:
         group: The heads.
@@ -200,7 +200,7 @@ def _measure_heads(
     in_dtype = [tensor.to(dtype) for tensor in (query, key, value)]
     outputs = {
         name: attention(*in_dtype, kernel=kernel, relative=relative, backend=name, **options)
-        for name in _costs(group, inputs)
+        for name in _estimate_group_costs(group, inputs)
     }
     dense = outputs.pop("dense").double()
     return HeadMeasurements(
@@ -235,10 +235,11 @@ def _measure_random_features(
     equal_weights: Tensor,
     value: Tensor,
 ) -> RandomFeatureErrors | None:
-    """Return the errors of attention heads that use random features, or None for other heads.
+    """Measure how much random features change the output of some attention heads.
 
-    Random features approximate a kernel such as softmax. The errors are differences from the exact
-    output with this kernel.
+    Random features approximate a kernel such as softmax. The output is compared with the output of
+    this exact kernel, and with the mean of the values, whose weights are equal. Return None if the
+    heads do not use random features.
 
     Args:
         kernel: Content kernel of the heads.
@@ -276,8 +277,7 @@ def _measure_random_features(
     )
 
 
-def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
-    """Return the cost of each backend that can compute the heads."""
+def _estimate_group_costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
     batch, num_tokens, _ = inputs.tokens.shape
     positions = Positions(inputs.grid, inputs.positions, None, inputs.num_prefix_tokens)
     return group.estimate_costs_at(positions, num_tokens, num_tokens, batch=batch)
@@ -286,8 +286,8 @@ def _costs(group: HeadGroup, inputs: LayerInputs) -> dict[str, Cost]:
 def _count_constant_sinusoids(relative: RelativeKernel | None, grid: Grid | None) -> int:
     """Count the sinusoids of a relative kernel that are constant on a periodic grid.
 
-    On a periodic grid, each sinusoid is rounded to a whole number of cycles. If its wavelength is
-    much longer than the grid, this number is 0, so that the sinusoid is constant.
+    On a periodic grid, each sinusoid is rounded to a whole number of cycles. A sinusoid becomes
+    constant if its wavelength is much longer than the grid.
     """
     if not isinstance(relative, Fourier | Rotary) or grid is None:
         return 0

@@ -80,14 +80,14 @@ class LayerInputs:
 
 
 def _cell_indices(grid: Grid) -> Int[Tensor, "tokens axes"]:
-    """Return the index along each axis of every cell of a grid."""
+    """Return the coordinates of every grid cell as integer indices along each axis."""
     return torch.cartesian_prod(*map(torch.arange, grid.shape)).reshape(-1, grid.num_axes)
 
 
 def _select_block(cell: int, grid: Grid, max_tokens: int) -> tuple[Int[Tensor, "cells"], Grid]:
-    """Return the indices of the cells in a block around a cell, and the grid of these cells.
+    """Select a block of at most `max_tokens` grid cells that contains a given cell.
 
-    The block has at most `max_tokens` cells.
+    Return the indices of its cells, and the grid of these cells.
     """
     shape, coordinates = torch.tensor(grid.shape), _cell_indices(grid)
     sides = shape.clamp(max=int(max_tokens ** (1 / grid.num_axes)))
@@ -143,10 +143,10 @@ def measure_shift_errors(
 def _check_or_choose_shifts(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
-    """Check the shifts that the caller chose, or choose two shifts by default.
+    """Check the shifts of the tokens with which equivariance is tested, or choose two by default.
 
-    A shift has one number for each axis. For a causal layer, it is 0 along periodic axes, because
-    rolling would change the order of the tokens.
+    A shift has one number for each axis. A causal layer is not shifted along periodic axes, because
+    cells that leave at one end would return as the first tokens of the sequence.
     """
     grid = inputs.grid
     steps: list[Sequence[float]] = []

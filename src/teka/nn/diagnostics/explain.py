@@ -273,7 +273,8 @@ def _scaled(grid: Grid, factor: float) -> Grid:
 def _find_crossover(is_dense_cheapest: Callable[[float], bool], grid: Grid) -> Grid | None:
     """Return the smallest grid on which "dense" is not the cheapest attention algorithm.
 
-    Return None if "dense" is the cheapest for all grids of up to `MAX_CROSSOVER` tokens.
+    The grid has the proportions of `grid`. Return None if "dense" is the cheapest for all grids of
+    up to `MAX_CROSSOVER` tokens.
 
     Args:
         is_dense_cheapest: True if "dense" is cheapest on a grid whose sides are those of `grid`

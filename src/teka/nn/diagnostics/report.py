@@ -105,7 +105,7 @@ class ApproximationErrors:
 
     @classmethod
     def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "ApproximationErrors":
-        """Compute the errors of an output of attention with random features.
+        """Compare the output of attention with random features with the output of the exact kernel.
 
         Args:
             estimate: Output with random features.
@@ -262,7 +262,7 @@ class Diagnosis:
         return any(finding.name == "collapsed features" for finding in self.findings)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the measurements and findings as plain JSON."""
+        """Return the measurements and findings as data that JSON can represent."""
         return encode(self)
 
     def __str__(self) -> str:
@@ -280,7 +280,7 @@ class Diagnosis:
 
 
 def _format_fields(measurements: object) -> list[str]:
-    """Return the fields of a dataclass or dictionary as text."""
+    """Return the names and values of the fields of a dataclass or dictionary as lines of text."""
     lines = []
     for name, value in encode(measurements).items():
         line = f"  {name.replace('_', ' ')}: {_format(value)}"
@@ -320,10 +320,10 @@ class LayerReports(dict[str, T]):
 def estimate_required_features(
     error: float, num_features: int, target: float = FEATURE_ERROR
 ) -> int:
-    """Return how many random features are needed for a target error.
+    """Estimate how many random features an attention layer needs for a target error.
 
-    The error is measured with `num_features` features, and falls with the square root of their
-    number.
+    An error was measured with `num_features` features. Errors fall with the square root of the
+    number of features.
     """
     return math.ceil(num_features * (error / target) ** 2)
 

@@ -58,14 +58,14 @@ def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
 
 
 def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
-    """Multiply one axis of the inputs by a matrix."""
+    """Multiply a matrix by all vectors of the inputs that run along one axis."""
     return (inputs.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
-    """Check the option `blur` of a low-pass filter, and return it.
+    """Check the width of the low-pass filter of a sampling layer, and return it.
 
-    It must be None, an odd width in pixels, or "ideal" if all axes are periodic.
+    It must be None, an odd number of pixels, or "ideal" if all axes are periodic.
     """
     if blur is None or (is_integer(blur) and 1 <= blur <= MAX_BLUR and blur % 2 == 1):
         return blur

@@ -48,8 +48,9 @@ def compute_memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constex
 
 @triton.jit
 def load_rows(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Load rows of a matrix from GPU memory as float32, and pad the columns with zeros.
+    """Load rows of a matrix from GPU memory as float32.
 
+    The `dim` columns are padded with zeros to `size` columns, because Triton needs a power of 2.
     Rows whose mask `keep` is False become 0.
     """
     columns = tl.arange(0, size)
@@ -60,9 +61,10 @@ def load_rows(pointer, rows, keep, dim: tl.constexpr, size: tl.constexpr):
 
 @triton.jit
 def store_rows(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr):
-    """Store rows of a matrix in GPU memory, without the columns that are padding.
+    """Store rows of a matrix in GPU memory.
 
-    Rows whose mask `keep` is False are not stored.
+    Only the first `dim` of the `size` columns are stored, because the others are padding. Rows
+    whose mask `keep` is False are not stored.
     """
     columns = tl.arange(0, size)
     mask = keep[:, None] & (columns < dim)[None, :]
@@ -72,7 +74,7 @@ def store_rows(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr
 
 @triton.jit
 def clear_nonfinite_rows(block, poison):
-    """Set the rows of tokens whose mark `poison` is NaN to 0."""
+    """Set the rows of tokens that contained NaN or infinity to 0. Their mark `poison` is NaN."""
     return tl.where((poison == poison)[:, None], block, 0.0)
 
 
@@ -95,7 +97,7 @@ def load_and_mark_nonfinite(
 
 @triton.jit
 def make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
-    """Return True for keys that exist and are not masked."""
+    """Return a mask of the keys that queries attend to. They exist and are not masked."""
     keep = tokens < num_tokens
     if is_masked:
         mask = tl.load(key_mask + head // heads * num_tokens + tokens, mask=keep, other=0)
@@ -105,7 +107,7 @@ def make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.
 
 @triton.jit
 def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
-    """Scale rows into range by 2^(−8 steps).
+    """Scale queries or keys by powers of 2, so that powers of their entries do not overflow.
 
     Returns:
         The scaled rows, their floors, where a floor grows with x, and the steps.
@@ -190,7 +192,8 @@ def _join_pairs(first, second, size: tl.constexpr):
 def rotate(features, cosine, sine, size: tl.constexpr):
     """Rotate each pair of adjacent features by an angle, as in rotary position embedding.
 
-    A negative sine inverts the rotation.
+    The angles are given by their `cosine` and `sine`. A negative sine rotates in the opposite
+    direction.
     """
     first, second = _split_pairs(features, size)
     return _join_pairs(first * cosine - second * sine, first * sine + second * cosine, size)
@@ -198,7 +201,7 @@ def rotate(features, cosine, sine, size: tl.constexpr):
 
 @triton.jit
 def pair_lengths(features, size: tl.constexpr):
-    """Return √(φ_2p² + φ_2p+1²) of every pair."""
+    """Return the length √(f² + g²) of each pair (f, g) of adjacent features."""
     first, second = _split_pairs(features, size)
     return tl.sqrt(first * first + second * second)
 

@@ -61,7 +61,7 @@ from teka.functional.backends.triton.feature_maps import (
 
 @triton.jit
 def load_state(pointer, size: tl.constexpr, channels: tl.constexpr):
-    """Load the three sums of a recurrent state, which are contiguous in memory."""
+    """Load the three sums of a recurrent state from GPU memory, where they are contiguous."""
     rows = tl.arange(0, size)
     value_sum = tl.load(pointer + rows[:, None] * channels + tl.arange(0, channels)[None, :])
     pointer += size * channels
@@ -72,7 +72,7 @@ def load_state(pointer, size: tl.constexpr, channels: tl.constexpr):
 def store_state(
     pointer, value_sum, plain_sum, length_sum, size: tl.constexpr, channels: tl.constexpr
 ):
-    """Store the three sums of a recurrent state, which are contiguous in memory."""
+    """Store the three sums of a recurrent state in contiguous GPU memory."""
     rows = tl.arange(0, size)
     tl.store(pointer + rows[:, None] * channels + tl.arange(0, channels)[None, :], value_sum)
     pointer += size * channels

@@ -51,7 +51,7 @@ class TritonOptions:
 
 
 class ForwardResult(NamedTuple):
-    """Outputs of linear attention on a GPU, with intermediate results for the backward pass.
+    """Outputs of linear attention on a GPU, with the sums and peaks that the backward pass needs.
 
     Args:
         output: Weighted means of the values, shape (batch, heads, queries, dim_value).
@@ -163,7 +163,7 @@ class TritonLaunch:
         return max(self.segment, triton.next_power_of_2(tokens_per_program))
 
     def allocate_states(self, num_states: int) -> Tensor:
-        """Allocate `num_states` recurrent states for each head."""
+        """Allocate GPU memory for `num_states` recurrent states of each head."""
         return self.allocate_floats(num_states, self.state_length)
 
     def allocate_floats(self, *shape: int) -> Tensor:
@@ -242,7 +242,10 @@ class TritonLaunch:
         return self.query, self.key, self.value, self.key_mask, *tables
 
     def forward(self) -> ForwardResult:
-        """Compute the outputs of attention, and intermediate results for the backward pass."""
+        """Compute the outputs of linear attention on the GPU.
+
+        The result also contains the sums and peaks that the backward pass needs.
+        """
         result = self.allocate_result()
         inputs = self.kernel_inputs
         states = self.allocate_states(self.num_segments(self.key))
@@ -318,13 +321,13 @@ class TritonLaunch:
 
 
 def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Run a Triton function on the device of its first argument."""
+    """Run a Triton function on the GPU that holds the first argument."""
     with torch.cuda.device_of(arguments[0]):
         function[grid](*arguments, **options)
 
 
 def _angles(angles: Tensor | None, query: Tensor) -> Tensor:
-    """Return contiguous angles, or a tensor of no angles."""
+    """Return the rotary angles in contiguous memory, or an empty tensor if there are none."""
     return query.new_empty(1, 0, 0, 0) if angles is None else angles.contiguous()
 
 
