@@ -48,7 +48,7 @@ def make_reproduction_app() -> App:
     return app
 
 
-def run(words: list[str]) -> int:
+def run_command(words: list[str]) -> int:
     """Run one command and return its exit code.
 
     Args:
@@ -58,4 +58,4 @@ def run(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_command(sys.argv[1:]))

@@ -19,7 +19,7 @@ from teka.errors import wrong_value
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of the commands that train the models of a study.
+    """Options of all commands that train the models of a study.
 
     Args:
         only: Train only models with these options, as in --only "kernel=relu,softmax". The seed can
@@ -38,7 +38,7 @@ class StudyOptions:
 
 
 SAMPLE_EFFICIENCY = Path(__file__).with_name("sample_efficiency")
-Grid = Annotated[StudyOptions, Parameter(name="*")]
+SharedOptions = Annotated[StudyOptions, Parameter(name="*")]
 NO_OPTIONS = StudyOptions()
 
 
@@ -47,7 +47,7 @@ def study(
     /,
     *,
     out: Path | None = None,
-    grid: Grid = NO_OPTIONS,
+    study_options: SharedOptions = NO_OPTIONS,
     step_seconds: bool = False,
     command: CommandLine = "",
 ) -> None:
@@ -58,7 +58,7 @@ def study(
     Args:
         file: YAML file of the study.
         out: Folder of the results, by default next to the file and with its name.
-        grid: Selection of models, and options of the training.
+        study_options: Options that all commands of this module share.
         step_seconds: Train nothing, and time a training step of every model.
         command: The command line.
     """
@@ -68,10 +68,10 @@ def study(
         raise wrong_value("file", str(file), "a study that this command can train", hint)
     folder = file.with_suffix("") if out is None else out
     if step_seconds:
-        options = {"data_dir": grid.data_dir, "processes": grid.processes}
+        options = {"data_dir": study_options.data_dir, "processes": study_options.processes}
         print(f"written: {measure_step_seconds(plan, folder, command=command, **options)}")
     else:
-        train_and_report(plan, folder, grid, write_study, command=command)
+        train_and_report(plan, folder, study_options, write_study, command=command)
 
 
 def reproduce(
@@ -80,7 +80,7 @@ def reproduce(
     *,
     scale: str = "small",
     out: Path | None = None,
-    grid: Grid = NO_OPTIONS,
+    study_options: SharedOptions = NO_OPTIONS,
     command: CommandLine = "",
 ) -> None:
     """Reproduce Table 1 or Figure 1 of Horn et al. (2021).
@@ -94,30 +94,35 @@ def reproduce(
             "full-cpu" for our models at full resolution, or "one-stem" for the position encodings
             of the paper behind one stem.
         out: Folder of the results, runs/reproduce-SCALE by default.
-        grid: Selection of models, and options of the training.
+        study_options: Options that all commands of this module share.
         command: The command line.
     """
     plan = read_paper_study(scale)
     only = select_models(plan, target)
     folder = Path(f"runs/reproduce-{scale}") if out is None else out
-    train_and_report(plan, folder, grid, write_paper_comparison, only=only, command=command)
+    train_and_report(
+        plan, folder, study_options, write_paper_comparison, only=only, command=command
+    )
 
 
 def sample_efficiency(
-    *, out: Path = SAMPLE_EFFICIENCY, grid: Grid = NO_OPTIONS, command: CommandLine = ""
+    *,
+    out: Path = SAMPLE_EFFICIENCY,
+    study_options: SharedOptions = NO_OPTIONS,
+    command: CommandLine = "",
 ) -> None:
-    """Train models on few to all training images, and write tables and a figure of the accuracy.
+    """Train models on different numbers of images, and write tables and a figure of the accuracy.
 
     The same command resumes an interrupted study. Every model is trained on one thread.
 
     Args:
         out: Folder of the results, by default reproduction/sample_efficiency.
-        grid: Selection of models, and options of the training.
+        study_options: Options that all commands of this module share.
         command: The command line.
     """
     plan = read_study(SAMPLE_EFFICIENCY / "study.yaml")
     train_and_report(
-        plan, out, grid, write_report, train_study_model=train_study_model, command=command
+        plan, out, study_options, write_report, train_study_model=train_study_model, command=command
     )
 
 
@@ -137,7 +142,7 @@ def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
 def train_and_report(
     plan: Study,
     folder: Path,
-    grid: StudyOptions,
+    study_options: StudyOptions,
     write_page: Callable[[Study, Path], str],
     *,
     only: Levels | None = None,
@@ -147,8 +152,8 @@ def train_and_report(
 
     With the option `--summary`, no model is trained.
     """
-    if not grid.summary:
-        selected = {**(only or {}), **parse_levels(grid.only)}
-        options |= {"data_dir": grid.data_dir, "processes": grid.processes}
-        run_study(plan, folder, parallel=grid.parallel, only=selected, **options)
+    if not study_options.summary:
+        selected = {**(only or {}), **parse_levels(study_options.only)}
+        options |= {"data_dir": study_options.data_dir, "processes": study_options.processes}
+        run_study(plan, folder, parallel=study_options.parallel, only=selected, **options)
     print(write_page(plan, folder))

@@ -36,7 +36,7 @@ def train_steps(
 ) -> list[float]:
     """Train a model with the cross-entropy loss, and save checkpoints regularly.
 
-    If the checkpoint file exists, the training continues from its step.
+    If the checkpoint file exists, the training continues from the step at which it was saved.
 
     Args:
         model: Model from images to logits, in training mode.

@@ -57,7 +57,9 @@ class ImageClassifier(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """A pre-norm transformer block with any attention module: x + Attention(norm(x)), then an MLP.
+    """A pre-norm transformer block with any attention module.
+
+    It computes x ← x + attention(norm(x)), then x ← x + MLP(norm(x)).
 
     Args:
         attention: Module that maps tokens to tokens.
@@ -79,10 +81,10 @@ class PreNormBlock(nn.Module):
 
 
 class PostNormBlock(nn.Module):
-    """A post-norm transformer block: x ← norm(x + W attention(x)), then x ← norm(x + MLP(x)).
+    """A post-norm transformer block with a linear layer W after the attention.
 
-    W is a linear layer, as in the code of Cordonnier et al. 2020. The layer norms add ε = 10⁻¹² to
-    the variance.
+    It computes x ← norm(x + W attention(x)), then x ← norm(x + MLP(x)), as in the code of
+    Cordonnier et al. 2020. The layer norms add ε = 10⁻¹² to the variance.
 
     Source: Vaswani et al. 2017; Devlin et al. 2019 (BERT).
 

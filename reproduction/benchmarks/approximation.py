@@ -66,7 +66,7 @@ def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) 
 def draw_random_feature_kernels(
     name: str, projection: str, num_features: int, dim: int, draws: int
 ) -> Iterator[ContentKernel]:
-    """Yield kernels with the same name and projection method, each with its own random draw."""
+    """Draw several kernels that differ only in their random features."""
     kernel_class = RANDOM_KERNELS[name]
     # Some kernels have two features for each drawn vector.
     count = max(1, num_features // kernel_class.features_per_draw)
@@ -76,7 +76,10 @@ def draw_random_feature_kernels(
 
 
 def compute_attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
-    """Return the attention weights of a kernel, which are the outputs for one-hot values."""
+    """Return the attention weights of a kernel.
+
+    They are computed as the outputs of the attention for one-hot values.
+    """
     one_hot = torch.eye(key.shape[-2], dtype=key.dtype)[None, None]
     return attention(query, key, one_hot, kernel=kernel, backend="dense")
 
@@ -84,7 +87,9 @@ def compute_attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor)
 def measure_kernel_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
-    """Measure the errors of all kernels, as means over random projections.
+    """Measure the approximation errors of all kernels with random features.
+
+    Each error is a mean over random projections.
 
     Args:
         dim: Size of queries and keys.

@@ -159,8 +159,9 @@ def main(*, table: bool = False, out: Path = OUT) -> None:
     print(fit_cost_constants(times).to_string(float_format="{:.3g}".format))
     fastest = times.groupby(["case", "direction"]).nanoseconds.transform("min")
     ratios = (times.nanoseconds / fastest)[times.is_chosen]
-    print(f"backend='auto' takes at most {ratios.max():.2f} times the fastest backend")
-    print(f"more than 1.3 times in {(ratios > 1.3).sum()} of {len(ratios)} comparisons")
+    num_slow = (ratios > 1.3).sum()
+    print(f"backend='auto' is at most {ratios.max():.2f} times as slow as the fastest backend")
+    print(f"it is more than 1.3 times as slow in {num_slow} of {len(ratios)} comparisons")
 
 
 if __name__ == "__main__":

@@ -84,9 +84,11 @@ def run_ten_calls(
 def make_implementations(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
-    """Return functions that compute the same attention in different ways, by name.
+    """Return the functions whose times the benchmark compares, by name.
 
-    The functions take the argument `backward` as in `run_ten_calls`.
+    They compute linear attention with Triton, with `torch.compile` and in plain PyTorch. Without
+    rotary positions, one of them computes fused softmax attention. The functions take the argument
+    `backward` of `run_ten_calls`.
     """
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
@@ -110,7 +112,7 @@ def make_implementations(
 def time_implementations(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time functions of `make_implementations`, and return a row of times for each direction."""
+    """Time implementations of attention, forward and forward with backward, on the same inputs."""
     rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}

@@ -19,9 +19,10 @@ SHIFTS = ((0.5, 0), (0, 0.5), (0.5, 0.5))
 
 
 def measure_logit_change(model: Performer, images: Tensor) -> float:
-    """Return how much half-pixel shifts T change the logits f(x) of a model with random weights.
+    """Measure how much half-pixel shifts change the logits of a model with random weights.
 
-    The change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖, averaged over three shifts.
+    For logits f(x) of images x and a shift T, the change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖. It
+    is averaged over three shifts.
     """
     for _ in range(30):  # for the statistics of batch normalization
         model(images)

@@ -49,11 +49,11 @@ class LinearLayersOfAttention(nn.Module):
         query, key, value, output = self.projections
         return output(query(tokens) + key(tokens) + value(tokens))
 
-    def project(self, tokens: Tensor) -> list[Tensor]:
+    def project_tokens(self, tokens: Tensor) -> list[Tensor]:
         """Return the queries, keys and values of all heads."""
         return [project_heads(linear, tokens, DIM_HEAD) for linear in self.projections[:3]]
 
-    def merge(self, heads: Tensor) -> Tensor:
+    def merge_heads(self, heads: Tensor) -> Tensor:
         """Concatenate the heads and apply the output projection."""
         return join_heads(self.projections[3], heads)
 
@@ -67,18 +67,18 @@ class PlainPyTorchLayer(LinearLayersOfAttention):
 
     def forward(self, tokens: Tensor) -> Tensor:
         angle = torch.arange(tokens.shape[1])[:, None] * self.frequency[:, None]
-        query, key, value = self.project(tokens)
+        query, key, value = self.project_tokens(tokens)
         query_features, key_features = (x.relu().square() + 1e-6 for x in (query, key))
         rotated_query, query_norm = rotate_feature_pairs(query_features, angle.cos(), angle.sin())
         rotated_key, key_norm = rotate_feature_pairs(key_features, angle.cos(), angle.sin())
         numerator = rotated_query @ (rotated_key.transpose(-2, -1) @ value)
         denominator = 0.7 * query_features @ key_features.sum(dim=-2)[..., None]
         denominator = denominator + 0.3 * query_norm @ key_norm.sum(dim=-2)[..., None]
-        return self.merge(numerator / denominator)
+        return self.merge_heads(numerator / denominator)
 
 
 def rotate_feature_pairs(features: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of features by angles.
+    """Rotate pairs of features by the angles with the given cosines and sines.
 
     A pair consists of feature i and feature i + d/2 of d features.
 
@@ -123,9 +123,9 @@ class RotarySoftmax(LinearLayersOfAttention):
         self.rotary = RotaryEmbedding(dim=DIM_HEAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        query, key, value = self.project(tokens)
+        query, key, value = self.project_tokens(tokens)
         query, key = (self.rotary.rotate_queries_or_keys(x) for x in (query, key))
-        return self.merge(scaled_dot_product_attention(query, key, value))
+        return self.merge_heads(scaled_dot_product_attention(query, key, value))
 
 
 def make_performer() -> nn.Module:
@@ -147,7 +147,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_layer(name: str) -> nn.Module:
-    """Create a layer of `LAYERS`, or teka's layer for a name such as "KERNEL × RELATIVE"."""
+    """Create the layer with a name of `LAYERS`, such as "plain".
+
+    Another name, such as "relu × rotary", stands for teka's layer with this content kernel and this
+    relative kernel.
+    """
     if name in LAYERS:
         return LAYERS[name]()
     kernel, _, relative = name.partition(" × ")

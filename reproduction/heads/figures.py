@@ -50,7 +50,7 @@ def compare_layers(record: Record) -> pd.DataFrame:
     """Return a table that compares the attention of each layer before and after training.
 
     An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and in
-    parentheses the mean over random initial parameters. The columns are those of `summarize_layer`.
+    parentheses the mean over random initial parameters. The columns are those of `summarize_heads`.
     """
     table = pd.DataFrame(index=pd.RangeIndex(1, record["layer"].max() + 2, name="layer"))
     for name in LAYER_NUMBERS:

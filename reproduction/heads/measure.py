@@ -47,10 +47,10 @@ def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Ten
         For each head of all layers: the "center" of its Gaussian, or NaN for other kernels; the
         "mean" and the "covariance" of the offset, weighted by the attention; the "offset" with the
         largest attention weight, and this "weight". For each layer, the results of
-        `summarize_layer`.
+        `summarize_heads`.
     """
     heads = [_measure_layer(layer, grid) for layer in layers]
-    summaries = [summarize_layer(layer) for layer in heads]
+    summaries = [summarize_heads(layer) for layer in heads]
     by_head = {name: torch.cat([layer[name] for layer in heads]) for name in heads[0]}
     by_layer = {name: torch.stack([layer[name] for layer in summaries]) for name in LAYER_NUMBERS}
     return by_head | by_layer
@@ -77,8 +77,8 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Measure how close the heads of a layer are to a convolution.
+def summarize_heads(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Measure how closely the heads of one layer resemble a convolution.
 
     Nine heads form a 3 × 3 convolution if each of them attends to a different offset in a 3 × 3
     window.
@@ -112,7 +112,7 @@ def summarize_layer(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
-    """Measure how close layers with random initial parameters are to a convolution.
+    """Measure how closely layers with random initial parameters resemble a convolution.
 
     This is the baseline to which trained layers are compared.
 
@@ -122,7 +122,7 @@ def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dic
         grid: Grid of the tokens.
 
     Returns:
-        For each layer, the means of `summarize_layer` over 200 draws of its initial parameters. The
+        For each layer, the means of `summarize_heads` over 200 draws of its initial parameters. The
         names have the prefix "chance_".
     """
     chance = {}

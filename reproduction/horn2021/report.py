@@ -30,7 +30,7 @@ def read_paper_study(scale: str) -> Study:
 
 
 def select_models(study: Study, target: str) -> dict[str, list[str]]:
-    """Return the options that select the models of Table 1 or Figure 1 in a study.
+    """Return the options of a study that select the models of Table 1 or Figure 1.
 
     Args:
         study: A study of `read_paper_study`.

@@ -60,7 +60,9 @@ def estimate_images_needed(accuracy: pd.Series, target: float) -> float:
 
 
 def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
-    """Return how many images each model needs for the accuracy of the default with 1,000 images.
+    """Return the number of training images that each model needs to reach a reference accuracy.
+
+    The reference is the accuracy of the default model with 1,000 images and the same seed.
 
     Args:
         results: Table with one row for each model.

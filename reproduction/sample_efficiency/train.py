@@ -95,7 +95,7 @@ def train_study_model(
 def draw_batch_indices(
     num_images: int, num_steps: int, batch_size: int, seed: int
 ) -> tuple[Tensor, ...]:
-    """Draw the indices of the images of every training step, in a new order for each epoch."""
+    """Draw the indices of the images of each training step, in a new random order per epoch."""
     generator = Generator().manual_seed(seed)
     num_epochs = -(-num_steps * batch_size // num_images)
     epochs = [torch.randperm(num_images, generator=generator) for _ in range(num_epochs)]
@@ -103,7 +103,9 @@ def draw_batch_indices(
 
 
 def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, float]:
-    """Measure the accuracy on unmoved and on moved test images, and how many predictions agree.
+    """Measure the accuracy of a model on unmoved and on randomly moved test images.
+
+    "consistency" is the share of images with the same prediction before and after the movement.
 
     Args:
         model: Model in evaluation mode.

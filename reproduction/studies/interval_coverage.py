@@ -129,7 +129,7 @@ def select_responses(responses: Responses, indices: Tensor) -> Responses:
 def simulate_audit(
     model: SimulatedModel, num_images: int, seed: int
 ) -> Iterator[tuple[str, str, bool]]:
-    """Simulate an audit, and test whether each of its intervals contains the true value.
+    """Simulate an audit of a model, and check which intervals contain the true value.
 
     Yields:
         The kind of the interval, its metric, and True if it contains the true value.
@@ -171,7 +171,7 @@ def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
 
 
 def compute_coverage_upper_bound(is_covered: pd.Series) -> float:
-    """Return the upper limit of a 95 % interval for the share of true elements."""
+    """Return the upper limit of the 95 % interval of a coverage, the share of true elements."""
     return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
 
 

@@ -88,7 +88,7 @@ class PermutedFeatures(nn.Module):
                 orders[axis, position, cycle] = cycle.roll(-position)
         self.register_buffer("orders", orders)
 
-    def permute(self, features: Tensor) -> Tensor:
+    def permute_features(self, features: Tensor) -> Tensor:
         """Permute the features of each token by its position."""
         num_tokens = features.shape[-2]
         rows, columns = self.get_buffer("orders")
@@ -100,8 +100,8 @@ class PermutedFeatures(nn.Module):
         kernel = self.random_features()
         return PositionDependentFeatures(
             CYCLE**2,
-            lambda query, scale: self.permute(kernel.query_features(query, scale=scale)),
-            lambda key, scale: self.permute(kernel.key_features(key, scale=scale)),
+            lambda query, scale: self.permute_features(kernel.query_features(query, scale=scale)),
+            lambda key, scale: self.permute_features(kernel.key_features(key, scale=scale)),
         )
 
 
@@ -130,7 +130,7 @@ class StochasticPositions(nn.Module):
         self.register_buffer("noise", torch.randn(heads, dim_head, 2 * WAVES, DRAWS) / DRAWS**0.5)
         self.random_features = RandomFeatures("positive", DRAWS, num_features=DRAWS)
 
-    def encode(self, vectors: Tensor, phase: Tensor) -> Tensor:
+    def multiply_by_sinusoids(self, vectors: Tensor, phase: Tensor) -> Tensor:
         """Multiply vectors by the random sinusoids of their positions."""
         positions = Positions(Grid((math.isqrt(vectors.shape[-2]),) * 2, periodic=True))
         frequency = positions.round_frequency_to_periods(self.frequency).to(vectors)
@@ -148,18 +148,21 @@ class StochasticPositions(nn.Module):
         kernel = self.random_features()
 
         def map_query(query: Tensor, scale: float) -> Tensor:
-            return kernel.query_features(self.encode(query, self.phase), scale=1.0)
+            return kernel.query_features(self.multiply_by_sinusoids(query, self.phase), scale=1.0)
 
         def map_key(key: Tensor, scale: float) -> Tensor:
-            return kernel.key_features(self.encode(key, torch.zeros_like(self.phase)), scale=1.0)
+            return kernel.key_features(
+                self.multiply_by_sinusoids(key, torch.zeros_like(self.phase)), scale=1.0
+            )
 
         return PositionDependentFeatures(DRAWS, map_query, map_key)
 
 
 def replace_kernel(layer: Attention, candidate: str) -> None:
-    """Give an attention layer the kernel of PermuteFormer or of stochastic positions.
+    """Replace the kernel of an attention layer if the study implements the kernel of a candidate.
 
-    For the other candidates of the study, the layer does not change.
+    These are the kernels of PermuteFormer and of stochastic positions. For other candidates, the
+    layer does not change, because teka has their kernels.
     """
     if candidate == "PermuteFormer, positive":
         layer.kernel = PermutedFeatures(layer.kernel)
@@ -182,7 +185,7 @@ def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> 
 
 
 def time_attention_layers() -> dict[str, dict[str, float]]:
-    """Time a forward and backward pass of one attention layer of each candidate.
+    """Time one attention layer of each kind that the study compares, forward and backward.
 
     Returns:
         The median time in milliseconds, by the number of tokens and the candidate.

@@ -31,7 +31,7 @@ def train_small_model(
     data_dir: str | None = None,
     command: str = "",
 ) -> tuple[nn.Module, Dataset, dict[str, Any]]:
-    """Train a model on one thread with AdamW and a one-cycle schedule, and measure it.
+    """Train a small model on one thread with AdamW and a one-cycle schedule, and measure it.
 
     Args:
         study_model: Model of a study, with the number of epochs, the largest learning rate and the

@@ -58,7 +58,7 @@ def read_results_with_differences(name: str) -> Any:
 
 
 def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of means over seeds, with a column for each quantity on each data set.
+    """Return a table of means over seeds, with a column for each data set and quantity.
 
     Args:
         results: Table of `read_results_with_differences`.
@@ -95,7 +95,11 @@ def make_denominator_accuracy_table(
 
 
 def make_denominator_table() -> pd.DataFrame:
-    """Return a table of the denominators of rotary attention: accuracy, outputs and gradients."""
+    """Return a table that compares the denominators of rotary attention.
+
+    It gives the accuracy on each data set, the bound and the largest size of the outputs, and the
+    largest gradient.
+    """
     results = read_results_with_differences("bounded_rotary")
     results = results.assign(largest_gradient=results.gradient_norm.str.get("largest"))
     columns = {"largest_output": "largest output", "largest_gradient": "largest gradient"}

@@ -57,7 +57,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
 def compute_logits(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Float[Tensor, "images classes"]:
-    """Compute the logits of images in batches on the device of the model."""
+    """Compute the logits of images in batches, on the device of the model."""
     device = next(model.parameters()).device
     with torch.inference_mode():
         # `forward` is never compiled. A compiled model would be compiled again for each size.
@@ -67,7 +67,7 @@ def compute_logits(
 
 
 def measure_accuracy(model: nn.Module, split: Split) -> float:
-    """Return the share of the images of a split that a model classifies correctly."""
+    """Return the share of images that a model classifies correctly."""
     return _mean(compute_logits(model, split.images).argmax(dim=1) == split.labels)
 
 
@@ -80,7 +80,10 @@ def count_flops_per_image(model: nn.Module, dataset: Dataset) -> int:
 
 
 def draw_images(split: Split, count: int | None) -> Split:
-    """Draw images at random with a fixed seed, because published images may be sorted by class."""
+    """Draw `count` random images with a fixed seed, or return all images if `count` is None.
+
+    Images are not taken in order, because published images may be sorted by class.
+    """
     if count is None or count >= len(split):
         return split
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))

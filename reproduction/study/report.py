@@ -67,7 +67,7 @@ def compute_margin_of_error(values: Any) -> Any:
 
 
 def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
-    """Format the mean of shares as a percentage, followed by its margin of error.
+    """Format the mean of shares as a percentage with its margin of error, such as "96.0 ± 2.5".
 
     Missing values are ignored.
 
@@ -87,11 +87,13 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
 def add_differences(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
     """Add columns with the accuracy of each model minus the accuracy of its reference model.
 
-    The reference model of a model has the same seed and the same levels of all factors, except the
-    levels in `reference`. The column `at_equal_steps` compares test accuracies. If one training was
-    longer, it compares the accuracies on held-out images after the same number of steps. The
-    column `at_equal_time` compares the accuracies on held-out images after the CPU time of the
-    reference model.
+    The reference model of a model has the levels in `reference`, and otherwise the same levels and
+    the same seed. There are two columns:
+
+    - `at_equal_steps` compares test accuracies. If one training was longer, it compares the
+      accuracies on held-out images after the same number of steps.
+    - `at_equal_time` compares the accuracies on held-out images after the CPU time of the training
+      of the reference model.
 
     Args:
         results: Table of `read_results_table`, with one row for each model.

@@ -102,10 +102,10 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class Study:
-    """Models to train and compare: one for each combination of options and each seed.
+    """Description of the models that a study trains and compares.
 
-    An option that varies is a factor, and its values are levels. There is one study model for each
-    combination of levels and each seed.
+    An option that differs between the models is called a factor, and its values are called levels.
+    The study trains one model for each combination of levels and each seed.
 
     >>> from reproduction.study import Study
     >>> kernels = {"relu": {"kernel": "relu"}, "softmax": {"kernel": "softmax"}}

@@ -195,7 +195,7 @@ def measure_step_seconds(
 
 
 def make_training_step(run: Run) -> Callable[[], object]:
-    """Create a model, and return a function that trains it for one step on a fixed batch."""
+    """Return a function that trains the model of a run for one step on a fixed batch."""
     dataset = load_dataset(run.images)
     model = run.make_model(**dataset.sizes)
     batch = dataset.train[: run.batch_size]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from teka.training import Run, train
 
 TINY = Run.from_fields(

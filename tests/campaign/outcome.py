@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 
 SECONDS = 120  # No command of the campaign needs that long.
 

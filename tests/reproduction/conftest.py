@@ -1,6 +1,6 @@
 import pytest
 
-from reproduction.__main__ import run
+from reproduction.__main__ import run_command
 from reproduction.study import Study
 from reproduction.study.results import save_model_results
 
@@ -78,4 +78,4 @@ def save_study(tmp_path):
 @pytest.fixture
 def command_line():
     """Return the function that runs a command of teka or of the reproductions."""
-    return run
+    return run_command

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from reproduction import all_shifts
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from reproduction.all_shifts import count_changing_shifts
 from teka.files import read_json
 

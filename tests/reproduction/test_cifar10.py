@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from reproduction import cifar10
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from reproduction.cifar10 import (
     EVALUATION_SEEDS,
     compute_rate_factor,

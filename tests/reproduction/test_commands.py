@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from reproduction.commands import parse_levels
 from reproduction.horn2021 import report
 from reproduction.study.results import load_saved_results

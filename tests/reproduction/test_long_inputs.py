@@ -5,7 +5,7 @@ import torch
 from torch import Generator
 
 from reproduction import long_inputs
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from reproduction.long_inputs import IGNORED, SceneModel, draw_scenes
 from teka.data import Dataset, Split
 from teka.files import read_json

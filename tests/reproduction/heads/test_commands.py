@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from teka.training import Run, restore, train
 
 NETWORK = Run.from_fields(

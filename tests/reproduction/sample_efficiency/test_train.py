@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from reproduction.__main__ import run as main
+from reproduction.__main__ import run_command as main
 from reproduction.sample_efficiency import train as training
 from reproduction.sample_efficiency.report import estimate_images_needed, write_report
 from reproduction.sample_efficiency.train import (
