@@ -73,7 +73,7 @@ class LinearState:
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Return all sums over keys: first those of the numerator, then those of the denominator."""
+        """Return all sums over keys: those of the numerator, then those of the denominator."""
         return (self.values, *self.weights)
 
     @classmethod
