@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def replace(instance: T, **changes: object) -> T:
-    """Return a copy of a dataclass instance with changed fields.
+    """Return a copy of a dataclass instance in which some fields have new values.
 
     Use this function instead of `dataclasses.replace` in code that PyTorch 2.6 compiles, because
     its `torch.compile` does not support `dataclasses.replace`.

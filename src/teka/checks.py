@@ -134,7 +134,7 @@ def is_number(number: object) -> TypeGuard[float]:
 
 
 def is_positive(number: object) -> TypeGuard[float]:
-    """Return True for a number that is positive and finite in float32, but not for tensors."""
+    """Return True for a positive number that is finite in float32, but not for tensors."""
     return is_number(number) and bool(number >= torch.finfo(torch.float32).tiny)
 
 
@@ -147,6 +147,8 @@ def check_sizes(
     sizes: Mapping[str, object], least: int = 1, most: int = MAX_SIZE, *, or_none: bool = False
 ) -> None:
     """Check that every argument is an integer from `least` to `most`.
+
+    `sizes` is a dictionary from the names of the arguments to their values.
 
     Args:
         sizes: Arguments by their names.
@@ -228,7 +230,10 @@ def check_stride(
 
 
 def check_flags(flags: Mapping[str, object]) -> None:
-    """Check that every value in a dictionary from argument names to values is True or False."""
+    """Check that every argument is True or False.
+
+    `flags` is a dictionary from the names of the arguments to their values.
+    """
     for argument, flag in flags.items():
         if not isinstance(flag, bool):
             raise wrong_value(argument, flag, "True or False")
@@ -336,17 +341,18 @@ def check_module(argument: str, module: object) -> None:
 
 
 def unwrap_compiled(function: object) -> object:
-    """Return the original of a module that `torch.compile` has wrapped.
+    """Return the module that `torch.compile` has wrapped.
 
-    A function that is not such a module is returned unchanged.
+    Any other module or function is returned unchanged.
     """
     return getattr(function, "_orig_mod", function)
 
 
 def find_owning_module(function: object) -> nn.Module | None:
-    """Return the module to which a function belongs, or None.
+    """Return the module to which a function belongs, such as the module of a method.
 
-    The function may be a module or a method of a module, possibly compiled by `torch.compile`.
+    The function may be a module or a method of a module, possibly compiled by `torch.compile`. For
+    any other function, return None.
     """
     module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
     module = unwrap_compiled(module)

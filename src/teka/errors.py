@@ -45,7 +45,7 @@ def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> 
 
 
 def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
-    """Create a ValueError that describes the wrong value of an argument in words.
+    """Create a ValueError for a wrong argument whose value is better described than printed.
 
     The message is "<argument> must be <expected>, got <description>. <hint>".
     """
@@ -63,6 +63,8 @@ def wrong_type(argument: str, value: object, expected: str, hint: str = "") -> V
 
 def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = "") -> ValueError:
     """Create a ValueError for a tensor of the wrong shape.
+
+    The message contains the expected and the actual shape.
 
     Args:
         argument: Name of the argument.
@@ -88,7 +90,7 @@ def _error(argument: str, verb: str, expected: str, value: str, hint: str) -> Va
 
 
 def require(package: str, needed: str, install: str) -> ModuleType:
-    """Import and return an optional package.
+    """Import and return an optional package, or raise an error that says how to install it.
 
     Args:
         package: Name of the package or module to import.
@@ -131,7 +133,7 @@ def _is_printable(character: str) -> bool:
 
 
 def to_one_line(text: object, max_length: int = MAX_MESSAGE_LENGTH) -> str:
-    """Return a text as one line of at most `max_length` characters that is safe to print.
+    """Convert a text to one line of at most `max_length` characters that is safe to print.
 
     >>> to_one_line("three short   words", max_length=11)
     'three shor…'

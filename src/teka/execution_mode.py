@@ -28,7 +28,7 @@ def are_transforms_active() -> bool:
 
 
 def execution_mode(*tensors: Tensor) -> ExecutionMode:
-    """Return the execution mode of a call with these tensors.
+    """Return how PyTorch executes a call with these tensors, for example eagerly.
 
     Raises:
         RuntimeError: `torch.jit.trace` records the call.
@@ -60,7 +60,7 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def can_cache_tensors(device: torch.device) -> bool:
-    """Return True if tensors that are created on a device now can be cached for later calls.
+    """Return True if tensors that are created on a device now can be reused in later calls.
 
     They cannot if, for example, the current call is compiled or in inference mode.
     """

@@ -193,8 +193,8 @@ class Grid:
     def shard(self, index: int, count: int) -> "Grid":
         """Return one of `count` parts of the grid, for example for one of several processes.
 
-        The grid is divided along its first axis, as equally as possible. The parts are not periodic
-        along this axis, unless there is only one part.
+        The grid is divided along its first axis, as equally as possible. Part 0 comes first. The
+        parts are not periodic along this axis, unless there is only one part.
 
         Raises:
             ValueError: There are more shards than rows, or `index` is not from 0 to `count` − 1.
@@ -218,7 +218,7 @@ class Grid:
         return tokens.transpose(1, 2).unflatten(2, self.shape)
 
     def check_shift(self, shift: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
-        """Check a shift, and return it as a tuple with one integer for each axis.
+        """Check a shift by whole grid cells, and return it as one integer for each axis.
 
         A single integer is a shift along the last axis.
 
@@ -252,7 +252,7 @@ GridLike: TypeAlias = Grid | Sequence[int] | int
 
 
 def as_grid(argument: str, grid: GridLike) -> Grid:
-    """Convert a shape such as (3, 5), or the length of a sequence, to a `Grid`.
+    """Convert a `Grid`, a shape such as (3, 5), or the length of a sequence to a `Grid`.
 
     >>> as_grid("grid", (3, 5)) == Grid((3, 5)), as_grid("grid", 7) == Grid(7)
     (True, True)

@@ -71,7 +71,9 @@ class CausalLM(nn.Module):
     def step(
         self, tokens: Integer[Tensor, "batch *length"], state: BlockStates | None = None
     ) -> tuple[Float[Tensor, "batch *length num_tokens"], BlockStates]:
-        """Read the next token of each sequence, or several.
+        """Read the next tokens of each sequence, and return the logits of the tokens that follow.
+
+        The state summarizes all earlier tokens. Several tokens of a prompt can be read in one call.
 
         Args:
             tokens: The next tokens, shape (B,), or (B, L) for L tokens of each sequence.

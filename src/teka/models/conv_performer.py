@@ -32,7 +32,7 @@ class WhiteningConv2d(nn.Conv2d):
         self.requires_grad_(False)
 
     def fit(self, images: Float[Tensor, "images channels height width"]) -> None:
-        """Set the weights from the patches of training images."""
+        """Compute the filters from the 2 × 2 patches of training images."""
         patches = images.unfold(2, 2, 1).unfold(3, 2, 1).movedim(1, 3).flatten(3).flatten(0, 2)
         patches = patches.double()
         eigenvalues, eigenvectors = torch.linalg.eigh(patches.T.cov())
@@ -67,7 +67,7 @@ class CircularConv2d(nn.Conv2d):
 
 
 def make_unscaled_batch_norm(width: int) -> nn.BatchNorm2d:
-    """Create a batch normalization without a trained scale."""
+    """Create a batch normalization whose scale is fixed to 1."""
     norm = nn.BatchNorm2d(width)
     norm.weight.requires_grad_(False)
     return norm

@@ -46,7 +46,7 @@ def register_model(name: str, model: type[nn.Module]) -> None:
 
 
 def model_class(name: str) -> type[nn.Module]:
-    """Return the model class with a name.
+    """Return the model class that is registered under a name.
 
     Raises:
         ValueError: No model is registered under this name.
@@ -58,7 +58,7 @@ def model_class(name: str) -> type[nn.Module]:
 
 @cache
 def options_class(model: str) -> type[Any]:
-    """Return a dataclass with the options of a model class as fields, with types and defaults.
+    """Create a dataclass whose fields are the options of a model class, with types and defaults.
 
     The options in the config of a saved model are checked against these fields.
     """

@@ -151,7 +151,7 @@ def _find_model_folder(path: str | Path) -> Path:
 
 
 def _read_config_file(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Return the config of a saved model, and its description of the weights file."""
+    """Read the config of a saved model, and the description of its weights file."""
     config_path = folder / CONFIG_FILE
     content = read_json(config_path)
     try:
@@ -173,7 +173,10 @@ def _read_config_file(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def _check_model_folder(folder: Path) -> None:
-    """Check that a folder does not exist, is empty, or contains only a saved model."""
+    """Check that a model can be saved in a folder.
+
+    The folder may be missing or empty. Otherwise, it must contain a saved model and nothing else.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():

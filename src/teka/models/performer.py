@@ -181,8 +181,8 @@ class Performer(nn.Module):
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Return the names of the attention algorithms (backends) that the blocks of the model use.
 
-        If some blocks have position-dependent attention weights, only the backends of these blocks
-        are returned.
+        If some blocks have position-dependent attention weights, the backends of other blocks are
+        left out.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -225,8 +225,8 @@ class Performer(nn.Module):
     ) -> tuple[Float[Tensor, "batch tokens dim"], list[tuple[Tensor, Tensor]]]:
         """Return the tokens after the last block, and the input of each downsampling layer.
 
-        Each input comes with the offset of the pixels that the layer kept. A dense head needs both
-        to restore the resolution of the image.
+        Each input comes with the offset of the pixels that the downsampling layer kept. A dense
+        head uses inputs and offsets to restore the resolution of the image.
         """
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
@@ -265,7 +265,7 @@ class Performer(nn.Module):
 
 
 def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBlock]:
-    """Return the blocks of all stages."""
+    """Create the transformer blocks of all stages of a model."""
     keywords = config.attention_options_without_positions()
     kernel = keywords["kernel"]
     if config.epsilon is not None:
@@ -313,11 +313,10 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 def _relative_option(
     config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the option `relative` for a block of a model, which selects its relative kernel.
+    """Return the relative kernel of a block, a position-dependent attention weight.
 
-    A relative kernel is a position-dependent attention weight. If the config sets options of the
-    kernel, the result is a module. Otherwise it is the name of the kernel, or None if the model has
-    no relative positions.
+    If the config sets options of the kernel, the result is a module. Otherwise it is the name of
+    the kernel, or None if the model has no relative positions.
     """
     position = config.position
     relative = position if position in RELATIVES else None

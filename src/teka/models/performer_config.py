@@ -54,7 +54,7 @@ ATTENTION_OPTIONS = (
 
 
 class Stage(NamedTuple):
-    """Sizes of a stage, which consists of transformer blocks on the same grid."""
+    """Sizes of a stage of a model, which consists of transformer blocks on the same grid."""
 
     dim: int
     depth: int
@@ -232,7 +232,7 @@ class PerformerConfig:
 
     @property
     def stem_layer(self) -> str | nn.Module:
-        """The first layers of the model. By default, they depend on the patch size."""
+        """Kind of the first layers of the model. By default, it depends on the patch size."""
         if self.stem is not None:
             return self.stem
         return "convolution" if self.patch_size == 1 else "patch"
@@ -248,12 +248,12 @@ class PerformerConfig:
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
 
     def attention_options(self) -> AttentionOptions:
-        """Return the options of the attention of every block."""
+        """Return the attention options that all blocks share."""
         relative = self.position if self.position in RELATIVES else None
         return AttentionOptions(**self.attention_options_without_positions(), relative=relative)
 
     def attention_options_without_positions(self) -> dict[str, Any]:
-        """Return the options of the attention layers as a dictionary, without the positions."""
+        """Return the attention options of the config that do not concern positions."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling(self) -> None:

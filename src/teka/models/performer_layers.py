@@ -75,10 +75,10 @@ class ResamplingFactory:
     def make_upsampling(
         self, coarse_dim: int, dim: int, dim_head: int
     ) -> "SkipUpsample | AttentionUpsample":
-        """Create a layer that upsamples a grid by 2 and has a skip connection.
+        """Create a layer that upsamples a grid by 2, to undo one downsampling layer.
 
-        The layer undoes one downsampling layer. Its inputs are the coarse grid, the offset that the
-        downsampling layer chose, and the input of the downsampling layer.
+        Its inputs are the coarse grid, the offset that the downsampling layer chose, and the input
+        of the downsampling layer, which is a skip connection.
         """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
@@ -113,7 +113,7 @@ class ResamplingFactory:
         )
 
     def make_downsampling(self, channels: int) -> PolyphaseDownsample:
-        """Create a layer that keeps every second cell of each axis."""
+        """Create a layer that keeps every second pixel along each axis of a grid."""
         return PolyphaseDownsample(
             2,
             num_axes=self.num_axes,
@@ -201,8 +201,8 @@ class ConvolutionalStem(nn.Module):
     ) -> tuple[Float[Tensor, "batch dim *coarse"], list[tuple[Tensor, Tensor]]]:
         """Return the grid of tokens, and the input of each downsampling layer.
 
-        Each input comes with the offset of the pixels that the layer kept. A dense head needs both
-        to restore the resolution of the image.
+        Each input comes with the offset of the pixels that the downsampling layer kept. A dense
+        head uses inputs and offsets to restore the resolution of the image.
         """
         levels = []
         cells = images
@@ -276,6 +276,9 @@ class DenseHead(nn.Module):
         self, cells: Float[Tensor, "batch dim *coarse"], levels: Sequence[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "batch classes *sides"]:
         """Return the class logits of every pixel.
+
+        Each entry of `levels` is the input of a downsampling layer of the model, with the offset of
+        the pixels that the layer kept.
 
         Args:
             cells: The coarsest grid of tokens.
