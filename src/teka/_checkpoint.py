@@ -1,4 +1,4 @@
-"""Support for thread-local state in activation checkpointing."""
+"""Activation checkpointing of layers that use thread-local variables."""
 
 import copy
 import threading
@@ -12,10 +12,11 @@ T = TypeVar("T")
 
 
 def restore_in_checkpoints(state: threading.local) -> bool:
-    """Make `torch.utils.checkpoint` save and restore the attributes of a thread-local object.
+    """Make `torch.utils.checkpoint` recompute layers with the thread-local values they had.
 
-    Activation checkpointing runs layers again in the backward pass, possibly in another thread or
-    after the attributes have changed. PyTorch itself restores only the random state and autocast.
+    Activation checkpointing runs layers again in the backward pass. This may happen in another
+    thread, or after the thread-local values have changed. PyTorch itself restores only the random
+    state and autocast.
 
     Args:
         state: Thread-local object. A checkpoint makes shallow copies of its attributes when the
@@ -31,7 +32,7 @@ def restore_in_checkpoints(state: threading.local) -> bool:
     reentrant_forward = checkpoint.CheckpointFunction.forward
     make_frame = checkpoint._CheckpointFrame.__init__
 
-    def recomputed(function: Callable[..., T]) -> Callable[..., T]:
+    def with_saved_values(function: Callable[..., T]) -> Callable[..., T]:
         saved = _copy_values(vars(state))
 
         def call(*args: object, **kwargs: object) -> T:
@@ -46,11 +47,11 @@ def restore_in_checkpoints(state: threading.local) -> bool:
 
     @wraps(reentrant_forward)
     def forward(ctx: Any, function: Callable, *args: object) -> object:
-        return reentrant_forward(ctx, recomputed(function), *args)
+        return reentrant_forward(ctx, with_saved_values(function), *args)
 
     @wraps(make_frame)
     def init(self: object, recompute: Callable, *args: object, **kwargs: object) -> None:
-        make_frame(self, recomputed(recompute), *args, **kwargs)
+        make_frame(self, with_saved_values(recompute), *args, **kwargs)
 
     checkpoint.CheckpointFunction.forward = staticmethod(forward)
     checkpoint._CheckpointFrame.__init__ = init

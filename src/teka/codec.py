@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 
 def encode(value: object) -> Any:
-    """Convert a dataclass or another value to JSON data.
+    """Convert a value, such as a dataclass, to JSON data.
 
-    Dataclasses become dictionaries, tuples become lists, keys and paths become strings, and NumPy
-    scalars and fractions become Python numbers.
+    - Dataclasses become dictionaries, and tuples become lists.
+    - Keys of dictionaries and paths become strings.
+    - NumPy scalars and fractions become Python numbers.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
@@ -36,7 +37,7 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], content: object, argument: str | None = None) -> T:
-    """Convert JSON data to a dataclass; the inverse of `encode`.
+    """Create a dataclass of the type `kind` from JSON data. The inverse is `encode`.
 
     Args:
         kind: The dataclass. Missing fields take their default values.
@@ -55,10 +56,10 @@ def _field_types(kind: type) -> dict[str, Any]:
 
 
 def decode_value(kind: Any, content: object, location: str) -> Any:
-    """Convert JSON data to a value of a given type.
+    """Convert JSON data to a value of the type `kind`.
 
     Args:
-        kind: The type: a dataclass, union, sequence, mapping with strings as keys, or basic type.
+        kind: A dataclass, union, sequence, mapping with strings as keys, or basic type.
         content: The JSON data.
         location: Name of the data in error messages, such as "config.options[2]".
     """
@@ -97,7 +98,7 @@ def decode_value(kind: Any, content: object, location: str) -> Any:
         return float(content)
     if kind is Path and isinstance(content, str):
         return Path(content)
-    return _check_type(content, origin or kind, location, _describe(kind))
+    return _check_type(content, origin or kind, location, _describe_type(kind))
 
 
 def _decode_fields(kind: Any, content: object, location: str) -> Any:
@@ -123,9 +124,10 @@ def _decode_fields(kind: Any, content: object, location: str) -> Any:
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, location: str) -> Any:
-    """Convert JSON data to the first type of a union that accepts it. Float is tried last.
+    """Convert JSON data to the first of the types `kinds` that accepts it.
 
-    If no type accepts the data, and only one type of the union is not None, its error is raised.
+    The type float is tried last, because it accepts integers too. For an optional type such as
+    `int | None`, the error for wrong data is that of the type.
     """
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):
@@ -136,7 +138,7 @@ def _decode_union(kinds: tuple[Any, ...], content: object, location: str) -> Any
     errors.pop(type(None), None)
     if len(errors) == 1:
         raise next(iter(errors.values()))
-    raise wrong_value(location, content, " or ".join(map(_describe, kinds)))
+    raise wrong_value(location, content, " or ".join(map(_describe_type, kinds)))
 
 
 def _check_type(content: Any, kind: Any, location: str, expected: str) -> Any:
@@ -147,7 +149,7 @@ def _check_type(content: Any, kind: Any, location: str, expected: str) -> Any:
     return content
 
 
-def _describe(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     if get_origin(kind) in (tuple, list, Sequence):
         return "a list"
     descriptions = {

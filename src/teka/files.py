@@ -1,4 +1,4 @@
-"""Reading and writing files. Files and folders are replaced atomically."""
+"""Functions that read files, and functions that write files and folders atomically."""
 
 import contextlib
 import errno
@@ -26,10 +26,11 @@ except ImportError:  # on Windows, temporary files of killed processes are not r
 
 
 def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None = None) -> None:
-    """Write a file atomically, so that an interruption leaves the old file or the new one.
+    """Write a file atomically: after an interruption, the old or the new file is complete.
 
     Examples of interruptions are a killed process, a full disk and a power failure. If the path is
-    a symbolic link, its target is replaced. Devices and pipes are written to directly.
+    a symbolic link, the file that it points to is replaced. Devices and pipes are not replaced: the
+    content is written to them.
 
     Args:
         path: File to write.
@@ -52,7 +53,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None 
 def _write_and_rename(path: Path, content: bytes | memoryview, backup: Path | None) -> None:
     """Write a temporary file next to `path`, and rename it when its content is on the disk."""
     _remove_abandoned_files(path)
-    temporary, file = _create_temporary(path)
+    temporary, file = _create_temporary_file(path)
     try:
         with file:
             file.write(content)
@@ -73,7 +74,7 @@ def _write_and_rename(path: Path, content: bytes | memoryview, backup: Path | No
         os.close(folder)
 
 
-def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
+def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
     """Create a temporary file next to `path`, and return its path and the open file.
 
     The file is locked while it is open, so that other processes do not remove it.
@@ -89,7 +90,7 @@ def _create_temporary(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_abandoned_files(path: Path) -> None:
-    """Remove temporary files next to `path` that processes left there when they were killed."""
+    """Remove temporary files for `path` that killed processes have left in its folder."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _try_lock(file):
@@ -97,7 +98,10 @@ def _remove_abandoned_files(path: Path) -> None:
 
 
 def _try_lock(file: BinaryIO) -> bool:
-    """Lock a file. Return False if another process has locked it, or if the system has no locks."""
+    """Lock a file, and return True on success.
+
+    The lock fails if another process has locked the file, or if the system has no locks.
+    """
     if fcntl is None:
         return False
     try:
@@ -108,13 +112,16 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Replace `~` or `~user` at the start of a path by the home folder of a known user."""
+    """Replace `~` or `~user` at the start of a path by the home folder of the user.
+
+    If the user is unknown, the path does not change.
+    """
     # Path.expanduser raises a RuntimeError for an unknown user.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def resolve_path(argument: str, path: str | Path) -> Path:
-    """Convert a path to an absolute path, and resolve `~` and symbolic links.
+    """Return the absolute path of a file, without `~` and symbolic links.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -127,7 +134,7 @@ def resolve_path(argument: str, path: str | Path) -> Path:
 
 
 def read_yaml(argument: str, path: str | Path) -> object:
-    """Read a YAML file of plain values. Aliases are not accepted.
+    """Read a YAML file that contains only plain values and no aliases.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -153,7 +160,7 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Check that a zip archive is not a decompression bomb, which would fill the memory.
+    """Raise an error if an unpacked zip archive would fill the memory.
 
     The check trusts the sizes that the archive declares, because zipfile never reads more bytes
     than declared.
@@ -178,7 +185,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Check that a file can be written, before a long computation whose result it will contain.
+    """Raise an error if a file cannot be written, so that no long computation is lost.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -201,7 +208,7 @@ def check_output_file(argument: str, path: str | Path) -> Path:
 
 
 def make_directory(argument: str, path: str | Path) -> Path:
-    """Create a folder and its parents if necessary, and check that it is writable.
+    """Create a folder if it does not exist, and check that it is writable.
 
     Raises:
         ValueError: The folder cannot be created or is not writable.
@@ -220,10 +227,10 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Create a folder atomically: as a temporary folder that is renamed to `path` at the end.
+    """Create a folder that appears at `path` only when all its files are complete.
 
-    The context manager yields the temporary folder. If the context ends with an error, the
-    temporary folder is removed.
+    The context manager yields a temporary folder, and renames it to `path` at the end. If the
+    context ends with an error, the temporary folder is removed.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -249,8 +256,8 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
 
 
 def _check_writable(path: Path) -> None:
-    """Raise an OSError if no file can be written next to `path`."""
-    temporary, file = _create_temporary(path)
+    """Raise an OSError if no file can be written in the folder that contains `path`."""
+    temporary, file = _create_temporary_file(path)
     try:
         with file:
             file.write(bytes(4096))
@@ -259,14 +266,14 @@ def _check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> Path:
-    """Write a mapping as indented JSON atomically, and return the path."""
+    """Write a dictionary to a JSON file atomically, and return the path of the file."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     write_bytes(path, f"{text}\n".encode())
     return path
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object, and return its fields.
+    """Read a JSON file that contains an object, and return the object as a dictionary.
 
     Raises:
         ValueError: The file is missing, or does not hold a JSON object.

@@ -1,4 +1,4 @@
-"""Limits on the memory that arguments and models may ask for."""
+"""Checks that arguments and models do not need more memory than the machine has."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ MAX_IMAGE_PIXELS = 50_000_000
 
 
 def check_memory(argument: str, value: object, num_bytes: int, contents: str) -> None:
-    """Check that the machine has enough memory for objects that will be created.
+    """Raise an error if the machine has less memory than an argument asks for.
 
     Args:
         argument: Name of the argument that decides how much memory is needed.
@@ -33,7 +33,10 @@ def check_memory(argument: str, value: object, num_bytes: int, contents: str) ->
 
 
 def memory_bytes() -> int:
-    """Return the memory size of this machine in bytes, or 2^63 if the system does not report it."""
+    """Return the size of the main memory in bytes.
+
+    Return 2^63 if the operating system does not report the size.
+    """
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -41,12 +44,12 @@ def memory_bytes() -> int:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Count the elements of all parameters of a model."""
+    """Return the total number of elements of the parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 class TooManyElementsError(ValueError):
-    """Error for a model with too many parameters and buffers, or too many elements in them."""
+    """Error for a model with too many parameter tensors or too many elements."""
 
 
 def count_elements(create_model: Callable[[], nn.Module], max_elements: int) -> int:

@@ -1,4 +1,4 @@
-"""Floating-point precision: conversion to float64, autocast, and bounds of rounding errors."""
+"""Functions for float64, autocast and rounding errors."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,24 +13,27 @@ DEVICES_WITHOUT_FLOAT64 = {"mps"}  # Apple's GPUs
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 for a device without float64."""
+    """Return the most precise dtype of a device: float64, or float32 on Apple GPUs."""
     return torch.float32 if device.type in DEVICES_WITHOUT_FLOAT64 else torch.float64
 
 
 def to_widest_dtype(tensor: Tensor) -> Tensor:
-    """Return the tensor in float64, or in float32 on a device without float64."""
+    """Convert a tensor to the most precise dtype of its device.
+
+    This is float64, or float32 on Apple GPUs.
+    """
     return tensor.to(widest_dtype(tensor.device))
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """Return the tensor in float64, on the CPU if its device has no float64."""
+    """Convert a tensor to float64. If its device has no float64, move it to the CPU."""
     return (tensor if widest_dtype(tensor.device) == torch.float64 else tensor.cpu()).double()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context manager that turns autocast off.
+    """Return a context manager in which PyTorch does not cast to lower precision.
 
-    If autocast is off already, the context manager does nothing, so that it adds no operation to
+    If autocast is off already, the context manager does nothing. It then adds no operation to
     exported graphs.
     """
     # PyTorch raises an error for the "meta" device.
@@ -39,7 +42,7 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 
 def backward_without_autocast(backward: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a backward pass so that it computes without autocast."""
+    """Decorate the backward method of an autograd function to turn autocast off in it."""
 
     @wraps(backward)
     def call(ctx: Any, *gradients: Tensor) -> T:
@@ -50,7 +53,7 @@ def backward_without_autocast(backward: Callable[..., T]) -> Callable[..., T]:
 
 
 def relative_difference(response: Tensor, reference: Tensor) -> float:
-    """Return ‖response − reference‖ / ‖reference‖ over all elements.
+    """Return the relative difference ‖response − reference‖ / ‖reference‖ of two tensors.
 
     Raises:
         ValueError: The reference is zero.
@@ -68,9 +71,9 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
 
 
 def rounding_bound(epsilon: float) -> float:
-    """Return the largest relative error of outputs that rounding alone can explain.
+    """Return the largest relative error that rounding alone may cause in the outputs of a model.
 
-    It is 1e-5 in float32, about 2e-14 in float64, and 4 epsilon in half precision.
+    The bound is 1e-5 in float32, about 2e-14 in float64, and 4 epsilon in half precision.
 
     Args:
         epsilon: Machine epsilon of the dtype of the outputs.

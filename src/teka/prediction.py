@@ -1,4 +1,4 @@
-"""Classification of image files, and their conversion to the input tensor of a model."""
+"""Classification of picture files with a trained model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ OVERSAMPLING = 4
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted classes of a picture with their softmax probabilities, the most probable first.
+    """Predicted classes of a picture and their probabilities, the most probable first.
 
     >>> from teka.prediction import Prediction
     >>> prediction = Prediction("photo.png", ("cat", "dog"), (0.9, 0.1))
@@ -126,7 +126,9 @@ def predict(
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """Settings of a model file that say how pictures are converted to input images of the model.
+    """Settings for the conversion of pictures to input images of a model.
+
+    A model file contains these settings.
 
     The field `fit` selects one of two conversions:
 
@@ -181,7 +183,7 @@ class PictureSettings:
 
 
 def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
-    """Return the settings that make pictures look like the images of a training data set.
+    """Return the settings that make pictures look like the training images of a model.
 
     In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they
     fill the canvas. In digits, they fit a box of 8×8 pixels.
@@ -203,7 +205,7 @@ def read_images(
     in_channels: int,
     ground: str = "auto",
 ) -> Float[Tensor, "pictures channels height width"]:
-    """Read pictures, and convert them to the input tensor of a model, with values from 0 to 1.
+    """Read pictures, and convert them to input images of a model, with values from 0 to 1.
 
     Args:
         pictures: Paths of files, or Pillow images.
@@ -230,7 +232,7 @@ def read_images(
 def center_drawing(
     levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str = "auto"
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
-    """Crop the drawing in a gray picture, and center it on a canvas as bright ink on black.
+    """Crop the drawing in a gray picture, and center it as bright ink on a black canvas.
 
     1. Compute the ink, which is the difference from the background.
     2. Scale the ink to fit the box, with its aspect ratio kept. Ink weaker than a third of the
@@ -299,7 +301,9 @@ def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
 def _subtract_background(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return how much each pixel of a drawing differs from the background, with noise set to 0.
+    """Return the difference between each pixel of a drawing and the background.
+
+    Differences within the noise become 0.
 
     The level of the background is the median of the border of the picture, and its noise is the
     median absolute deviation of the border. If `ground` is "auto", the background is light if the

@@ -1,4 +1,4 @@
-"""Versions, hardware and date of a measurement."""
+"""Record of how a result was made: versions, hardware and date."""
 
 import datetime
 import os
@@ -11,7 +11,10 @@ import teka
 
 
 def provenance(command: str) -> dict[str, str]:
-    """Return how a result was made: command, versions of teka and PyTorch, hardware and date."""
+    """Return the facts that are needed to repeat a measurement.
+
+    These are the command, the versions of teka and PyTorch, the hardware and the date.
+    """
     return {
         "command": command,
         "teka": teka.__version__,
@@ -22,14 +25,14 @@ def provenance(command: str) -> dict[str, str]:
 
 
 def describe_hardware() -> str:
-    """Describe the processor, its cores, the threads of PyTorch, and the GPU if there is one."""
+    """Return a description of the CPU, the threads of PyTorch and the GPU, if there is one."""
     threads = torch.get_num_threads()
     unit = "thread" if threads == 1 else "threads"
-    cpu = f"{_processor()}, {os.cpu_count()} cores, {threads} {unit}"
+    cpu = f"{_get_processor_name()}, {os.cpu_count()} cores, {threads} {unit}"
     return f"{cpu}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else cpu
 
 
-def _processor() -> str:
+def _get_processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

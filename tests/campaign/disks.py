@@ -47,7 +47,7 @@ def simulate_full_disk(write: int, share: float) -> Iterator[Callable[[], bool]]
         write: Number of the file in the order of writing, from 1.
         share: Share of its bytes that fits on the disk.
     """
-    count, create = 0, files._create_temporary
+    count, create = 0, files._create_temporary_file
 
     def create_full(path: Path):
         nonlocal count
@@ -69,7 +69,7 @@ def simulate_full_disk(write: int, share: float) -> Iterator[Callable[[], bool]]
 
         return temporary, FullFile()
 
-    with mock.patch.object(files, "_create_temporary", create_full):
+    with mock.patch.object(files, "_create_temporary_file", create_full):
         yield lambda: count >= write
 
 

@@ -17,7 +17,7 @@ from teka.data.published import (
     PUBLISHED_DATASETS,
     PublishedFile,
     download_file,
-    find_published_file,
+    find_downloaded_file,
     read_digits,
     read_unpacked,
 )
@@ -295,11 +295,11 @@ def test_published_files_have_sizes_and_hashes():
 
 def test_file_is_found_uncompressed_or_compressed(tmp_path: Path):
     file = PublishedFile("values", 3)
-    assert find_published_file(tmp_path, file) is None
+    assert find_downloaded_file(tmp_path, file) is None
     (tmp_path / "values.gz").touch()
-    assert find_published_file(tmp_path, file) == tmp_path / "values.gz"
+    assert find_downloaded_file(tmp_path, file) == tmp_path / "values.gz"
     (tmp_path / "values").touch()
-    assert find_published_file(tmp_path, file) == tmp_path / "values"
+    assert find_downloaded_file(tmp_path, file) == tmp_path / "values"
 
 
 def test_splits_of_digits_have_every_image_once_with_its_label():

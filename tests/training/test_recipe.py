@@ -6,7 +6,7 @@ import yaml
 
 from teka.codec import encode
 from teka.training import Recipe, Run, read_recipe
-from teka.training.recipe import recipe_names
+from teka.training.recipe import list_recipes
 
 
 def test_recipes_of_horn2021_differ_only_in_the_learning_rate():
@@ -50,8 +50,8 @@ def test_mnist_recipe_has_its_data_and_a_shift_invariant_model():
 
 
 def test_every_packaged_recipe_makes_a_run():
-    assert {"cordonnier2020", "horn2021", "horn2021-text", "mnist", "teka"} <= set(recipe_names())
-    for name in recipe_names():
+    assert {"cordonnier2020", "horn2021", "horn2021-text", "mnist", "teka"} <= set(list_recipes())
+    for name in list_recipes():
         Run.from_recipe(name)
 
 

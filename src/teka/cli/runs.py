@@ -15,7 +15,7 @@ from teka.errors import wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run
-from teka.training.recipe import Recipe, read_recipe, recipe_names
+from teka.training.recipe import Recipe, list_recipes, read_recipe
 from teka.training.run import EVALUATION_FILE, DataOptions
 
 ModelOptions: Any = make_model_options_class()
@@ -43,7 +43,7 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         set_options(read_yaml("config", token.value), token.value)
     recipes = [token.value for token in arguments["--recipe"].tokens]
     data = [token.value for token in arguments["--data"].tokens]
-    if not recipes and data and data[-1] in recipe_names():
+    if not recipes and data and data[-1] in list_recipes():
         recipes = [data[-1]]  # a data set may have a recipe of its own
     if recipes:
         fields = read_recipe(recipes[-1]).items()

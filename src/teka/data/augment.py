@@ -1,7 +1,7 @@
-"""Augmentation, normalization and selection of images.
+"""Augmentation and normalization of images, and selection of images with blank margins.
 
-Augmentations take a random generator, and change each image of a batch differently. They return new
-images and do not modify their input.
+An augmentation takes a random generator, and changes each image of a batch differently. It returns
+new images and does not modify its input.
 """
 
 from dataclasses import dataclass
@@ -133,10 +133,11 @@ def _check_images(images: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Normalize each channel c of images by (x − mean_c) / deviation_c.
+    """Normalize each channel of images with its mean and its standard deviation.
 
-    Use the mean and the deviation of the training images for all splits. Shift images before
-    normalization, because shifts fill with the background 0.
+    A pixel x of channel c becomes (x − mean_c) / deviation_c. Use the mean and the deviation of the
+    training images for all splits. Shift images before normalization, because shifts fill the
+    image with 0, the background.
 
     >>> import torch
     >>> from teka.data import Normalize
@@ -170,7 +171,7 @@ class Normalize:
 
     @classmethod
     def from_images(cls, images: Tensor) -> "Normalize":
-        """Compute the normalization after which images have mean 0 and variance 1 per channel.
+        """Create the normalization that gives each channel of `images` mean 0 and variance 1.
 
         Args:
             images: Images of shape (N, C, H, W).
@@ -197,10 +198,10 @@ def lossless_selection(
 ) -> Bool[Tensor, " images"]:
     """Select the images of a class that lose no content when they are shifted horizontally.
 
-    An image is selected if it has more than `margin` blank columns on both sides. If
-    `teka.Grid.roll` shifts it circularly by up to `margin` columns, only background wraps around.
-    For the test images at 32×32, the defaults select 854 of MNIST's 1,135 ones and
-    791 of Fashion-MNIST's 1,000 trousers.
+    An image is selected if it has more than `margin` blank columns on both sides. A circular shift
+    by up to `margin` columns, for example with `teka.Grid.roll`, then moves only background across
+    the edge. Of the test images at 32×32, the defaults select 854 of the 1,135 ones in MNIST and
+    791 of the 1,000 trousers in Fashion-MNIST.
 
     >>> import torch, teka
     >>> images = torch.zeros(1, 1, 4, 28)

@@ -1,4 +1,4 @@
-"""Reading of custom images: picture files in a folder or a CSV file, and NumPy arrays."""
+"""Reading of your own images, which are picture files or NumPy arrays."""
 
 import csv
 import os
@@ -42,12 +42,12 @@ ARRAY_NAMES = {
 
 
 def is_picture_dataset(path: Path) -> bool:
-    """Return True for the path of a data set of picture files: a folder or a CSV file."""
+    """Return True if a path is a folder or a CSV file, as for a data set of picture files."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
 def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
-    """Find the picture files of each split and the classes, without reading the pictures.
+    """List the picture files of each split, with their classes, without opening the files.
 
     Args:
         path: A folder with one sub-folder for each class, or with folders for training and test
@@ -68,7 +68,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         }
     else:
         splits = {"train": _read_labels(path)}
-    classes = sort_classes(list({label for _, label in splits["train"]}))
+    classes = sort_class_names(list({label for _, label in splits["train"]}))
     if len(classes) < 2:
         raise wrong_value(
             f"the classes of {path}",
@@ -91,7 +91,10 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 
 
 def _read_labels(path: Path) -> list[tuple[Path, str]]:
-    """Read the picture files and labels in a CSV file. Paths are relative to the CSV file."""
+    """Read the columns "file" and "label" of a CSV file.
+
+    The paths in the file are relative to its folder.
+    """
     labels = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
@@ -133,10 +136,11 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders for "train", "test" and maybe "validation" within a folder of pictures.
+    """Return the folder of each split in a folder of pictures, such as {"train": …, "test": …}.
 
-    If no sub-folder is for training, or none is for validation or test, the folder itself is
-    returned for "train". If there is no test folder, the validation folder is used for test.
+    A data set has splits if it has a sub-folder for training and one for validation or test.
+    Otherwise the folder itself is returned for "train". If there is no folder for test, the
+    validation folder is used for test.
     """
     names = [path.name for path in _list_visible_paths(folder) if path.is_dir()]
     splits = {SPLIT_FOLDERS.get(name.lower(), name): folder / name for name in names}
@@ -154,7 +158,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
-    """Return the files in the sub-folders of a folder, with the name of the sub-folder as label."""
+    """List the files in the sub-folders of a folder, and label each with its sub-folder."""
     pictures = []
     for subfolder in filter(Path.is_dir, _list_visible_paths(folder)):
         files = _list_visible_paths(subfolder)
@@ -168,22 +172,24 @@ def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
 
 
 def _list_visible_paths(folder: Path) -> list[Path]:
-    """Return the files and folders in a folder, except hidden ones, sorted by name."""
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return sorted(paths, key=lambda path: path.name)
 
 
-def sort_classes(names: Sequence[str]) -> list[str]:
-    """Sort the names of classes by number if they are distinct integers, or else alphabetically.
+def sort_class_names(names: Sequence[str]) -> list[str]:
+    """Sort the names of classes: numerically if all are integers, or else alphabetically.
 
-    >>> sort_classes(["10", "2", "0"]), sort_classes(["class_10", "class_2"])
+    >>> sort_class_names(["10", "2", "0"]), sort_class_names(["class_10", "class_2"])
     (['0', '2', '10'], ['class_10', 'class_2'])
     """
-    return sorted(names, key=int if class_names_as_integers(names) else None)
+    return sorted(names, key=int if parse_class_numbers(names) else None)
 
 
-def class_names_as_integers(names: Sequence[str]) -> list[int] | None:
-    """Return the names of classes as integers, or None if they are not distinct integers."""
+def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
+    """Convert the names of classes to integers.
+
+    Return None if a name is no integer, or if two names are equal as integers.
+    """
     try:
         numbers = [int(name) for name in names]
     except ValueError:
@@ -192,10 +198,10 @@ def class_names_as_integers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
-    """Make a data set from the pictures of a folder or a CSV file. Each is read when it is used.
+    """Make a data set from the pictures of a folder or a CSV file.
 
-    The images are gray if every file is gray, and RGB otherwise. All pictures must have the same
-    size, unless they are resized to `image_size`.
+    Each picture is read when it is used. The images are gray if every file is gray, and RGB
+    otherwise. All pictures must have the same size, unless they are resized to `image_size`.
     """
     pictures, classes = find_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
@@ -217,7 +223,7 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
 
 
 def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
-    """Make a data set from arrays of images and labels, which are checked and copied.
+    """Make a data set from checked copies of arrays of images and labels.
 
     Args:
         arrays: Arrays with the names "images" and "labels", and maybe with the same names and the
@@ -248,7 +254,7 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None
 
 
 def read_npz(path: Path) -> RawDataset:
-    """Read images and labels from a NumPy archive (.npz) without unpickling anything.
+    """Read images and labels from a NumPy archive (.npz), without running code in it.
 
     The names of the arrays are those in `ARRAY_NAMES`. Labels may have shape (N, 1).
     """
@@ -304,7 +310,9 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
 
 
 def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
-    """Return a checked copy of the images and labels of a split, or None if it has none.
+    """Return a checked copy of the images and labels of a split.
+
+    Return None if the arrays have no images for this split.
 
     Args:
         arrays: See `make_raw_dataset`.

@@ -81,7 +81,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self.images[indices], self.labels[indices]
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
-        """Return a split with the images and labels at these indices, in the same order."""
+        """Return a split with only the images and labels at `indices`, in this order."""
         check_dense("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         indices = indices.long()
         is_files = isinstance(self.images, PictureFiles)
@@ -89,7 +89,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return Split(images, self.labels[indices])
 
     def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
-        """Load all images into memory, and convert them to intensities from 0 to 1.
+        """Return the split with all its images in memory, as intensities from 0 to 1.
 
         Args:
             image_size: New size of uint8 images. Images of a floating dtype cannot be resized.
@@ -171,13 +171,13 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Image size, number of channels and number of classes, to create a model for them."""
+        """Arguments of a model for these images: image size, channels and number of classes."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Images and labels of a data set, before some of them are chosen for validation.
+    """Images and labels of a data set, before validation images are chosen from them.
 
     Args:
         train: Images for training and validation, or all images if there are no test images.
@@ -198,7 +198,7 @@ class RawDataset:
 def draw_train_and_test_indices(
     num_images: int,
 ) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Choose a random fifth of a data set for test, and return the training and test indices.
+    """Choose a random fifth of the images for test. Return the training and test indices.
 
     The choice depends only on the number of images: the indices for test are the last fifth of
     `numpy.random.default_rng(0).permutation(num_images)`.
@@ -227,7 +227,7 @@ def divide_into_splits(
 ) -> Dataset:
     """Divide images into training, validation and test images with intensities from 0 to 1.
 
-    If `validation_size` is None, the images that the data set declares for validation are used.
+    Some data sets come with validation images. They are used if `validation_size` is None.
     Otherwise they are treated like training images.
 
     Args:

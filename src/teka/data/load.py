@@ -25,11 +25,11 @@ def load(
     seed: int = 0,
     stream: bool | None = None,
 ) -> Dataset:
-    """Load a data set by its name or path, and divide it into training, validation and test.
+    """Load a data set by its name or path, with images for training, validation and test.
 
     Training images are ordered by `numpy.random.default_rng(seed).permutation(N)`. The last
     `validation_size` of them are for validation, and the first `train_size` of the others for
-    training. If your own data have no test images, a fifth of the images is held out for test. This
+    training. If your own data have no test images, a fifth of the images is used for test. This
     fifth is the same for every seed.
 
     >>> import teka
@@ -123,7 +123,7 @@ def from_arrays(
     train_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Make a data set from copies of arrays or tensors.
+    """Make a data set from copies of your own arrays or tensors.
 
     >>> import numpy as np, teka
     >>> images = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
@@ -193,7 +193,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
 
 def check_downloadable(name: str) -> None:
-    """Check that `download` supports a data set."""
+    """Raise an error if `download` does not support the data set of this name."""
     check_name("name", name, NAMES)
     if name not in PUBLISHED_DATASETS:
         raise wrong_value(
@@ -205,7 +205,7 @@ def check_downloadable(name: str) -> None:
 
 
 def find_dataset_path(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Return the path of a data set's folder or file, or None if it does not exist.
+    """Return the path of the folder or file of a data set, or None if none exists.
 
     A relative path is looked for in `data_dir` first, and then in the working directory.
     """

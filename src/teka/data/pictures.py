@@ -42,7 +42,7 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 @contextlib.contextmanager
 def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
-    """Open an image file with Pillow in a context manager, in which errors name the file.
+    """Open a picture file with Pillow. In this context, error messages name the file.
 
     If `picture` is a Pillow image already, it is returned unchanged. If a file has several frames,
     the first frame is read.
@@ -81,7 +81,10 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
 
 
 def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
-    """Return Pillow's mode, the height and the width of a picture file without decoding it."""
+    """Return the Pillow mode of a picture file, its height and its width.
+
+    The pixels are not decoded, so that this is fast.
+    """
     with open_picture(path) as opened:
         return opened.mode, opened.height, opened.width
 
@@ -89,7 +92,7 @@ def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
 def read_picture(
     picture: "str | Path | Image", *, in_channels: int = 1, ground: str = "auto"
 ) -> UInt8[Tensor, "channels height width"]:
-    """Read an image file as a tensor of gray or RGB levels from 0 to 255.
+    """Read a picture file as a uint8 tensor of gray or RGB levels.
 
     All commands read image files with this function:
 
@@ -130,10 +133,10 @@ def read_picture(
 
 
 def _to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
-    """Convert 16-bit or floating-point gray levels to levels from 0 to 255.
+    """Convert gray levels of a 16-bit or floating-point picture to levels from 0 to 255.
 
-    Integers have a range from 0 to 65,535. Floats have a range from 0 to 1, or from 0 to 255 if the
-    largest one is above 1.
+    The range of integers is 0 to 65,535. The range of floats is 0 to 1, or 0 to 255 if the largest
+    is above 1.
     """
     lowest = float(levels.min())
     highest = float(levels.max())
@@ -163,11 +166,10 @@ def _blend_with_ground(picture: "Image", ground: str) -> "Image":
 
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
-    """Images that are read from picture files when they are indexed.
+    """Picture files that can be indexed like a tensor of images of shape (N, C, H, W).
 
-    The object is indexed like a tensor of shape (N, C, H, W), with an index, a slice, a list, a
-    tensor of indices or a mask. The result is a tensor of intensities from 0 to 1. Use this class
-    for data sets that do not fit into memory.
+    An index reads only the selected files, and returns a tensor of intensities from 0 to 1. Use
+    this class for data sets that do not fit into memory.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -214,7 +216,7 @@ class PictureFiles:
         return images.reshape(*chosen.shape, *self.shape[1:])
 
     def take(self, indices: Tensor) -> "PictureFiles":
-        """Return the files at these indices, in this order, without reading them."""
+        """Return only the files at `indices`, in this order, without reading them."""
         return replace(self, paths=[self.paths[index] for index in indices.tolist()])
 
     def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:

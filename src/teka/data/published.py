@@ -49,7 +49,7 @@ MAX_DIGIT_LEVEL = 16
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """File of a published data set, with its size and its hash.
+    """File of a published data set, with its size and SHA-256 hash.
 
     Args:
         name: Name of the unpacked file.
@@ -101,7 +101,7 @@ class PublishedDataset:
         return self.train + self.test
 
     def read(self, data_dir: str | Path | None = None) -> RawDataset:
-        """Read the data set from the first folder that has all its files.
+        """Read the data set from the first of the search folders that has all its files.
 
         Args:
             data_dir: Folder to search, see `search_folders`. Without it, only the folder of the
@@ -127,12 +127,12 @@ class PublishedDataset:
         return RawDataset(train, test, len(self.class_names), class_names=self.class_names)
 
     def search_folders(self, data_dir: Path) -> list[Path]:
-        """Return the folders that are searched for the files. Downloads go to the first folder."""
+        """Return the folders to search for the files. `download` writes to the first of them."""
         return [data_dir / self.folder, data_dir / self.name, data_dir]
 
     def has_all_files(self, folder: Path) -> bool:
-        """Return True if a folder has all files, even if they are damaged."""
-        return all(find_published_file(folder, file) for file in self.files)
+        """Return True if all files of the data set exist in a folder, even if damaged."""
+        return all(find_downloaded_file(folder, file) for file in self.files)
 
     def download(self, data_dir: Path) -> Path:
         """Download missing and damaged files, and return the folder with all files.
@@ -181,8 +181,11 @@ class PublishedDataset:
         return Split(images.contiguous(), labels.long())
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
-        """Read a file and check its hash. If no hash is published, check its labels instead."""
-        path = find_published_file(folder, file)
+        """Read a file, and check its size and its hash.
+
+        If the authors publish no hash, check the range of the labels instead.
+        """
+        path = find_downloaded_file(folder, file)
         if path is None:
             raise wrong_value(f"a file in {folder}", None, file.name)
         content = read_unpacked(path, file.num_bytes)
@@ -207,13 +210,19 @@ class PublishedDataset:
         return values
 
 
-def find_published_file(folder: Path, file: PublishedFile) -> Path | None:
-    """Return the path of a file in a folder, unpacked or compressed by gzip, or None."""
+def find_downloaded_file(folder: Path, file: PublishedFile) -> Path | None:
+    """Return the path of a downloaded file, or None if it is missing.
+
+    The file may be compressed by gzip. Then its name ends in ".gz".
+    """
     return next(filter(Path.is_file, (folder / file.name, folder / f"{file.name}.gz")), None)
 
 
 def read_unpacked(path: Path, num_bytes: int) -> bytearray:
-    """Read a file that may be compressed by gzip, but unpack at most `num_bytes` + 1 bytes."""
+    """Read the first `num_bytes` + 1 bytes of a file, which may be compressed by gzip.
+
+    A longer result than `num_bytes` shows that the file is too large.
+    """
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     try:
@@ -226,7 +235,7 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
 def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
     """Download a file with a progress bar, unless a file with the right hash exists.
 
-    The file appears only after its hash was checked. A download that fails is tried again.
+    The file appears at `path` only if its hash is right. A download that fails is tried again.
 
     Args:
         url: URL of the file.

@@ -106,7 +106,7 @@ class Recipe:
             raise wrong_value("weight_decay", self.weight_decay, "0 with optimizer='adam'")
 
 
-def recipe_names() -> tuple[str, ...]:
+def list_recipes() -> tuple[str, ...]:
     """Return the names of the recipes that teka provides."""
     return tuple(sorted(path.stem for path in RECIPES.glob(f"*{SUFFIX}")))
 
@@ -125,10 +125,10 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         ImportError: PyYAML is not installed.
         ValueError: The recipe or file does not exist, or the file contains no mapping.
     """
-    path = RECIPES / f"{name}{SUFFIX}" if name in recipe_names() else Path(name)
+    path = RECIPES / f"{name}{SUFFIX}" if name in list_recipes() else Path(name)
     if not path.is_file():
         raise unknown_name_error(
-            "recipe", str(name), recipe_names(), "The path of a YAML file is possible too."
+            "recipe", str(name), list_recipes(), "The path of a YAML file is possible too."
         )
     content = read_yaml("recipe", path)
     if not isinstance(content, dict):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.caveats import Caveat
-from teka.data.custom_images import class_names_as_integers
+from teka.data.custom_images import parse_class_numbers
 from teka.errors import wrong_argument, wrong_value
 
 Labels = Int[Tensor, " images"]
@@ -50,7 +50,7 @@ def match_labels(
     names = class_names or ()
     known = model.class_names or ()
     num_known = len(known) or model.num_classes
-    numbers = class_names_as_integers(names)
+    numbers = parse_class_numbers(names)
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))
     matches = _find_same_names(names, known)
     if any(matches) or (names and known and numbers is None and not is_wordnet):
