@@ -18,7 +18,7 @@ from teka.convert import (
     precision_for_tolerance,
 )
 from teka.convert.conversion import BorderedAttention
-from teka.convert.convolutions import window_radius
+from teka.convert.convolutions import compute_kernel_radius
 from teka.nn import Attention, LearnedRelativeKernel
 from teka.nn.relative import RelativeModule, inverse_softplus
 from tests.convert.convolutions import SHAPES, draw_convolution, draw_images, largest_difference
@@ -462,7 +462,7 @@ def test_convolution_is_converted_to_attention_and_back(
     )
     assert type(back) is type(convolution)
     steps = [slice(None, None, step) for step in convolution.dilation]
-    assert back.padding == window_radius(convolution)
+    assert back.padding == compute_kernel_radius(convolution)
     assert torch.equal(back.weight[(..., *steps)], convolution.weight)
     assert back.weight.count_nonzero() == convolution.weight.count_nonzero()
     assert back.bias is not None

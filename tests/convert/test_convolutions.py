@@ -18,10 +18,10 @@ from teka.convert import (
 from teka.convert.convolutions import (
     HARD_PRECISION,
     check_convolution,
+    compute_kernel_radius,
     factor_matrices,
-    matrices_by_offset,
     off_center_weight,
-    window_radius,
+    split_weight_by_offset,
 )
 from tests.convert.convolutions import draw_convolution, draw_images, largest_difference
 
@@ -69,18 +69,18 @@ def test_rank_of_a_grouped_convolution_is_an_error():
 
 
 def test_window_reach_depends_on_kernel_size_and_dilation():
-    assert window_radius(draw_convolution(3, (1, 3, 7), dilation=(5, 2, 1))) == (0, 2, 3)
+    assert compute_kernel_radius(draw_convolution(3, (1, 3, 7), dilation=(5, 2, 1))) == (0, 2, 3)
 
 
 def test_offset_matrices_are_in_row_major_order():
     convolution = draw_convolution(2, (3, 5))
-    matrices = matrices_by_offset(convolution)
+    matrices = split_weight_by_offset(convolution)
     assert matrices.shape == (15, 4, 3)
     assert torch.equal(matrices[1 * 5 + 4], convolution.weight[:, :, 1, 4])
 
 
 def test_product_of_the_factors_is_the_matrices():
-    matrices = matrices_by_offset(draw_convolution(2, 3, (6, 3)))
+    matrices = split_weight_by_offset(draw_convolution(2, 3, (6, 3)))
     for products in (matrices, matrices.mT):
         values, outputs = factor_matrices(products, 3)
         assert values.shape[1] == outputs.shape[2] == 3
@@ -120,7 +120,7 @@ def test_nearest_convolution_fits_heads_of_its_rank_and_has_the_predicted_error(
 def test_gradient_descent_finds_no_closer_rank_one_convolution():
     convolution = draw_convolution(1, 3, (4, 5))
     _, error = low_rank_convolution(convolution, 1)
-    matrices = matrices_by_offset(convolution)
+    matrices = split_weight_by_offset(convolution)
     torch.manual_seed(0)
     left, right = (torch.randn(3, size, dtype=torch.float64, requires_grad=True) for size in (5, 4))
     optimizer = torch.optim.Adam([left, right], 0.05)

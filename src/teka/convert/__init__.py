@@ -1,7 +1,7 @@
-"""Conversion of trained models.
+"""Functions that change or convert a trained model.
 
-Functions replace the attention of a model, make a model less sensitive to shifts, and convert
-between convolutions and attention.
+They replace its attention, make it less sensitive to shifts, or convert between a convolution and
+an attention layer.
 """
 
 from teka.convert.antialias import FixReport, fix

@@ -1,4 +1,4 @@
-"""Changes of trained models that make them less sensitive to shifts of their input."""
+"""The function `fix`, which makes a trained model less sensitive to shifted images."""
 
 import copy
 import threading
@@ -27,7 +27,7 @@ SampledGrid: TypeAlias = tuple["SharedOffsets | int", ...]
 
 @dataclass(frozen=True)
 class FixReport:
-    """Layers of a model that `teka.convert.fix` changed, and layers that it could not change.
+    """Report of `teka.convert.fix`: the layers that it changed or could not change.
 
     >>> from teka.convert import FixReport
     >>> reason = "its stride does not divide its map"
@@ -45,7 +45,7 @@ class FixReport:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters with new values, which are position embeddings."""
+        """Names of the position embeddings that have new values."""
         return self.fixed.get("positions", ())
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ def fix(
             # With "circular", the low-pass filter wraps too, even if the layer itself does not pad.
             _fix_layer(modules[layer], layer_fixes | ({"circular"} & set(names)), offsets)
         elif layer in tensors:
-            _average_positions(tensors[layer], layers)
+            _average_position_embedding(tensors[layer], layers)
         else:
             raise wrong_value("layers", layer, f"a layer of this {type(model).__name__}")
     result.register_forward_pre_hook(offsets.reset)
@@ -139,10 +139,11 @@ def fix(
 
 
 @torch.no_grad()
-def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
-    """Replace each vector of a position embedding by the mean over all positions.
+def _average_position_embedding(embedding: Tensor, layers: LayerFindings) -> None:
+    """Give all positions of a learned embedding the same vector, the mean over positions.
 
-    The vectors of class and register tokens do not change.
+    The vectors of class and register tokens do not change. The findings in `layers` tell the grid
+    of the tokens.
     """
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = find_position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
@@ -157,7 +158,7 @@ def _average_positions(embedding: Tensor, layers: LayerFindings) -> None:
 
 
 def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
-    """Apply fixes of the padding and the stride to a layer, in place."""
+    """Apply the fixes "circular", "blur" and "polyphase" to a layer, in place."""
     # The class is changed in place, as in torch's parametrizations, so that layers that are used
     # twice and hooks stay.
     changed: Any = module
@@ -171,27 +172,26 @@ def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> 
 
 
 class SharedOffsets:
-    """Positions of the first pixel that strided layers keep, shared by all layers of a model.
+    """Offsets at which the strided layers of a model start to sample, shared between layers.
 
     All branches of a residual block must start sampling at the same offset. Otherwise their sum
-    does not move with the content (Chaman & Dokmanić 2021). Therefore, in each forward pass, the
-    first layer that samples a map of some size chooses the offset, and the other layers use it. If
-    a layer is called again, for example because a model processes several images one after another,
-    it chooses a new offset.
+    does not move with the content (Chaman & Dokmanić 2021). In each forward pass, the first layer
+    that samples a feature map of some size chooses the offset. The other layers with maps of this
+    size use it. If a layer is called again in the same pass, it chooses a new offset.
 
     Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with the offsets
     of their forward pass.
     """
 
     def reset(self, *_: object) -> None:
-        """Delete the offsets of the last forward pass. The model calls this method as a hook."""
+        """Delete all offsets. The model calls this hook before and after each forward pass."""
         for grid in [grid for grid in _thread_offsets.choices if grid[0] is self]:
             del _thread_offsets.choices[grid]
 
     def downsample(
         self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample
     ) -> Outputs:
-        """Downsample the output of a layer, at the offset that all outputs of this size share.
+        """Downsample the output of a layer at the offset of all outputs of the same size.
 
         Args:
             layer: The layer.
@@ -209,7 +209,7 @@ class SharedOffsets:
 
 
 class _ThreadOffsets(threading.local):
-    """Offsets that layers chose in the current thread, and the layers that have used them."""
+    """Sampling offsets of the current thread, with the layers that have used them."""
 
     def __init__(self) -> None:
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
@@ -221,14 +221,19 @@ _thread_offsets = _ThreadOffsets()
 restore_in_checkpoints(_thread_offsets)
 
 
-class _SampledLayer(nn.Module):
-    """Base class of layers that compute with stride 1 and then downsample their outputs."""
+class _DownsamplingLayer(nn.Module):
+    """Base class of convolutions and poolings with stride 1, followed by a downsampling.
+
+    They replace layers with a larger stride.
+    """
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
     def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Pad before the layer and downsample after it, so that the two can be replaced.
+        """Move the padding and the stride of the layer to operations before and after it.
+
+        These operations can then be replaced by the fixes.
 
         Args:
             fixes: Names of the fixes to apply.
@@ -261,21 +266,21 @@ class _SampledLayer(nn.Module):
         return self.offsets.downsample(self, outputs, self.sampling)
 
 
-class SampledConv2d(_SampledLayer, nn.Conv2d):
+class SampledConv2d(_DownsamplingLayer, nn.Conv2d):
     """Convolution with stride 1, followed by a downsampling."""
 
 
-class SampledMaxPool2d(_SampledLayer, nn.MaxPool2d):
+class SampledMaxPool2d(_DownsamplingLayer, nn.MaxPool2d):
     """Max pooling with stride 1, followed by a downsampling."""
 
     padding_value = -torch.inf
 
 
-class SampledAvgPool2d(_SampledLayer, nn.AvgPool2d):
+class SampledAvgPool2d(_DownsamplingLayer, nn.AvgPool2d):
     """Average pooling with stride 1, followed by a downsampling."""
 
 
-SAMPLED_CLASSES: dict[type, type[_SampledLayer]] = {
+SAMPLED_CLASSES: dict[type, type[_DownsamplingLayer]] = {
     nn.Conv2d: SampledConv2d,
     nn.MaxPool2d: SampledMaxPool2d,
     nn.AvgPool2d: SampledAvgPool2d,

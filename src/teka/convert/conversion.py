@@ -14,10 +14,10 @@ from teka.convert.convolutions import (
     HARD_PRECISION,
     Convolution,
     check_convolution,
+    compute_kernel_radius,
     factor_matrices,
-    matrices_by_offset,
     off_center_weight,
-    window_radius,
+    split_weight_by_offset,
 )
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant
@@ -32,12 +32,12 @@ from teka.nn.relative import inverse_softplus
 class BorderedAttention(nn.Module):
     """Attention layer with the stride and the zero padding of a convolution.
 
-    The attention weights depend on positions alone. Keys are the tokens of the grid, and zero
-    tokens in a border around it. Without the border, a head that points over the edge of the grid
-    would attend to the nearest tokens inside. On a periodic grid it attends to the opposite edge,
-    so no border is needed. Queries are at every s-th position of the grid, where s is the stride.
-
-    Distances are counted in cells, so that the spacing of the grid has no effect.
+    - The attention weights depend only on the positions of the tokens.
+    - Queries are at every s-th position of the grid, where s is the stride.
+    - Keys are the tokens of the grid, and zero tokens in a border around it. Without the border, a
+      head whose center is outside the grid would attend to the nearest tokens inside. A periodic
+      grid needs no border, because the head attends to tokens at the opposite edge.
+    - Distances are counted in tokens, so that the spacing of the grid has no effect.
 
     Args:
         attention: Attention by position alone, with kernel="constant".
@@ -54,7 +54,7 @@ class BorderedAttention(nn.Module):
         self, attention: Attention, stride: Sequence[int], border: Sequence[int] | None
     ) -> None:
         super().__init__()
-        _check_position_only(attention)
+        _check_ignores_content(attention)
         self.attention = attention
         self.stride = tuple(stride)
         self.border = None if border is None else tuple(border)
@@ -62,7 +62,7 @@ class BorderedAttention(nn.Module):
         check_sizes({f"border[{axis}]": size for axis, size in enumerate(self.border or ())}, 0)
 
     def output_grid(self, grid: Grid) -> Grid:
-        """Return the grid of the output tokens, which has every s-th cell of the input grid."""
+        """Return the grid of the output tokens: every s-th position of the input grid."""
         axes = list(zip(grid.shape, grid.spacing, self.stride, strict=True))
         sides = tuple(-(-side // step) for side, _, step in axes)
         spacing = tuple(distance * step for _, distance, step in axes)
@@ -71,7 +71,7 @@ class BorderedAttention(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "batch tokens context"], grid: Grid
     ) -> Float[Tensor, "batch outputs dim"]:
-        """Return the output tokens, which lie on `output_grid(grid)`.
+        """Return the output tokens, one for each position of `output_grid(grid)`.
 
         Args:
             tokens: Tokens on the grid.
@@ -110,8 +110,8 @@ class BorderedAttention(nn.Module):
         return f"stride={self.stride}, border={self.border}"
 
 
-def _check_position_only(attention: Attention) -> None:
-    """Check that the weights of an attention layer depend on positions alone."""
+def _check_ignores_content(attention: Attention) -> None:
+    """Raise an error if attention weights depend on the content of the tokens."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
         raise wrong_argument(
@@ -164,7 +164,7 @@ def attention_from_convolution(
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head
     check_sizes({"dim_head": dim_head}, most=full_size)
-    matrices = matrices_by_offset(convolution)
+    matrices = split_weight_by_offset(convolution)
     tolerance = torch.finfo(weight.dtype).eps * max(num_in, num_out)
     rank = int(torch.linalg.matrix_rank(matrices, rtol=tolerance).max())
     if rank > dim_head:
@@ -187,7 +187,7 @@ def attention_from_convolution(
         context_dim=num_in,
         qkv_bias=False,
     ).to(weight)
-    reach = window_radius(convolution)
+    reach = compute_kernel_radius(convolution)
     steps = [float(cells) for cells in convolution.dilation]
     offsets = Grid(kernel_size, steps, origin=[-float(cells) for cells in reach]).positions()
     # A larger precision than that of hard heads changes nothing.
@@ -207,7 +207,7 @@ def attention_from_convolution(
 
 
 class HeadOffset(NamedTuple):
-    """Offset from query to key to which an attention head gives its largest weight.
+    """Offset from the query to the key with the largest weight of an attention head.
 
     Attributes:
         offset: Position of the key minus that of the query, in cells along each axis.
@@ -221,9 +221,10 @@ class HeadOffset(NamedTuple):
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """Find the offset to which each attention head attends most, for attention by position alone.
+    """Find the offset from query to key at which each head has its largest attention weight.
 
-    On a periodic grid, the offset between two cells is that of the shorter way around.
+    The weights must depend on positions alone. On a periodic grid, the offset is that of the
+    shorter way around.
 
     >>> import torch, teka
     >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))
@@ -239,7 +240,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
             depends on the offset alone.
     """
     check_instance("grid", grid, Grid)
-    _check_position_only(attention)
+    _check_ignores_content(attention)
     if attention.position_heads:
         raise wrong_value(
             "attention.position_heads",
@@ -275,13 +276,13 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 def convolution_from_attention(
     attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
-    """Convert an attention layer whose heads each attend to one offset to a convolution.
+    """Convert an attention layer to a convolution, if each head attends to one offset.
 
-    The matrix of the convolution at the offset Δ is W_Δ = Σ O_h V_h. The sum is over the heads with
-    this offset, and O_h and V_h are the output and value projections of a head. The window is the
-    smallest odd window that contains all offsets, without dilation. The padding is circular on a
-    periodic grid and zero otherwise. The stride is that of a `BorderedAttention`. Dropout is
-    ignored.
+    - The convolution matrix at the offset Δ is W_Δ = Σ O_h V_h, summed over the heads with this
+      offset. O_h is the output projection of a head, and V_h is its value projection.
+    - The kernel is the smallest kernel of odd sizes that contains all offsets, without dilation.
+    - The padding is circular on a periodic grid and zero otherwise.
+    - The stride is that of a `BorderedAttention`. Dropout is ignored.
 
     In the interior of the grid, the outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h|
     per channel. At the edges, an attention layer without a border differs more, because it attends

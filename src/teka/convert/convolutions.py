@@ -1,4 +1,4 @@
-"""Checks, matrices and approximations of convolutions, and the error of their conversion."""
+"""Functions of convolutions that their conversion to attention needs, with error bounds."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ PADDING_MODES = ("zeros", "circular")
 
 
 def check_convolution(convolution: nn.Module) -> Convolution:
-    """Check that attention can compute a convolution, and return the convolution.
+    """Raise an error if attention cannot compute a convolution, or else return it.
 
     The kernel sizes must be odd, and the padding must keep the size of the input except for the
     stride. Any stride, dilation and groups are allowed.
@@ -38,7 +38,7 @@ def check_convolution(convolution: nn.Module) -> Convolution:
             "convolution.weight.dtype", convolution.weight.dtype, "a real floating-point dtype"
         )
     check_name("convolution.padding_mode", convolution.padding_mode, PADDING_MODES)
-    reach = window_radius(convolution)
+    reach = compute_kernel_radius(convolution)
     if convolution.padding != "same" and tuple(convolution.padding) != reach:
         raise wrong_value(
             "convolution.padding", convolution.padding, f"'same', or {reach} for this kernel"
@@ -46,21 +46,21 @@ def check_convolution(convolution: nn.Module) -> Convolution:
     return convolution
 
 
-def window_radius(convolution: Convolution) -> tuple[int, ...]:
-    """Return the distance in pixels from the center of the kernel to its edge, for each axis."""
+def compute_kernel_radius(convolution: Convolution) -> tuple[int, ...]:
+    """Return, for each axis, the distance from the center of the kernel to its edge in pixels."""
     return tuple(
         side // 2 * step
         for side, step in zip(convolution.kernel_size, convolution.dilation, strict=True)
     )
 
 
-def matrices_by_offset(
+def split_weight_by_offset(
     convolution: Convolution,
 ) -> Float[Tensor, "offsets out_channels in_channels"]:
-    """Return the weights of a convolution as one matrix of channels for each kernel offset.
+    """Split the weight of a convolution into one matrix for each position in the kernel.
 
-    The offsets are in row-major order. Entries between different groups are 0. The dtype is
-    float64.
+    A matrix maps input channels to output channels. The positions are in row-major order. Entries
+    between channels of different groups are 0. The dtype is float64.
     """
     matrices = convolution.weight.detach().double().flatten(2).permute(2, 0, 1)
     groups = matrices.chunk(convolution.groups, dim=1)
@@ -70,14 +70,14 @@ def matrices_by_offset(
 def factor_matrices(
     matrices: Float[Tensor, "heads out_channels in_channels"], rank: int
 ) -> tuple[Float[Tensor, "heads rank in_channels"], Float[Tensor, "heads out_channels rank"]]:
-    """Factor the matrix W_h of each head into a value projection V_h and an output projection O_h.
+    """Factor the matrix of each head into a value projection and an output projection.
 
-    The product O_h V_h is the nearest matrix of this rank to W_h in the Frobenius norm. If `rank`
-    is D_out or D_in, the product is exactly W_h, and one factor is the identity. Otherwise the
-    factors come from a singular value decomposition.
+    For a matrix W, the product O V of the two projections is the nearest matrix of this rank in the
+    Frobenius norm. The factors come from a singular value decomposition. If `rank` equals the
+    number of output or input channels, the product is exactly W, and one factor is the identity.
 
     Args:
-        matrices: The matrices W_h, of shape (H, D_out, D_in).
+        matrices: The matrix of each head, shape (H, D_out, D_in).
         rank: Largest rank of the products, at most min(D_in, D_out).
     """
     heads, num_out, num_in = matrices.shape
@@ -93,8 +93,8 @@ def factor_matrices(
 def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution, float]:
     """Return the nearest convolution that attention heads of size `rank` can compute exactly.
 
-    Its matrix from input to output channels has at most this rank at each kernel offset. Distances
-    are measured in the Frobenius norm.
+    At each position in its kernel, the matrix from input to output channels has at most this rank.
+    The nearest convolution is the one with the smallest error of the weight in the Frobenius norm.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(8, 8, 3, padding=1)
@@ -122,7 +122,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
         raise wrong_value(
             "convolution.groups", convolution.groups, "1, for the rank of a matrix of all channels"
         )
-    matrices = matrices_by_offset(convolution)
+    matrices = split_weight_by_offset(convolution)
     values, outputs = factor_matrices(matrices, min(rank, *matrices.shape[1:]))
     nearest = outputs @ values
     result = copy.deepcopy(convolution)
@@ -133,7 +133,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def off_center_weight(precision: float, num_axes: int) -> float:
-    """Return an upper bound on the attention weight that a head gives to tokens off its center.
+    """Return an upper bound on the total attention weight off the center of a head.
 
     The weight of a head of precision α is a Gaussian function of the distance from its center. On
     an infinite grid of n axes, the center gets the weight
@@ -163,11 +163,12 @@ def off_center_weight(precision: float, num_axes: int) -> float:
 
 
 def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
-    """Return the precision with which attention heads approximate a convolution within a tolerance.
+    """Return the `precision` for `attention_from_convolution` that keeps an error tolerance.
 
-    With this precision, the outputs of `attention_from_convolution` differ from those of the
-    convolution by at most tolerance · g. Here g is the largest possible output of the convolution
-    without bias, max|x| · max_o Σ|W_o|, where W_o are the weights of output channel o.
+    A head has Gaussian attention weights, and the precision says how narrow they are. With the
+    returned precision, the outputs of the attention layer differ from those of the convolution by
+    at most tolerance · g. Here g is the largest possible output of the convolution without bias:
+    g = max|x| · max_o Σ|W_o|, where W_o are the weights of output channel o.
 
     >>> import teka
     >>> round(teka.convert.precision_for_tolerance(1e-3, num_axes=2), 2)
@@ -175,7 +176,7 @@ def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
 
     Args:
         tolerance: Number from 1e-100 to 1.
-        num_axes: Number of axes of the convolution.
+        num_axes: Number of axes of the convolution, for example 2 for `Conv2d`.
 
     Raises:
         ValueError: An argument is out of range.
@@ -190,9 +191,10 @@ def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
 def conversion_error_bound(
     convolution: nn.Module, *, precision: float, largest_input: float
 ) -> float:
-    """Return an upper bound on the difference between a convolution and its attention layer.
+    """Return an upper bound on the error of `attention_from_convolution`.
 
-    The bound is the sum of two errors. It holds for all inputs x with |x| ≤ `largest_input`:
+    The error is the difference between the outputs of the convolution and of the attention layer.
+    The bound is the sum of two terms. It holds for all inputs x with |x| ≤ `largest_input`:
 
     - 2 · `off_center_weight` · max|x| · g, because heads also attend to tokens off their
       centers. Here g = max_o Σ|W_o| is the largest output for |x| ≤ 1 without the bias b.

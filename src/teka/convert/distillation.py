@@ -78,7 +78,7 @@ def distill_attention(
         raise wrong_value("learning_rate", learning_rate, POSITIVE_NUMBER)
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
     layer_losses: list[Tensor] = []
-    imitate = partial(_imitate_softmax, losses=layer_losses)
+    imitate = partial(_replace_output_by_softmax, losses=layer_losses)
     hooks = [layer.register_forward_hook(imitate, with_kwargs=True) for layer in layers]
     batch_losses = []
     try:
@@ -108,7 +108,7 @@ def distill_attention(
     return batch_losses
 
 
-def _imitate_softmax(
+def _replace_output_by_softmax(
     layer: AttentionHeads,
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
@@ -116,10 +116,10 @@ def _imitate_softmax(
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Append the loss of a layer to `losses`, and return the output of softmax attention.
+    """Forward hook that makes a layer return the output of softmax attention.
 
-    The loss compares the attention weights of the layer with those of softmax. The function is a
-    forward hook of `AttentionHeads`.
+    The hook also appends a loss to `losses`: the cross-entropy between the attention weights of the
+    layer and those of softmax.
     """
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]

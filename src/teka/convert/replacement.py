@@ -1,4 +1,4 @@
-"""Replacement of the attention in existing models of PyTorch, timm and transformers."""
+"""The function `replace_attention` for models of PyTorch, timm and transformers."""
 
 import inspect
 import warnings
@@ -54,7 +54,7 @@ REDUCTION_NAMES = ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ra
 
 @dataclass(frozen=True)
 class ReplacementReport:
-    """Attention layers of a model that `replace_attention` replaced, and layers that it skipped.
+    """Report of `replace_attention`: the attention layers that it replaced or skipped.
 
     >>> import torch, teka
     >>> attention = torch.nn.MultiheadAttention(16, 2)
@@ -94,7 +94,7 @@ class ReplacementReport:
 
 @dataclass(frozen=True)
 class _AttentionCandidate:
-    """Module of a model that may be an attention layer, and where it is in the model.
+    """Module that may be an attention layer, with its place in the model.
 
     Attributes:
         name: Name of the module in the model.
@@ -111,14 +111,14 @@ class _AttentionCandidate:
     needs_grid: bool
 
     @property
-    def transformers_model(self) -> Any:
-        """Innermost model of transformers that contains the module, or None."""
+    def enclosing_transformers_model(self) -> Any:
+        """Smallest Hugging Face model that contains the module, or None if there is none."""
         models = (model for model in self.parents if hasattr(model, "set_attn_implementation"))
         return next(models, None)
 
     @property
     def is_self_attention(self) -> bool:
-        """Return False for cross-attention, and for pooling whose query is learned."""
+        """False for cross-attention, and for attention pooling with a learned query."""
         parent = self.parents[0] if self.parents else self.module
         is_in_decoder = isinstance(parent, nn.TransformerDecoderLayer)
         return not (
@@ -132,20 +132,20 @@ class _AttentionCandidate:
 
 @dataclass(frozen=True)
 class _ReplaceableLayer:
-    """Sizes of an attention layer that can be replaced, and the way to replace it.
+    """Attention layer that can be replaced: its sizes, and the function that replaces it.
 
     Attributes:
         num_heads: Number of heads.
         dim_head: Size of a head.
-        install: Function that makes the layer use new heads.
-        placement: Arguments of `AttentionHeads` for the positions of the tokens, if the caller
-            passes no grid.
+        install: Function that makes the layer use new `AttentionHeads`.
+        position_options: Arguments of `AttentionHeads` for the positions of the tokens, if the
+            caller passes no grid.
     """
 
     num_heads: int
     dim_head: int
     install: Callable[[AttentionHeads], None]
-    placement: dict[str, Any] = field(default_factory=lambda: {"num_axes": 1})
+    position_options: dict[str, Any] = field(default_factory=lambda: {"num_axes": 1})
 
 
 def replace_attention(
@@ -225,8 +225,8 @@ def replace_attention(
 
     heads: dict[str, AttentionHeads] = {}
     for name, layer in layers.items():
-        placement = layer.placement if grid is None else {"grid": grid}
-        arguments = {"num_prefix_tokens": num_prefix_tokens, **placement, **options}
+        position_options = layer.position_options if grid is None else {"grid": grid}
+        arguments = {"num_prefix_tokens": num_prefix_tokens, **position_options, **options}
         new_heads = AttentionHeads(layer.dim_head, layer.num_heads, **arguments)
         parameter = next(iter([*modules[name].parameters(), *model.parameters()]))
         dtype = parameter.dtype if parameter.is_floating_point() else None
@@ -248,7 +248,7 @@ def replace_attention(
 
 
 def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str | None:
-    """Describe a module if it is an attention layer.
+    """Find out if a module is an attention layer, and how it can be replaced.
 
     Returns:
         A `_ReplaceableLayer` if the module can be replaced, the reason as a string if it cannot,
@@ -262,7 +262,7 @@ def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str |
         return _describe_torch_layer(candidate)
     if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
         return _describe_timm_layer(candidate)
-    if _attention_interface_source(kind):
+    if _get_attention_source(kind):
         return _describe_transformers_layer(candidate)
     # Otherwise the innermost module with such a class name computes attention.
     names = [type(part).__name__ for part in module.modules()]
@@ -278,7 +278,7 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
     is_subclass = type(layer) is not nn.MultiheadAttention
     if is_subclass or layer.bias_k is not None or layer.add_zero_attn:
         return SUBCLASS
-    main_input = getattr(candidate.transformers_model, "main_input_name", None)
+    main_input = getattr(candidate.enclosing_transformers_model, "main_input_name", None)
     if candidate.needs_grid and main_input == "pixel_values":
         return UNPLACED
 
@@ -295,7 +295,7 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
 
 
 def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Raise an error for cross-attention, because the positions of its keys are unknown."""
+    """Raise an error in cross-attention, where the positions of the keys are unknown."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
         raise wrong_value(
@@ -308,7 +308,7 @@ def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
 
 def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
-    placement: dict[str, Any] = {}
+    position_options: dict[str, Any] = {}
     if candidate.needs_grid:
         owner = next((part for part in candidate.parents if hasattr(part, "patch_embed")), None)
         patches = getattr(getattr(owner, "patch_embed", None), "grid_size", None)
@@ -317,18 +317,21 @@ def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | 
         if not isinstance(getattr(owner, "patch_drop", None), nn.Identity | None):
             return SUBSET
         num_prefix_tokens = getattr(owner, "num_prefix_tokens", 0)
-        placement = {"grid": Grid(tuple(patches)), "num_prefix_tokens": num_prefix_tokens}
+        position_options = {"grid": Grid(tuple(patches)), "num_prefix_tokens": num_prefix_tokens}
 
     def install(heads: AttentionHeads) -> None:
         layer.__class__ = TimmAttention
         layer.heads = heads
 
     dim_head = layer.qkv.out_features // 3 // layer.num_heads
-    return _ReplaceableLayer(layer.num_heads, dim_head, install, placement)
+    return _ReplaceableLayer(layer.num_heads, dim_head, install, position_options)
 
 
 def _first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
-    """Return the first of the named attributes that is a positive integer, or 0 if none is."""
+    """Return the first attribute that is a positive integer, or 0 if there is none.
+
+    The attributes of an object are tried in the order of `names`.
+    """
     for holder in objects:
         for name in names:
             size = getattr(holder, name, None)
@@ -338,11 +341,14 @@ def _first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
 
 
 @cache
-def _attention_interface_source(kind: type[nn.Module]) -> str:
-    """Return the source code of `forward` if it uses transformers' attention interface, or ""."""
-    if not kind.__module__.startswith("transformers.models."):
+def _get_attention_source(module_class: type[nn.Module]) -> str:
+    """Return the source code of the forward method of a Hugging Face attention class.
+
+    For a class that does not use the `AttentionInterface` of transformers, return "".
+    """
+    if not module_class.__module__.startswith("transformers.models."):
         return ""
-    source = inspect.getsource(kind.forward)
+    source = inspect.getsource(module_class.forward)
     return source if "attention_interface" in source else ""
 
 
@@ -356,13 +362,13 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
     )
 
     layer = candidate.module
-    model = candidate.transformers_model
+    model = candidate.enclosing_transformers_model
     config = getattr(layer, "config", None)
     if not getattr(model, "_can_set_attn_implementation", lambda: True)():
         return FIXED
     # All layers of a model share the implementation of attention.
     shared = layer if model is None else model
-    sources = "".join({_attention_interface_source(type(part)) for part in shared.modules()})
+    sources = "".join({_get_attention_source(type(part)) for part in shared.modules()})
     has_bias = any(bias in path for path, _ in shared.named_parameters() for bias in BIAS_NAMES)
     if has_bias or any(f" {argument}=" in sources for argument in UNSUPPORTED_ARGUMENTS):
         return BIASED
@@ -405,14 +411,17 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
 
 
 def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -> bool:
-    """Return True if the tokens of a transformers layer are a sequence or a known grid."""
+    """Return True if the config of a Hugging Face layer tells the positions of its tokens.
+
+    The tokens are then a sequence, or the patches of an image of known size.
+    """
     from teka.integrations.transformers.attention import NUM_CLASS_TOKENS
 
     config = getattr(candidate.module, "config", None)
     model_type = str(getattr(config, "model_type", ""))
     if patches is not None:
         return model_type in NUM_CLASS_TOKENS
-    main_input = getattr(candidate.transformers_model, "main_input_name", "input_ids")
+    main_input = getattr(candidate.enclosing_transformers_model, "main_input_name", "input_ids")
     is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
     is_sequence = is_text and "qformer" not in model_type
     is_causal = getattr(candidate.module, "is_causal", False) is True
@@ -420,10 +429,10 @@ def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -
 
 
 class TimmAttention(nn.Module):
-    """Attention layer of timm after `replace_attention`.
+    """timm attention layer whose softmax attention was replaced by kernels of teka.
 
-    The original layer gets this class and the attribute `heads` with teka's kernels. It keeps its
-    projections.
+    `replace_attention` gives the original layer this class and the attribute `heads`. The layer
+    keeps its projections.
     """
 
     def forward(
@@ -432,7 +441,7 @@ class TimmAttention(nn.Module):
         attn_mask: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the output of the attention layer. Only a causal mask is supported."""
+        """Return the output tokens of the layer. The mask must be None or causal."""
         layer: Any = self
         query, key, value = (
             layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -41,7 +41,7 @@ Classes: {class_names}
 
 
 class HubModel(nn.Module, PyTorchModelHubMixin):
-    """Model that can be saved to the Hugging Face Hub and loaded from it.
+    """Image classifier that can be saved to the Hugging Face Hub and loaded from it.
 
     A repository contains the files that `teka.models.save` writes, and a model card.
 
@@ -66,7 +66,9 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "HubModel":
-        """Load a folder that `teka export` has written, or a packaged model by its name.
+        """Create a `HubModel` from a folder that `teka export` has written.
+
+        Instead of a folder, `path` can be the name of a packaged model.
 
         Args:
             path: Path of the folder, or a name such as "digits".
@@ -76,7 +78,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch classes *dense"]:
-        """Return the logits of images with intensities from 0 to 1."""
+        """Return the class logits of images with intensities from 0 to 1."""
         return self.model(images)
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -102,7 +104,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         return cls.from_teka(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """Return the model card with a code example, the class names, and the facts of the config.
+        """Return the text of the model card, with a code example and the names of the classes.
 
         Args:
             repo_id: Name of the repository in the code example.

@@ -109,14 +109,14 @@ class TimmPerformer(Performer):
     def forward_head(
         self, x: Float[Tensor, "batch tokens dim"], pre_logits: bool = False
     ) -> Float[Tensor, "batch *tokens_outputs"]:
-        """Return the logits for the tokens `x`, or the pooled tokens if `pre_logits`."""
+        """Return the class logits for the tokens `x`, or the pooled tokens with `pre_logits`."""
         pooled = x.mean(dim=1) if self.global_pool else x
         return pooled if pre_logits else self.head(pooled)
 
     def forward(
         self, images: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch *tokens_outputs"]:
-        """Return the logits of images."""
+        """Return the class logits of images."""
         return self.forward_head(self.forward_features(images))
 
     def forward_intermediates(
@@ -128,7 +128,10 @@ class TimmPerformer(Performer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the tokens after selected blocks. The arguments are those of timm's own models."""
+        """Return the output tokens of some transformer blocks, like other models of timm.
+
+        The default returns the tokens of all blocks, as feature maps, and the last tokens.
+        """
         blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
 
@@ -150,8 +153,8 @@ class TimmPerformer(Performer):
 def register() -> None:
     """Register the models of teka with timm, so that `timm.create_model` finds them.
 
-    The names are "teka_SIZE_STEM_224" with the sizes "tiny", "small" and "base", and the stems
-    "patch16" and "polyphase16".
+    The names have the form "teka_SIZE_STEM_224", such as "teka_tiny_patch16_224". The sizes are
+    "tiny", "small" and "base". The stems are "patch16" and "polyphase16".
     """
     for size, (dim, depth, heads) in SIZES.items():
         for stem, stem_options in STEMS.items():

@@ -1,4 +1,4 @@
-"""Attention functions of teka for models of the transformers library."""
+"""Attention of teka for models of the transformers library."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -66,10 +66,11 @@ Kernels = tuple[str, str | None]
 
 
 def register_attention() -> None:
-    """Register teka's attention as values of the argument `attn_implementation`.
+    """Register the attention of teka with transformers, as attention implementations.
 
-    There is one value for each valid pair of a content kernel and a relative kernel. The names are
-    "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE".
+    Models of transformers then accept names such as "teka", "teka:KERNEL" and
+    "teka:KERNEL-RELATIVE" as `attn_implementation`. There is one name for each valid pair of a
+    content kernel and a relative kernel.
     """
     names: dict[str, Kernels] = {NAME: DEFAULT_KERNELS}
     for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
@@ -98,11 +99,11 @@ def attention_forward(
     is_causal: bool | None = None,
     **options: object,
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
-    """Compute attention with teka's kernels, as transformers' `AttentionInterface` requires.
+    """Compute attention with a kernel of teka, as an `AttentionInterface` of transformers.
 
-    Relative kernels use the grid of a surrounding `teka.on`. Without one, the config of the model
-    tells if the tokens are a sequence, or class tokens followed by the patches of an image. Dropout
-    acts on the output. With a `StateCache`, each call continues from the earlier tokens.
+    Relative kernels use the grid of a surrounding `teka.on`. Without `teka.on`, the config of the
+    model tells if the tokens are a sequence, or class tokens followed by the patches of an image.
+    Dropout acts on the output. With a `StateCache`, each call continues from the earlier tokens.
 
     Args:
         module: Attention layer of the model. If `teka.convert.replace_attention` has added heads
@@ -155,7 +156,7 @@ def attention_forward(
     relative = kernels[1] if heads is None else heads.relative
     grid, num_prefix = None, 0
     if relative is not None and not is_causal and getattr(heads, "grid", None) is None:
-        grid, num_prefix = _find_grid(module, query.shape[2], key.shape[2])
+        grid, num_prefix = _find_token_grid(module, query.shape[2], key.shape[2])
     if heads is None:
         num_axes = 1 if grid is None else grid.num_axes
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -185,7 +186,7 @@ def make_padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Make the key mask of a batch, as transformers' `AttentionMaskInterface` requires.
+    """Make the padding mask of a batch, as an `AttentionMaskInterface` of transformers.
 
     The model passes the mask to `attention_forward`. A causal mask ends at the last query, so that
     it is shorter than the keys of a static cache.
@@ -227,7 +228,10 @@ def make_padding_mask(
 
 
 def find_patch_grid(config: Any) -> Grid | None:
-    """Return the grid of image, video or audio patches that a config describes, or None."""
+    """Return the grid of the patches of an image, video or audio model.
+
+    Return None if the config does not describe patches.
+    """
     patch = _height_and_width(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
         rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride
@@ -249,24 +253,24 @@ def find_patch_grid(config: Any) -> Grid | None:
 
 
 def _height_and_width(size: Any) -> tuple[int, ...] | None:
-    """Return a size as (height, width), or None if it is neither an integer nor a pair."""
+    """Return the size in a config as (height, width), or None if there is no such size."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
 def count_prefix_tokens(config: object) -> int:
-    """Count the class and register tokens before the patches of a model with this config."""
+    """Return the number of class and register tokens before the patches of a model."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
     num_registers = getattr(config, "num_register_tokens", 0)
     return num_class_tokens + num_registers if num_class_tokens else 0
 
 
-def _find_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
-    """Return the grid of a layer's tokens, and the number of tokens before the grid.
+def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
+    """Return the grid of the tokens of a layer, and the number of prefix tokens.
 
-    A surrounding `teka.on` takes precedence over the config of the model. The grid is None if the
-    tokens are a sequence.
+    The grid of a surrounding `teka.on` takes precedence over that of the config. The grid is None
+    if the tokens are a sequence.
     """
     # Layers of decoders that are not causal attend to the tokens of the encoder.
     is_decoder = getattr(module, "is_decoder", False)
@@ -306,7 +310,7 @@ def get_shared_heads(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Return attention heads with the given kernels, which all layers with these sizes share.
+    """Return the attention heads that all layers with the same sizes and kernels share.
 
     The heads have no trained parameters. Random features are drawn with seed 0.
     """
@@ -321,7 +325,7 @@ def get_shared_heads(
 
 
 def refuse_to_save(*_: object, **__: object) -> None:
-    """Raise an error instead of saving a model whose attention was replaced."""
+    """Raise an error, as `save_pretrained` of a model whose attention was replaced."""
     raise ValueError(
         "save_pretrained cannot save replaced attention, because from_pretrained would load the "
         "original attention. Save model.state_dict(), and load it after replace_attention with "

@@ -14,7 +14,7 @@ Heads = Float[Tensor, "batch heads tokens dim"]
 
 
 class StateLayer(CacheLayerMixin):
-    """Cache of one layer: the state of its linear attention and the number of earlier tokens."""
+    """Cache of one attention layer for text generation, as part of a `StateCache`."""
 
     is_sliding = False
 
@@ -24,15 +24,15 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def lazy_initialization(self, key_states: Heads, value_states: Heads) -> None:
-        """Mark the cache of the layer as initialized. The first call of attention fills it."""
+        """Mark the cache as initialized. The first call of the attention fills it."""
         self.is_initialized = True
 
     def update(
         self, key_states: Heads, value_states: Heads, *_: object, **__: object
     ) -> tuple[Heads, Heads]:
-        """Count the new tokens, and return their keys and values.
+        """Add the number of new tokens, and return the keys and values of the new tokens.
 
-        This layer becomes an attribute of the returned keys, so that `attention_forward` can update
+        The returned keys have this cache as an attribute, through which `attention_forward` updates
         the state.
 
         Raises:
@@ -52,31 +52,31 @@ class StateLayer(CacheLayerMixin):
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys that a mask covers, and the position of the first key."""
+        """Return the length of a key mask, and 0, the position of its first key."""
         return self.num_tokens + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens so far."""
+        """Return the number of tokens in the cache."""
         return self.num_tokens
 
     def get_max_length(self) -> int:
-        """Return −1, because the number of tokens is unlimited."""
+        """Return −1, which means that the number of tokens is unlimited."""
         return -1
 
     get_max_cache_shape = get_max_length  # its name in older versions of transformers
 
     def reset(self) -> None:
-        """Forget all tokens."""
+        """Delete the state, as before the first token."""
         self.state = None
         self.num_tokens = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, "beams"]) -> None:
-        """Keep the states of the sequences from which beam search continues."""
+        """Keep only the states of the beams `beam_idx`, from which beam search continues."""
         self.state = _select_samples(self.state, beam_idx)
 
 
 class StateCache(Cache):
-    """Cache of fixed size for text generation with teka's attention.
+    """Cache of fixed size for text generation with the attention of teka.
 
     The cache holds sums over all earlier keys and values, so that the cost of a new token does not
     grow with the number of earlier tokens. Kernels without such sums, for example softmax, raise a
@@ -101,7 +101,7 @@ class StateCache(Cache):
 
 
 def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
-    """Select samples of the batch, the first axis, in all tensors of a nested state."""
+    """Select samples along the first axis of all tensors in a nested state."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):

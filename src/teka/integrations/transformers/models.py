@@ -35,7 +35,7 @@ SAVED_FIELDS = ("model", "image_size", "in_channels", "options", "pictures")
 
 
 class TekaConfig(PretrainedConfig):
-    """Config of the transformers library for an image classifier of teka.
+    """Config for `TekaForImageClassification`, as transformers needs it.
 
     The number of classes is `num_labels`, and their names are in `id2label`.
 
@@ -95,7 +95,7 @@ class TekaConfig(PretrainedConfig):
 
     @property
     def model_config(self) -> ModelConfig:
-        """Config of teka, from which `make_model` makes the model."""
+        """Config of the model inside `TekaForImageClassification`, as a `ModelConfig` of teka."""
         labels: dict[Any, str] = self.id2label or {}
         if sorted(labels) != list(range(len(labels))):
             raise wrong_value("id2label", labels, "a name for each class, with keys 0, 1, 2, …")
@@ -106,7 +106,9 @@ class TekaConfig(PretrainedConfig):
 
 
 class TekaForImageClassification(PreTrainedModel):
-    """Image classifier of teka for `from_pretrained`, `Trainer` and `pipeline` of transformers.
+    """Image classifier of teka that works like a model of transformers.
+
+    It supports `from_pretrained`, `Trainer` and `pipeline`.
 
     `activation_checkpointing_enable` recomputes the transformer blocks in the backward pass.
 
@@ -131,7 +133,9 @@ class TekaForImageClassification(PreTrainedModel):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
-        """Load a folder that `teka export` has written, or a packaged model by its name.
+        """Create a model from a folder that `teka export` has written.
+
+        Instead of a folder, `path` can be the name of a packaged model.
 
         Args:
             path: Path of the folder, or a name such as "digits".
@@ -146,13 +150,16 @@ class TekaForImageClassification(PreTrainedModel):
         pixel_values: Float[Tensor, "batch channels *sides"],
         labels: Shaped[Tensor, "batch *classes"] | None = None,
     ) -> ImageClassifierOutput | tuple:
-        """Return the logits. With labels, also return the loss for the config's `problem_type`."""
+        """Return the class logits of images and, if `labels` are passed, the loss.
+
+        The loss depends on the `problem_type` of the config.
+        """
         logits = self.model(pixel_values)
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         return ImageClassifierOutput(loss=loss, logits=logits)  # pyright: ignore[reportArgumentType]
 
     def _set_gradient_checkpointing(self, *arguments: Any, **keywords: Any) -> None:
-        """Turn the recomputation of transformer blocks in the backward pass on or off."""
+        """Turn activation checkpointing of the transformer blocks on or off."""
         for block in _transformer_blocks(self.model):
             kind = type(block)
             if not isinstance(block, GradientCheckpointingLayer):
@@ -162,7 +169,7 @@ class TekaForImageClassification(PreTrainedModel):
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialize weights that are missing in a loaded file."""
+        """Initialize the weights that a loaded file does not contain."""
         if not self.is_complete:  # `__init__` has initialized all weights
             return
         state = self.model.state_dict(keep_vars=True)
@@ -174,12 +181,12 @@ class TekaForImageClassification(PreTrainedModel):
 
 
 def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the transformer blocks of a model, or an empty list if it has none."""
+    """Return the transformer blocks of a model, in the order of its modules."""
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
 
 class TekaImageProcessor(BaseImageProcessor):
-    """Image processor for the transformers library that reads image files for a teka model.
+    """Image processor that prepares pictures for a `TekaForImageClassification`.
 
     The processor converts files or Pillow images of any size to the input tensor of the model. It
     does not need torchvision.
@@ -230,7 +237,7 @@ class TekaImageProcessor(BaseImageProcessor):
         return_tensors: str | None = "pt",
         **_: object,  # pipelines pass further arguments to every image processor
     ) -> BatchFeature:
-        """Read one or more image files, and return them as the input tensor `pixel_values`.
+        """Convert image files or Pillow images to `pixel_values`, the input of a model.
 
         Args:
             images: Paths of picture files, or pictures of Pillow.
@@ -246,7 +253,7 @@ class TekaImageProcessor(BaseImageProcessor):
 
 
 def register_models() -> None:
-    """Register the model type "teka" with the Auto classes of transformers."""
+    """Register the model type "teka", so that `AutoModelForImageClassification` finds it."""
     AutoConfig.register(TekaConfig.model_type, TekaConfig, exist_ok=True)
     AutoModelForImageClassification.register(TekaConfig, TekaForImageClassification, exist_ok=True)
     AutoImageProcessor.register(
