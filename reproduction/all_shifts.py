@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from teka.audit import wilson_interval
 from teka.cli.app import CommandLine
 from teka.data import load
-from teka.files import read_json, write_json
+from teka.errors import wrong_value
+from teka.files import check_output_file, read_json, write_json
 from teka.models import load as load_model
 from teka.models import read_config
 from teka.provenance import provenance
@@ -41,11 +42,15 @@ def all_shifts(
         images: Number of test images, drawn with a fixed seed. By default all of them.
         command: The command line.
     """
+    check_output_file("out", out)
+    saved: dict[str, Any] = read_json(out) if out.is_file() else {"model": model, "num_changes": []}
+    if saved["model"] != model:
+        raise wrong_value("out", str(out), f"a new file, or the results of the model {model}")
     torch.set_num_threads(1)
     network = load_model(model)
     test = load(data, data_dir=data_dir, image_size=read_config(model).image_size).test.images
     order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))[:images]
-    num_changes: Any = read_json(out)["num_changes"] if out.is_file() else []
+    num_changes = saved["num_changes"]
     for rows in order[len(num_changes) :].split(BATCH_SIZE):
         num_changes += count_changing_shifts(network, test[rows]).tolist()
         num_unchanged = num_changes.count(0)

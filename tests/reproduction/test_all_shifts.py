@@ -49,3 +49,12 @@ def test_an_interrupted_measurement_continues(tmp_path, monkeypatch):
 def test_an_unknown_model_is_an_error_of_one_line(fails, tmp_path):
     error = fails("all-shifts", "none", "--data", "digits", "--out", tmp_path / "x.json")
     assert "the model must be one of" in error
+
+
+def test_results_of_another_model_are_an_error(fails, tmp_path):
+    out = tmp_path / "digits.json"
+    out.write_text('{"model": "other", "num_changes": [1]}')
+    error = fails("all-shifts", "digits", "--data", "digits", "--out", out)
+    assert "results of the model digits" in error
+    error = fails("all-shifts", "digits", "--data", "digits", "--out", tmp_path)
+    assert "a file that can be written" in error
