@@ -34,16 +34,20 @@ CONDITIONS = {
     "torch": "version of PyTorch",
     "date": "dates of training",
 }
-NOTES = """The tables give accuracies as means over seeds ± half of the 95 % interval (Student's t).
+NOTES = """Accuracies are means over seeds ± half of the 95 % interval (Student's t).
 
-Each difference is the accuracy of a model minus the accuracy of the reference model with the same
-seed, in percentage points. The column "at equal time" compares the accuracies on held-out images
-after both models have been trained for the CPU time that the reference model takes. A slower model
-has not finished its training by then. For a faster model, the accuracy after training is used.
+The column "difference at equal steps" gives the accuracy of a model minus the accuracy of the
+reference model with the same seed, in percentage points.
 
-The columns about shifts give the accuracy on the same test images without a shift, the accuracy
-at the worst shift, and the share of images that are classified correctly at every shift. If
-there is a table of unchanged predictions, it gives the lowest value of all seeds."""
+The column "at equal time" gives the same difference on held-out images, after both models have been
+trained for the CPU time that the reference model needs. A slower model has not finished its
+training by then. For a faster model, the accuracy at the end of its training is used.
+
+The columns about shifts are measured on one set of test images. They give the accuracy without a
+shift, the accuracy at the worst shift, and the percentage of images that are classified correctly
+at every shift.
+
+If there is a table of unchanged predictions, it gives the lowest percentage of all seeds."""
 
 
 def format_number(number: float | int) -> str:
