@@ -66,6 +66,13 @@ def test_a_truncated_picture_is_an_error_with_its_path(format_: str, tmp_path: P
 @pytest.mark.skipif(
     ".avif" not in Image.registered_extensions(), reason="this Pillow reads no AVIF"
 )
+def test_an_unknown_format_is_named_without_objects_of_pillow(tmp_path: Path):
+    path = tmp_path / "unknown.png"
+    path.write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="got a damaged file or another format"):
+        read_picture(path)
+
+
 def test_a_damaged_picture_is_an_error_with_its_path(tmp_path: Path):
     path = save_picture(tmp_path, Image.fromarray(COLOR[:8, :8]), "one.avif")
     content, refused = path.read_bytes(), 0

@@ -54,7 +54,7 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
         ValueError: The file is missing, damaged, too large or of another format than `FORMATS`.
     """
     require("PIL", "pictures need", "teka[train]")
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if isinstance(picture, Image.Image):
         yield picture
@@ -72,9 +72,12 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
                 raise Image.DecompressionBombError(f"more than {MAX_IMAGE_PIXELS:,} pixels")
             yield opened
     except Exception as error:  # the kind of error of a damaged file depends on its format
+        reason = first_line_of_error(error)
+        if isinstance(error, UnidentifiedImageError):
+            reason = "a damaged file or another format"  # Pillow names its internal file object
         raise wrong_argument(
             str(path),
-            first_line_of_error(error),
+            reason,
             f"a readable picture of at most {MAX_IMAGE_PIXELS:,} pixels",
             f"The formats are {', '.join(FORMATS)}.",
         ) from error

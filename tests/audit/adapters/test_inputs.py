@@ -407,5 +407,5 @@ def test_undeclared_preprocessing_has_a_caveat_that_lists_the_options(tmp_path):
 
 
 def test_empty_folder_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"at least two.*Each sub-folder"):
+    with pytest.raises(ValueError, match=r"the pictures in .* must be one or more, got none"):
         load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())

@@ -212,7 +212,10 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
         return _AvailableImages(part, split.images, split.labels, arrays.num_classes)
     files = sorted(path.iterdir()) if path.is_dir() else []
     pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
-    if pictures and not any(file.is_dir() for file in files):
+    if path.is_dir() and not any(file.is_dir() for file in files):
+        if not pictures:
+            hint = f"Pictures have names that end in {', '.join(sorted(SUFFIXES))}."
+            raise wrong_argument(f"the pictures in {data}", "none", "one or more", hint)
         return _AvailableImages("all", pictures)
     parts, names = find_pictures(path)
     part = "test" if "test" in parts else "all"
