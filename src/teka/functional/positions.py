@@ -50,12 +50,12 @@ class Positions:
 
     @property
     def is_known(self) -> bool:
-        """True if the queries have positions."""
+        """True if the queries have positions, given by a grid or by coordinates."""
         return self.grid is not None or self.points is not None
 
     @property
     def num_axes(self) -> int:
-        """Number of axes n, 0 without positions."""
+        """Number of position axes. It is 0 without positions."""
         if self.grid is not None:
             return self.grid.num_axes
         return 0 if self.points is None else self.points.shape[-1]

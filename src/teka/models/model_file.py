@@ -180,11 +180,11 @@ def _check_model_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        expected = "a folder, or a place for a new one; it is a file"
+        expected = "a folder, which may be missing; it is a file"
         raise wrong_value("path", str(folder), expected)
     names = sorted(entry.name for entry in folder.iterdir())
     if names and names != sorted((CONFIG_FILE, WEIGHTS_FILE)):
-        expected = f"an empty place or a model file; it holds {', '.join(names[:3])}"
+        expected = f"an empty folder or a saved model; it contains {', '.join(names[:3])}"
         raise wrong_value("path", str(folder), expected)
 
 

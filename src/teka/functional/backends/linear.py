@@ -90,7 +90,7 @@ class LinearState:
         return cls(key.numerator.mT @ (value * factor), weights, log_peak)
 
     def without_keys(self) -> "LinearState":
-        """Return sums over no keys, which are zeros of the same shapes."""
+        """Return the state of an empty sequence, whose sums over keys are 0."""
         weights = tuple(torch.zeros_like(total) for total in self.weights)
         log_peak = self.values.new_full(self.values.shape[:2], -torch.inf)
         return LinearState(torch.zeros_like(self.values), weights, log_peak)

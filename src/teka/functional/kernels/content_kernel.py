@@ -270,7 +270,7 @@ class DenseAttentionInputs:
         return keep | is_empty, is_empty
 
     def with_vectors(self, query: Queries, key: Keys) -> "DenseAttentionInputs":
-        """Return a copy with new queries and keys, and a scale of 1."""
+        """Return a copy whose queries and keys are replaced, and whose scale is 1."""
         return replace(self, query=query, key=key, scale=1.0)
 
 
@@ -383,8 +383,8 @@ class FeatureKernel(ContentKernel):
 def smallest_normal_number(like: Tensor) -> Float[Tensor, ""]:
     """Return the smallest normal number of the dtype of `like`, as a scalar tensor.
 
-    The argument of a logarithm is limited to this number, so that gradients stay finite. A tensor
-    is needed because FlexAttention traces a Python number as an unknown value.
+    Arguments of logarithms are limited to this number, so that gradients stay finite. The result is
+    a tensor because FlexAttention traces a Python number as an unknown value.
     """
     return torch.full((), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
 

@@ -52,7 +52,7 @@ OffsetIndex = Callable[[Tensor, Tensor], Tensor]
 def random_directions(
     heads: int, num_directions: int, num_axes: int
 ) -> Float[Tensor, "heads directions axes"]:
-    """Return unit vectors in uniformly distributed directions."""
+    """Draw unit vectors with uniformly distributed directions, several for each head."""
     return normalize(torch.randn(heads, num_directions, num_axes), dim=-1)
 
 

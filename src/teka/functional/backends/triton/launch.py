@@ -200,7 +200,7 @@ class TritonLaunch:
         self, function: Any, tokens: Tensor, *tensors: Tensor, num_warps: int = 4
     ) -> None:
         """Launch a Triton kernel with one GPU program per head and segment of a sequence."""
-        launch(
+        run_on_tensor_device(
             function,
             (self.num_heads, self.num_segments(tokens)),
             *tensors,
@@ -220,7 +220,7 @@ class TritonLaunch:
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
-        launch(
+        run_on_tensor_device(
             kernels.scan_segments,
             grid,
             states,
@@ -241,7 +241,7 @@ class TritonLaunch:
         ]
         return self.query, self.key, self.value, self.key_mask, *tables
 
-    def forward(self) -> ForwardResult:
+    def run_forward_kernels(self) -> ForwardResult:
         """Compute the outputs of linear attention on the GPU.
 
         The result also contains the sums and peaks that the backward pass needs.
@@ -278,7 +278,7 @@ class TritonLaunch:
         peaks = result.peaks if self.is_causal else state_peaks
         return ForwardResult(result.output, result.inverse, states, peaks)
 
-    def backward(self, gradient: Tensor, result: ForwardResult) -> tuple[Tensor, ...]:
+    def run_backward_kernels(self, gradient: Tensor, result: ForwardResult) -> tuple[Tensor, ...]:
         """Compute the gradients of queries, keys, values and rotary angles on the GPU."""
         gradients = self.allocate_gradients()
         grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles = gradients
@@ -320,7 +320,9 @@ class TritonLaunch:
         return gradients
 
 
-def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def run_on_tensor_device(
+    function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any
+) -> None:
     """Run a Triton function on the GPU that holds the first argument."""
     with torch.cuda.device_of(arguments[0]):
         function[grid](*arguments, **options)

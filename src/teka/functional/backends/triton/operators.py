@@ -73,7 +73,7 @@ def linear_attention(
     """
     options = TritonOptions(kernel, scale, epsilon, length_share, is_causal)
     launch = TritonLaunch(query, key, value, key_mask, query_angles, key_angles, options)
-    return tuple(launch.forward())
+    return tuple(launch.run_forward_kernels())
 
 
 @linear_attention.register_fake
@@ -110,7 +110,7 @@ def feature_attention_gradients(
     """
     options = TritonOptions(kernel, scale, epsilon, length_share, is_causal)
     launch = TritonLaunch(query, key, value, key_mask, query_angles, key_angles, options)
-    return launch.backward(gradient, ForwardResult(output, inverse, states, peaks))
+    return launch.run_backward_kernels(gradient, ForwardResult(output, inverse, states, peaks))
 
 
 @feature_attention_gradients.register_fake
