@@ -54,6 +54,18 @@ def test_abbreviated_option_is_an_error_with_the_closest_name(fails):
     )
 
 
+def test_error_names_an_argument_as_its_option_is_named(fails):
+    assert fails("audit", "digits", "--data", "digits", "--mean", "0.5") == (
+        "teka audit: error: std must be given together with mean, got None.\n"
+    )
+
+
+def test_background_has_one_value_for_each_channel(fails):
+    words = ["audit", "digits", "--data", "digits", "--mode", "zero", "--background", "0.1", "0.2"]
+    message = "background must be one value, or one for each of the 1 channels, got (0.1, 0.2)."
+    assert message in fails(*words)
+
+
 def test_missing_argument_is_an_error_with_its_name(fails):
     assert fails("audit") == "teka audit: error: MODEL is required; see teka audit --help\n"
     assert fails("audit", "digits") == (

@@ -27,8 +27,8 @@ RealImages = Float[Tensor, "batch channels *sizes"]
 Moved = Shaped[Tensor, "batch channels *moved"]
 Margins = Int[Tensor, "batch axes sides"]
 ImageSet = Shaped[Tensor, "images channels *sizes"]
-Background = float | int | Sequence[float | int]
-Size = int | Sequence[int]
+Background = Sequence[float | int] | float | int
+Size = Sequence[int] | int
 Steps = Sequence[int | float]  # one step for each axis
 BACKGROUND = "a finite number, or one for each channel"
 

@@ -16,7 +16,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from teka.cli import child
-from teka.cli.app import describe_error, make_app
+from teka.cli.app import OPTION_NAMES, describe_error, make_app
 from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
 from teka.errors import first_line_of_error, is_out_of_memory, to_one_line
 
@@ -115,7 +115,8 @@ def _error_message(error: BaseException, program: str) -> str:
         case ImportError(__cause__=ImportError() as cause):  # of the parser, which says less
             return _error_message(cause, program)
         case ImportError() | ValueError() | FloatingPointError():
-            return str(error)
+            argument, _, rest = str(error).partition(" ")
+            return f"{OPTION_NAMES.get(argument, argument)} {rest}".rstrip()
         case Exception() if is_out_of_memory(error):
             return str(error) or "out of memory"
         case Exception():

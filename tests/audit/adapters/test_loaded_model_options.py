@@ -90,8 +90,8 @@ def test_options_replace_normalization_and_channel_order():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mean": (0.5,)}, "deviation must be given, because mean and deviation belong together"),
-        ({"deviation": (0.5,)}, "mean must be given, because mean and deviation belong together"),
+        ({"mean": (0.5,)}, "deviation must be given together with mean"),
+        ({"deviation": (0.5,)}, "mean must be given together with deviation"),
         (
             {"mean": (0.5,), "deviation": (0.0,)},
             "deviation must be 3 positive finite numbers, as many as in mean, got (0.0, 0.0, 0.0)",

@@ -94,8 +94,8 @@ class LoadOptions:
         if self.weights not in (None, RANDOM) and not expand_user(self.weights).is_file():
             raise wrong_value("weights", str(self.weights), f"an existing file, or {RANDOM!r}")
         if (self.mean is None) != (self.deviation is None):
-            missing = "mean" if self.mean is None else "deviation"
-            raise wrong_value(missing, None, "given, because mean and deviation belong together")
+            names = ("mean", "deviation") if self.mean is None else ("deviation", "mean")
+            raise wrong_value(names[0], None, f"given together with {names[1]}")
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
