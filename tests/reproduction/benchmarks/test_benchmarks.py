@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
-from reproduction.benchmarks import backends, gpu, layers, million_tokens
+import teka
+from reproduction.benchmarks import backends, decoding, gpu, layers, million_tokens
 from reproduction.benchmarks.measurement import measure_median_times
 
 
@@ -57,6 +58,23 @@ def test_the_peak_memory_of_a_process_is_measured(backward):
     row: dict[str, Any] = million_tokens.measure_layer_pass("squared_relu", 16, backward=backward)
     assert row["peak_bytes"] > 1e8
     assert row["direction"] == ("forward_backward" if backward else "forward")
+
+
+def test_each_call_of_a_decoder_adds_the_timed_tokens():
+    layer = teka.nn.Attention(layers.DIM, layers.HEADS, causal=True, num_axes=1)
+    states = []
+
+    def step(token, state):
+        output, state = layer.step(token, state)
+        states.append(state)
+        return output, state
+
+    decode = decoding.make_decoder(step, torch.randn(2, 5, layers.DIM))
+    decode()
+    decode()
+    num_tokens = [state[0].num_tokens for state in states]
+    count = decoding.WARMUP_TOKENS + 2 * decoding.TIMED_TOKENS
+    assert num_tokens == list(range(1, count + 1))
 
 
 def test_every_backend_of_an_attention_is_timed():
