@@ -346,7 +346,7 @@ def main(part: int, num_parts: int) -> None:
     """Print the difference and the number of kernel launches of every case of a part, by name, as JSON."""
     torch.set_num_threads(1)
     launches: list[object] = []
-    run = launch.launch
+    run = launch.run_on_tensor_device
 
     def counted_run(function: object, *arguments: Any, **options: Any) -> None:
         launches.append(function)
@@ -356,7 +356,7 @@ def main(part: int, num_parts: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         if DEVICE == "cpu":
             patched.setattr(launch, "SEGMENT_TOKENS", 32)
-        patched.setattr(launch, "launch", counted_run)
+        patched.setattr(launch, "run_on_tensor_device", counted_run)
         for name, measure in itertools.islice(cases(), part, None, num_parts):
             launches.clear()
             try:

@@ -372,6 +372,7 @@ def test_a_transform_does_not_infer_the_axes():
 
 def test_parameters_in_an_autograd_graph_keep_their_axes():
     layer, tokens = Attention(8, 2), torch.randn(3, 6, 8)
+    assert layer.relative is not None
     penalty = layer.relative.frequency.square().sum()  # DistributedDataParallel keeps a graph, too
     with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
         layer(tokens, 6)
@@ -383,6 +384,7 @@ def test_parameters_in_an_autograd_graph_keep_their_axes():
 
 def test_parameters_with_a_parametrization_keep_their_axes():
     layer = Attention(8, 2)
+    assert layer.relative is not None
     torch.nn.utils.parametrize.register_parametrization(
         layer.relative, "frequency", torch.nn.Identity()
     )
