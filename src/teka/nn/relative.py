@@ -277,7 +277,7 @@ def can_change_shape(parameter: Tensor) -> bool:
         return True
     with torch.inference_mode(False):
         metadata = get_gradient_edge(parameter).node.metadata
-        # If nothing holds the node of the parameter, autograd makes a new one.
+        # If no autograd graph holds the node of the parameter, the second call makes a new node.
         return get_gradient_edge(parameter).node.metadata is not metadata
 
 

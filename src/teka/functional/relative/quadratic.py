@@ -227,7 +227,7 @@ class BiasTable(SeparableRelativeKernel):
 
 
 def _common_offset_unit(query_grid: Grid, key_grid: Grid, axis: int) -> float:
-    """Return a length of which all offsets between two grids along one axis are multiples."""
+    """Return a length that divides all offsets between two grids along one axis."""
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query_grid, key_grid) if grid.shape[axis] > 1]
     width = min(spacings) if spacings else query_grid.spacing[axis]
