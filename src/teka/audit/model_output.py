@@ -318,11 +318,6 @@ def _predict_class(values: Values, threshold: float) -> Predictions:
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > threshold).long()
 
 
-def _predict_label_set(values: Values, threshold: float) -> Predictions:
-    """Predict the labels whose values exceed a threshold, and encode them as one integer."""
-    return encode_label_sets(values > threshold)
-
-
 def _class_indices(values: Values) -> Predictions:
     """Return the class indices (B,) from the output (B, 1) of a model that predicts them."""
     if (values < 0).any():
@@ -370,7 +365,6 @@ class OutputKind:
     """Kind of output of a model, such as logits, features or boxes.
 
     Args:
-        name: Name of the kind.
         expected: Description of a valid output, for error messages.
         accepts: Function that takes an output and the sizes of the images, and returns True if the
             output may be of this kind. Its dtype is checked separately.
@@ -379,69 +373,60 @@ class OutputKind:
             output does not determine them.
     """
 
-    name: str
     expected: str
     accepts: Callable[[Tensor, Sizes], bool]
     predict: Callable[[Values], Predictions] | None = None
     log_probabilities: Callable[[Values], Tensor] | None = None
 
 
-KINDS = (
-    OutputKind(
-        "dense", "a floating-point map for each image, shape (batch, channels, *sizes)", _is_map
+KINDS = {
+    "dense": OutputKind(
+        "a floating-point map for each image, shape (batch, channels, *sizes)", _is_map
     ),
-    OutputKind(
-        "classes",
+    "classes": OutputKind(
         "the class of each image as a whole number, shape (batch,)",
         lambda values, image_size: _vector_length(values) == 1,
         _class_indices,
     ),
-    OutputKind(
-        "multilabel_probabilities",
+    "multilabel_probabilities": OutputKind(
         "a probability from 0 to 1 for each image and label, shape (batch, labels)",
         _is_in_unit_interval,
-        partial(_predict_label_set, threshold=0.5),
+        lambda values: encode_label_sets(values > 0.5),
     ),
-    OutputKind(
-        "multilabel",
+    "multilabel": OutputKind(
         "a floating-point logit for each image and label, shape (batch, labels)",
         _is_vector,
-        partial(_predict_label_set, threshold=0.0),
+        lambda values: encode_label_sets(values > 0),
     ),
-    OutputKind(
-        "probabilities",
+    "probabilities": OutputKind(
         "probabilities (batch, classes) that sum to 1 for each image, or one for each image",
         _are_probabilities,
         partial(_predict_class, threshold=0.5),
         probabilities_to_log_probabilities,
     ),
-    OutputKind(
-        "logits",
+    "logits": OutputKind(
         "a floating-point logit for each image and class, (batch, classes) or (batch,)",
         _is_vector,
         partial(_predict_class, threshold=0.0),
         logits_to_log_probabilities,
     ),
-    OutputKind("features", "(batch, …) of floating-point numbers", lambda values, image_size: True),
-    OutputKind(
-        "segmentation",
+    "features": OutputKind("(batch, …) of floating-point numbers", lambda values, image_size: True),
+    "segmentation": OutputKind(
         "a floating-point map of logits, (batch, classes, *sizes) with two or more classes",
         lambda values, image_size: _is_map(values, image_size) and values.shape[1] > 1,
     ),
-    OutputKind(
-        "boxes",
+    "boxes": OutputKind(
         "four coordinates and class scores of each box, shape (batch, boxes, 4 + classes)",
         lambda values, image_size: (
             values.ndim == 3 and values.shape[2] > 4 and len(image_size) == 2
         ),
     ),
-)
-KIND_BY_NAME = {kind.name: kind for kind in KINDS}
-OUTPUTS = tuple(KIND_BY_NAME)
+}
+OUTPUTS = tuple(KINDS)
 OUTPUT_CHOICES = ("auto", *OUTPUTS)
 MAPS = ("dense", "segmentation")
 MULTILABEL = ("multilabel", "multilabel_probabilities")
-CLASSIFIERS = tuple(kind.name for kind in KINDS if kind.predict is not None)
+CLASSIFIERS = tuple(name for name, kind in KINDS.items() if kind.predict is not None)
 # Kinds of output that should not change under a shift.
 INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
 
@@ -488,10 +473,10 @@ def infer_kind(
     if kind == "auto":
         kind = _choose_kind(values, image_size, stride is not None, label_axes)
     else:
-        expected = f"{KIND_BY_NAME[kind].expected}, because the requested kind is {kind!r}"
+        expected = f"{KINDS[kind].expected}, because the requested kind is {kind!r}"
     # Only classes are whole numbers.
     is_right_dtype = values.is_floating_point() == (kind != "classes")
-    if not (is_right_dtype and KIND_BY_NAME[kind].accepts(values, image_size)):
+    if not (is_right_dtype and KINDS[kind].accepts(values, image_size)):
         raise ValueError(f"the output of the model {describe_output(values)}, expected {expected}")
     shape = tuple(values.shape)
     if kind not in MAPS:
@@ -521,7 +506,7 @@ def predict(values: Tensor, kind: str) -> Predictions:
     Raises:
         ValueError: The model is not a classifier.
     """
-    row = KIND_BY_NAME[kind]
+    row = KINDS[kind]
     if row.predict is None:
         raise wrong_value("the output of the model", kind, f"one of {', '.join(CLASSIFIERS)}")
     return row.predict(flatten_vectors(values, kind))
@@ -535,7 +520,7 @@ def predict_with_probability(
     Returns:
         Probabilities (B,) and classes (B,). Unknown probabilities are 1.
     """
-    row = KIND_BY_NAME[kind]
+    row = KINDS[kind]
     classes = predict(values, kind)
     if row.log_probabilities is None:
         return torch.ones(len(classes), dtype=torch.float64), classes

@@ -24,7 +24,6 @@ from teka.precision import widest_dtype
 
 Images = Shaped[Tensor, "batch channels *sizes"]
 RealImages = Float[Tensor, "batch channels *sizes"]
-Moved = Shaped[Tensor, "batch channels *moved"]
 Margins = Int[Tensor, "batch axes sides"]
 ImageSet = Shaped[Tensor, "images channels *sizes"]
 Background = Sequence[float | int] | float | int
@@ -401,7 +400,7 @@ class Movement:
             check_window_shifts(sizes, self.seen_size(sizes), steps, argument)
         return steps
 
-    def move(self, prepared: Images, shift: Steps) -> Moved:
+    def move(self, prepared: Images, shift: Steps) -> Shaped[Tensor, "batch channels *moved"]:
         """Return a shifted copy of the images, with the size from `seen_size`.
 
         Args:

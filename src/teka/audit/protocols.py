@@ -13,12 +13,7 @@ from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
 from teka.audit.movement import Movement, roll_and_fill
 from teka.audit.settings import AuditSettings
-from teka.audit.statistics.intervals import (
-    BootstrapSettings,
-    Estimate,
-    ImageBootstrap,
-    estimate_share,
-)
+from teka.audit.statistics.intervals import Estimate, ImageBootstrap, estimate_share
 from teka.audit.statistics.metrics import Metrics, summarize
 from teka.checks import check_tensor
 from teka.data import lossless_selection
@@ -26,8 +21,7 @@ from teka.errors import wrong_argument, wrong_value
 
 Images = Float[Tensor, "images channels height width"]
 Labels = Int[Tensor, " images"] | None
-Place = tuple[int, int]
-Move = Callable[[Tensor, Place], Tensor]
+Move = Callable[[Tensor, tuple[int, int]], Tensor]
 
 HORN_SIDE = 32
 HORN_MARGIN = 8
@@ -272,5 +266,4 @@ def compare_random_positions(
 def _estimate_mean(outcomes: Bool[Tensor, "rows images"], settings: AuditSettings) -> Estimate:
     """Estimate the share of True, with a confidence interval that reflects the choice of images."""
     shares = outcomes.double().mean(dim=0).numpy()
-    bootstrap = ImageBootstrap(len(shares), BootstrapSettings(**settings.intervals))
-    return estimate_share(shares, bootstrap)
+    return estimate_share(shares, ImageBootstrap(len(shares), **settings.intervals))

@@ -13,7 +13,7 @@ from teka.audit.measure.measure_responses import BUDGET
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Background, Movement, Size, parse_background
 from teka.audit.shifts import CheckedShifts, parse_steps, shifts_to_tuples, square_shifts
-from teka.audit.statistics.intervals import BootstrapSettings
+from teka.audit.statistics.intervals import ImageBootstrap
 from teka.checks import check_device, check_name, check_names, check_number, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
@@ -104,7 +104,7 @@ class AuditSettings:
         check_name("output", self.output, OUTPUT_CHOICES)
         check_sizes({"batch_size": self.batch_size})
         check_sizes({"num_examples": self.num_examples}, least=0)
-        BootstrapSettings(**self.intervals)
+        ImageBootstrap(1, **self.intervals)
         if self.budget_seconds is not None:
             check_number("budget_seconds", self.budget_seconds, BUDGET, low=0, exclude=(0,))
 

@@ -93,7 +93,7 @@ def predict(
         return
     num_others = len(entries[0]["classes"]) - 1
     head = ("picture", "class", "probability", *("next", "") * num_others)
-    print(Table("", head, tuple(rows), words=("class", "next")).to_text(WIDEST))
+    print(Table(head, tuple(rows), words=("class", "next")).to_text(WIDEST))
 
 
 def _separate_pictures_and_model(words: list[str], model: str) -> tuple[list[str], str]:

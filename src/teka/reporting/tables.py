@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from teka.errors import escape_unprintable, shorten, to_one_line
 
 GAP = 2
-WIDTH = 120  # default width of a table in characters
 WIDEST = 10_000  # width of a table whose names are never wrapped
 LONGEST_CELL = 500  # maximum length of a line of a cell
 LONGEST_TEXT = 2000  # maximum length of a paragraph
@@ -22,18 +21,16 @@ class Table:
     """A table whose first column names the rows.
 
     Args:
-        title: Title above the table, or an empty text.
         heads: Head of each column.
         rows: The cells of each row. A cell may have several lines.
         words: Heads of the columns, other than the first, that contain no numbers.
     """
 
-    title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: tuple[str, ...] = ()
 
-    def to_text(self, width: int = WIDTH, *, narrowest: int = 40) -> str:
+    def to_text(self, width: int, *, narrowest: int = 40) -> str:
         """Format the table as plain text with aligned columns.
 
         If the table is too wide, long row names are wrapped. If that is not enough, the last
@@ -58,10 +55,7 @@ class Table:
             else:
                 blocks[-1] = block
         texts = [self._format_columns(rows, block, sizes) for block in blocks]
-        title = (
-            ["\n".join(textwrap.wrap(escape_unprintable(self.title), width))] if self.title else []
-        )
-        return ("\n\n" if len(texts) > 1 else "\n").join([*title, *texts])
+        return "\n\n".join(texts)
 
     def _format_columns(
         self, rows: Sequence[Sequence[list[str]]], columns: Sequence[int], sizes: Sequence[int]
@@ -83,7 +77,7 @@ class Table:
         return "\n".join(lines)
 
     def to_markdown(self) -> str:
-        """Format the table as Markdown, with its title as a level-3 heading."""
+        """Format the table as Markdown."""
         rules = ("---", *["--:"] * (len(self.heads) - 1))
         lines = [
             [
@@ -92,8 +86,7 @@ class Table:
             ]
             for line in (self.heads, *self.rows)
         ]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
-        return f"### {markdown_text(self.title)}\n\n{body}" if self.title else body
+        return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rules, *lines[1:]))
 
 
 def _printable_lines(cell: str) -> list[str]:

@@ -138,11 +138,10 @@ def test_page_shows_all_pairs_with_p_values_and_differences():
     _, _, others = page.partition("<summary>Every other pair</summary>")
     assert "+2.0" in others
     assert "−50.0" not in others.partition("</details>")[0]
-    figure = section["draw_curves"]()
-    assert figure["name"] == "accuracy of patches minus that of the other model (points)"
+    label = "accuracy of patches minus that of the other model (points)"
+    assert page.count(f'aria-label="{label} against') == 2
     # The first model is 50 points worse, so the differences of its accuracy are negative.
-    assert "rotation from -50 to 0" in figure["charts"][0]
-    assert len(figure["charts"]) == 2
+    assert "rotation from -50 to 0" in page
 
 
 def test_missing_interval_is_a_dash_with_a_reason():

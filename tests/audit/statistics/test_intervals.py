@@ -15,7 +15,6 @@ from teka.audit.statistics.intervals import (
     NO_INTERVAL,
     NO_SPREAD,
     WILSON_IMAGES,
-    BootstrapSettings,
     ImageAverage,
     ImageBootstrap,
     estimate_difference_curve,
@@ -26,7 +25,7 @@ from teka.audit.statistics.intervals import (
 )
 from tests.raising import raises_for
 
-FEW = BootstrapSettings(num_resamples=200)
+NUM_RESAMPLES = 200
 TRIALS = 150
 
 
@@ -97,7 +96,7 @@ def test_invalid_counts_and_confidences_are_errors():
 
 def test_bootstrap_equals_scipy():
     values = np.random.default_rng(0).exponential(size=60)
-    bootstrap = ImageBootstrap(60, BootstrapSettings(num_resamples=20_000))
+    bootstrap = ImageBootstrap(60, num_resamples=20_000)
     ends = bootstrap.percentile_interval(values.mean(), bootstrap.resample_means(values))
     expected = stats.bootstrap(
         (values,), np.mean, n_resamples=20_000, method="percentile", rng=1
@@ -107,7 +106,7 @@ def test_bootstrap_equals_scipy():
 
 def test_all_rows_use_the_same_resamples():
     values = np.random.default_rng(0).random((3, 40))
-    bootstrap = ImageBootstrap(40, FEW)
+    bootstrap = ImageBootstrap(40, num_resamples=NUM_RESAMPLES)
     np.testing.assert_allclose(
         bootstrap.resample_means(values)[:, 1], bootstrap.resample_means(values[1])
     )
@@ -115,7 +114,7 @@ def test_all_rows_use_the_same_resamples():
 
 
 def test_constant_rows_get_the_critical_value_of_independent_rows():
-    bootstrap = ImageBootstrap(40, FEW)
+    bootstrap = ImageBootstrap(40, num_resamples=NUM_RESAMPLES)
     for num_rows in (1, 25):
         critical = bootstrap.critical_value(np.zeros((200, num_rows)))
         # P[all of n independent |z| ≤ c] = 0.95
@@ -143,7 +142,7 @@ def test_band_covers_the_shares_of_all_shifts_unlike_intervals(images, share, co
     band = alone = lowest = 0
     for seed in range(TRIALS):
         outcomes = correlated_values(25, images, correlation, random) < NormalDist().inv_cdf(share)
-        bootstrap = ImageBootstrap(images, BootstrapSettings(num_resamples=200, seed=seed))
+        bootstrap = ImageBootstrap(images, num_resamples=NUM_RESAMPLES, seed=seed)
         curve = estimate_share_curve(outcomes, bootstrap)
         band += covers(curve.band_lower, curve.band_upper, share)
         alone += covers(curve.lower, curve.upper, share)
@@ -160,7 +159,7 @@ def test_band_and_interval_of_skewed_averages_cover():
     band = interval = 0
     for seed in range(TRIALS):
         values = np.exp(correlated_values(15, 100, 0.5, random))
-        bootstrap = ImageBootstrap(100, BootstrapSettings(num_resamples=200, seed=seed))
+        bootstrap = ImageBootstrap(100, num_resamples=NUM_RESAMPLES, seed=seed)
         curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
         band += covers(curve.band_lower, curve.band_upper, math.exp(0.5))
         interval += curve.lower[0] <= math.exp(0.5) <= curve.upper[0]
@@ -175,7 +174,9 @@ def test_interval_of_a_mean_covers_with_correlated_shifts():
         # Half of the images are stable at nearly all shifts and half at few shifts, so the mean is ½.
         stable = random.random(80) < 0.5
         agrees = random.random((24, 80)) < np.where(stable, 0.98, 0.02)
-        number = estimate_share(agrees.mean(axis=0), ImageBootstrap(80, FEW))
+        number = estimate_share(
+            agrees.mean(axis=0), ImageBootstrap(80, num_resamples=NUM_RESAMPLES)
+        )
         images += number.lower <= 0.5 <= number.upper
         lower, upper = wilson_interval(int(agrees.sum()), agrees.size)
         pairs += lower <= 0.5 <= upper
@@ -184,7 +185,9 @@ def test_interval_of_a_mean_covers_with_correlated_shifts():
 
 
 def test_share_of_one_has_an_interval_unless_it_is_by_definition():
-    curve = estimate_share_curve(np.ones((3, 40), dtype=bool), ImageBootstrap(40, FEW), known=1)
+    curve = estimate_share_curve(
+        np.ones((3, 40), dtype=bool), ImageBootstrap(40, num_resamples=NUM_RESAMPLES), known=1
+    )
     assert curve.lower[1] == curve.band_lower[1] == 1.0
     assert curve.lower[0] == wilson_interval(40, 40)[0]
     assert 0.8 < curve.band_lower[0] < curve.lower[0] < 1.0
@@ -193,14 +196,14 @@ def test_share_of_one_has_an_interval_unless_it_is_by_definition():
 
 def test_bands_contain_intervals_which_contain_values():
     normal = correlated_values(11, 37, 0.3, np.random.default_rng(3))
-    bootstrap = ImageBootstrap(37, FEW)
+    bootstrap = ImageBootstrap(37, num_resamples=NUM_RESAMPLES)
     values = np.exp(normal)
     shares = 1 / (1 + values)
     for curve in (
         estimate_share_curve(normal < 1, bootstrap),
         estimate_mean_curve(average_estimate(values, bootstrap), bootstrap),
         estimate_mean_curve(average_estimate(shares, bootstrap), bootstrap, is_share=True),
-        estimate_difference_curve(normal, ImageBootstrap(39, FEW)),
+        estimate_difference_curve(normal, ImageBootstrap(39, num_resamples=NUM_RESAMPLES)),
     ):
         rows = (curve.band_lower, curve.lower, curve.values, curve.upper, curve.band_upper)
         for below, above in itertools.pairwise(rows):
@@ -208,7 +211,7 @@ def test_bands_contain_intervals_which_contain_values():
 
 
 def test_few_images_have_wilson_intervals_of_shares_only():
-    bootstrap = ImageBootstrap(9, FEW)
+    bootstrap = ImageBootstrap(9, num_resamples=NUM_RESAMPLES)
     values = np.random.default_rng(0).random((1, 9))
     curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
     assert curve.lower == curve.band_upper == curve.values
@@ -219,7 +222,7 @@ def test_few_images_have_wilson_intervals_of_shares_only():
 
 
 def test_equal_images_have_an_interval_of_shares_only():
-    bootstrap = ImageBootstrap(40, FEW)
+    bootstrap = ImageBootstrap(40, num_resamples=NUM_RESAMPLES)
     values = np.full((1, 40), 0.107)
     curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
     assert estimate_extreme(curve, "highest", 0.95).method == NO_SPREAD
@@ -231,11 +234,14 @@ def test_bootstrap_of_a_mean_share_needs_ten_different_images():
     for num_different, method in ((9, WILSON_IMAGES), (10, BOOTSTRAP)):
         shares = np.ones(500)
         shares[:num_different] = np.linspace(0, 0.5, num_different)
-        assert estimate_share(shares, ImageBootstrap(500, FEW)).method == method
+        assert (
+            estimate_share(shares, ImageBootstrap(500, num_resamples=NUM_RESAMPLES)).method
+            == method
+        )
 
 
 def test_wilson_of_a_mean_share_rounds_the_number_of_successes_outward():
-    bootstrap = ImageBootstrap(10, FEW)
+    bootstrap = ImageBootstrap(10, num_resamples=NUM_RESAMPLES)
     whole = estimate_share(np.array([0.1 + 0.2] * 10), bootstrap)
     assert (whole.lower, whole.upper) == wilson_interval(3, 10)
     between = estimate_share(np.array([0.35] * 10), bootstrap)
@@ -244,7 +250,7 @@ def test_wilson_of_a_mean_share_rounds_the_number_of_successes_outward():
 
 def test_extreme_has_the_ends_of_the_band():
     outcomes = np.random.default_rng(0).random((5, 60)) < 0.8
-    curve = estimate_share_curve(outcomes, ImageBootstrap(60, FEW))
+    curve = estimate_share_curve(outcomes, ImageBootstrap(60, num_resamples=NUM_RESAMPLES))
     lowest = estimate_extreme(curve, "lowest", 0.95)
     assert (lowest.value, lowest.lower) == (min(curve.values), min(curve.band_lower))
     assert (lowest.upper, lowest.method) == (min(curve.band_upper), BAND)

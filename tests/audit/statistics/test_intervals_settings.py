@@ -1,22 +1,22 @@
 import pytest
 
 from teka.audit import Estimate
-from teka.audit.statistics.intervals import BootstrapSettings, Curve
+from teka.audit.statistics.intervals import Curve, ImageBootstrap
 from teka.codec import decode, encode
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -0.5, 95.0])
 def test_confidence_outside_zero_and_one_is_an_error(confidence):
     with pytest.raises(ValueError, match=r"^confidence must be"):
-        BootstrapSettings(confidence=confidence)
+        ImageBootstrap(10, confidence=confidence)
 
 
 def test_few_resamples_for_the_confidence_are_an_error():
-    assert BootstrapSettings(0.95, 40).num_resamples == 40
+    assert ImageBootstrap(10, 0.95, 40).num_resamples == 40
     with pytest.raises(ValueError, match=r"^num_resamples must be .* = 40.*got 39"):
-        BootstrapSettings(0.95, 39)
+        ImageBootstrap(10, 0.95, 39)
     with pytest.raises(ValueError, match=r"= 200, got 199"):
-        BootstrapSettings(0.99, 199)
+        ImageBootstrap(10, 0.99, 199)
 
 
 def test_estimates_and_curves_survive_json():

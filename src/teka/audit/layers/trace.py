@@ -103,13 +103,10 @@ class TraceEvent:
         return name if self.call == 1 else f"{name} (call {self.call})"
 
 
-OnEvent = Callable[[TraceEvent, Tensor | None], None]
-
-
 def trace_calls(
     model: Model,
     modules: Mapping[str, nn.Module],
-    on_event: OnEvent,
+    on_event: Callable[[TraceEvent, Tensor | None], None],
     batch: Tensor,
     description: str,
 ) -> None:

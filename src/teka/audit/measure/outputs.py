@@ -8,7 +8,7 @@ from torch import Tensor
 
 from teka.audit.model_output import (
     CLASSIFIERS,
-    KIND_BY_NAME,
+    KINDS,
     MULTILABEL,
     encode_label_sets,
     num_classes_of,
@@ -20,7 +20,6 @@ from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.precision import to_widest_dtype
 
 Detections = Float[Tensor, "batch boxes numbers"]
-Rectangles = Float[Tensor, "boxes 4"]
 LEAST_SCORE = 0.5  # minimum score of a detected object
 WITHIN = 1.0  # minimum distance in pixels between a complete object and the edge of the image
 Maps = Float[Tensor, "batch channels *cells"]
@@ -87,7 +86,7 @@ def _find_complete_objects(
     return boxes[counts], kind[counts]
 
 
-def _is_inside(boxes: Rectangles, size: Sizes) -> Bool[Tensor, " boxes"]:
+def _is_inside(boxes: Float[Tensor, "boxes 4"], size: Sizes) -> Bool[Tensor, " boxes"]:
     limit = torch.tensor([size[1], size[0]], dtype=boxes.dtype) - WITHIN
     return (boxes[..., :2] >= WITHIN).all(dim=-1) & (boxes[..., 2:] <= limit).all(dim=-1)
 
@@ -287,7 +286,7 @@ def compare_vectors(output: Answers, reference: Answers, kind: str) -> Tables:
         errors = {"error_squared": 2 * changed, "norm_squared": torch.ones_like(changed)}
     else:
         errors = squared_errors(output, reference)
-    row = KIND_BY_NAME[kind]
+    row = KINDS[kind]
     if row.predict is not None:
         errors["predictions"] = row.predict(output)
     if row.log_probabilities is not None:

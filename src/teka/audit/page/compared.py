@@ -1,10 +1,8 @@
 """Text and page sections that compare several models."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from teka.audit.page.charts import draw_curves
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
     format_difference,
@@ -170,8 +168,8 @@ def comparison_sections(
 ) -> list[dict[str, Any]]:
     """Return the best model and all differences, separately for each mode of shifting.
 
-    Each section has a function `draw_curves`, which draws the differences from the first model with
-    valid results.
+    The charts of a section show the differences from the first model with valid results, the
+    "reference".
     """
     pairs_by_mode: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -181,9 +179,6 @@ def comparison_sections(
         headline, evidence = describe_best_model(mode_pairs, reports)
         valid = select_valid_pairs(mode_pairs, reports)
         reference = min((pair.first for pair in valid), default=0)
-        others = {pair.second: pair.comparison for pair in valid if pair.first == reference}
-        label = f"accuracy of {reports[reference].name} minus that of the other model (points)"
-        draw = partial(draw_curves, reports, others, "accuracy", label, difference=True)
         numbers = [pair.comparison.numbers for pair in valid]
         section = {
             "mode": mode,
@@ -192,7 +187,9 @@ def comparison_sections(
             "columns": [name for name in NUMBERS if any(name in each for each in numbers)],
             "reference": reference,
             "pairs": valid,
-            "draw_curves": draw,
+            "differences": {
+                pair.second: pair.comparison for pair in valid if pair.first == reference
+            },
             "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
             "missing": explain_missing_intervals(
                 difference.method for each in numbers for difference in each.values()

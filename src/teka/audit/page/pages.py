@@ -271,6 +271,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "protocols": protocol_sections(reports),
     }
     functions = (
+        draw_curves,
         describe_differing_shifts,
         explain_layers,
         draw_layer_errors,

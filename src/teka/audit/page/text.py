@@ -46,7 +46,7 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     """Format reports as text: a table of metrics, then verdicts, layers, failures and caveats."""
     texts = [results_text(reports)]
     for report in reports:
-        title = _wrap(report.name) if len(reports) > 1 else []
+        title = [_wrap(report.name)] if len(reports) > 1 else []
         texts.append("\n".join([*title, *_list_findings(report)]))
     texts.append("\n".join(_list_caveats(reports)))
     return "\n\n".join(filter(None, texts))
@@ -69,13 +69,13 @@ def _list_findings(report: AuditReport) -> list[str]:
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
     for failure in report.failures:
         findings.append(_wrap(f"{failure.part} failed: {failure.message}", "  x "))
-    return ["\n".join(lines) for lines in findings]
+    return findings
 
 
 def results_text(reports: Sequence[AuditReport]) -> str:
     """Format the table of the main metrics and its notes as text."""
     table, notes = results_table(reports)
-    return "\n".join([table.to_text(WIDTH, narrowest=14), *_wrap(notes)])
+    return f"{table.to_text(WIDTH, narrowest=14)}\n{_wrap(notes)}".rstrip()
 
 
 def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
@@ -84,7 +84,7 @@ def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
     for caveat, names in models_by_caveat(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""
         words = f"{SEVERITIES[caveat.severity]} ({caveat.name}{models}): {caveat.message}"
-        texts.append("\n".join(_wrap(words, "  ! ")))
+        texts.append(_wrap(words, "  ! "))
     return texts
 
 
@@ -116,13 +116,12 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
     if used := describe_used_images(reports):
         notes.append(f"Images: {'; '.join(used)}.")
     notes += [note for name, note in COLUMN_NOTES.items() if name in columns]
-    return Table("", heads, tuple(rows)), " ".join(notes)
+    return Table(heads, tuple(rows)), " ".join(notes)
 
 
-def _wrap(words: str, first: str = "") -> list[str]:
-    words = to_one_line(words, LONGEST_TEXT)
-    return textwrap.wrap(
-        words,
+def _wrap(words: str, first: str = "") -> str:
+    return textwrap.fill(
+        to_one_line(words, LONGEST_TEXT),
         WIDTH,
         initial_indent=first,
         subsequent_indent=" " * len(first),
@@ -134,12 +133,11 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
     """Describe the best model in each mode, and list the differences from the first model."""
     texts = []
     for section in comparison_sections(pairs, reports):
-        lines = _wrap(section["headline"])
-        for sentence in section["evidence"]:
-            lines += _wrap(sentence, "  ")
+        lines = [_wrap(section["headline"])]
+        lines += [_wrap(sentence, "  ") for sentence in section["evidence"]]
         if len(section["pairs"]) > 1:
             note = "The p-values are adjusted for the number of pairs of models (Holm's method)."
-            lines += _wrap(note, "  ")
+            lines.append(_wrap(note, "  "))
         texts.append("\n".join(lines))
         texts += [
             _format_differences(pair, reports)
@@ -163,7 +161,7 @@ def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
         f"{comparison.num_images:,} images"
     )
     heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "p-value")
-    lines = [Table(title, heads, tuple(rows)).to_text(WIDTH)]
+    lines = [_wrap(title), Table(heads, tuple(rows)).to_text(WIDTH)]
     if count := describe_differing_shifts(comparison):
         lines.append(f"The accuracies differ significantly at {count} shifts.")
     return "\n".join(lines)

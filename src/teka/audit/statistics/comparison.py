@@ -17,7 +17,6 @@ from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import (
     MOST_RESAMPLES,
-    BootstrapSettings,
     Curve,
     Estimate,
     ImageBootstrap,
@@ -119,7 +118,6 @@ def compare_responses(
         ValueError: The models were evaluated on different images, labels, shifts or movements, or
             `summarize` rejects an argument.
     """
-    settings = BootstrapSettings(confidence, num_resamples, seed)
     check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
     check_number("noise", noise, "a number of at least 0", low=0)
     check_instance("first", first, Responses)
@@ -127,8 +125,8 @@ def compare_responses(
     check_same_images(first, second)
     pair = select_common_shifts((first, second))
     noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
-    bootstrap = ImageBootstrap(first.num_images, settings)
-    padded_bootstrap = ImageBootstrap(first.num_images + 2, settings)
+    bootstrap = ImageBootstrap(first.num_images, confidence, num_resamples, seed)
+    padded_bootstrap = replace(bootstrap, num_images=first.num_images + 2)
     curves: dict[str, Curve] = {}
     for name, metric in CURVES.items():
         tables = [metric.values_and_norms(responses) for responses in pair]

@@ -95,36 +95,6 @@ class Curve:
     method: str
 
 
-@dataclass(frozen=True)
-class BootstrapSettings:
-    """Settings of bootstrap confidence intervals.
-
-    Args:
-        confidence: Confidence level between 0 and 1.
-        num_resamples: Number of bootstrap resamples, at least 2 / (1 − confidence).
-        seed: Seed of the random generator.
-
-    Raises:
-        ValueError: An argument is out of range.
-    """
-
-    confidence: float = 0.95
-    num_resamples: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_confidence(self.confidence)
-        check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
-        check_sizes({"seed": self.seed}, least=0)
-        # NumPy rejects a confidence of type Fraction.
-        object.__setattr__(self, "confidence", float(self.confidence))
-        needed = round(2 / (1 - self.confidence))
-        if self.num_resamples < needed:
-            raise wrong_value(
-                "num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}"
-            )
-
-
 def check_confidence(confidence: float) -> None:
     """Check that a confidence level lies between 0 and 1."""
     check_number(
@@ -203,16 +173,35 @@ class ImageBootstrap:
 
     Args:
         num_images: Number of images N.
-        settings: Confidence level, number of resamples and seed.
+        confidence: Confidence level between 0 and 1.
+        num_resamples: Number of bootstrap resamples, at least 2 / (1 − confidence).
+        seed: Seed of the random generator.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
 
     num_images: int
-    settings: BootstrapSettings
+    confidence: float = 0.95
+    num_resamples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_confidence(self.confidence)
+        check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
+        check_sizes({"seed": self.seed}, least=0)
+        # NumPy rejects a confidence of type Fraction.
+        object.__setattr__(self, "confidence", float(self.confidence))
+        needed = round(2 / (1 - self.confidence))
+        if self.num_resamples < needed:
+            raise wrong_value(
+                "num_resamples", self.num_resamples, f"at least 2 / (1 − confidence) = {needed}"
+            )
 
     @cached_property
     def _counts(self) -> Int[ndarray, "resamples images"]:
-        random = np.random.default_rng(int(self.settings.seed))
-        counts = np.empty((self.settings.num_resamples, self.num_images), np.int16)
+        random = np.random.default_rng(int(self.seed))
+        counts = np.empty((self.num_resamples, self.num_images), np.int16)
         for row in counts:
             sample = random.integers(self.num_images, size=self.num_images)
             row[:] = np.bincount(sample, minlength=self.num_images)
@@ -234,7 +223,7 @@ class ImageBootstrap:
             value: Average over the images.
             draws: Average over the images in each resample.
         """
-        tail = (1 - self.settings.confidence) / 2
+        tail = (1 - self.confidence) / 2
         lower, upper = np.quantile(draws, [tail, 1 - tail], axis=0)
         return np.minimum(lower, value), np.maximum(upper, value)
 
@@ -279,7 +268,7 @@ class ImageBootstrap:
         Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence bands", Journal of
         Applied Econometrics 34 (2019), 1–17.
         """
-        confidence = self.settings.confidence
+        confidence = self.confidence
         num_constant = max(int((~deviations.any(axis=0)).sum()), 1)
         independent = _normal_quantile(confidence ** (1 / num_constant))
         largest = deviations.max(axis=1, initial=0.0)
@@ -331,7 +320,7 @@ def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Esti
         draws: Average over the images in each resample.
         bootstrap: Bootstrap that drew the resamples.
     """
-    confidence = bootstrap.settings.confidence
+    confidence = bootstrap.confidence
     if bootstrap.num_images < MINIMUM_IMAGES:
         return make_estimate(value, (value, value), confidence, NO_INTERVAL)
     return make_estimate(value, bootstrap.percentile_interval(value, draws), confidence, BOOTSTRAP)
@@ -353,7 +342,7 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     """
     mean = shares.mean()
     num_images = len(shares)
-    confidence = bootstrap.settings.confidence
+    confidence = bootstrap.confidence
     method = WILSON if shares.dtype == bool else WILSON_IMAGES
     num_different = num_images - np.unique(shares, return_counts=True)[1].max()
     if method == WILSON_IMAGES and num_different >= MINIMUM_IMAGES:
@@ -386,7 +375,7 @@ def estimate_share_curve(
     draws = bootstrap.resample_means(outcomes[unknown].astype(float))
     critical = bootstrap.critical_value(bootstrap.standardized_deviations(shares[unknown], draws))
     ends = []
-    for level in (bootstrap.settings.confidence, 2 * NormalDist().cdf(critical) - 1):
+    for level in (bootstrap.confidence, 2 * NormalDist().cdf(critical) - 1):
         ends += wilson_interval(outcomes.sum(axis=1), outcomes.shape[1], level)
     for end in ends:
         end[~unknown] = 1.0
@@ -417,7 +406,7 @@ def estimate_mean_curve(
         ends = (curve.upper, curve.lower, curve.band_upper, curve.band_lower)
         return make_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
     deviations = bootstrap.bootstrap_t_deviations(average)
-    confidence = bootstrap.settings.confidence
+    confidence = bootstrap.confidence
     each_shift = np.quantile(deviations, confidence, axis=0).clip(_normal_quantile(confidence))
     error = average.influence.std(axis=1, ddof=1) / math.sqrt(bootstrap.num_images)
     relative_error = np.divide(error, values, out=np.zeros_like(values), where=values > 0)

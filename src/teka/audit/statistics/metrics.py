@@ -11,7 +11,6 @@ from teka.audit.measure.responses import SINGLE_PRECISION, Responses
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import (
-    BootstrapSettings,
     Curve,
     Estimate,
     ImageAverage,
@@ -273,8 +272,7 @@ def summarize(
             0 and 1, or `num_resamples` is too small.
     """
     check_instance("responses", responses, Responses)
-    settings = BootstrapSettings(confidence, num_resamples, seed)
-    bootstrap = ImageBootstrap(responses.num_images, settings)
+    bootstrap = ImageBootstrap(responses.num_images, confidence, num_resamples, seed)
     complete = responses.select_complete_shifts()
     curves: dict[str, Curve] = {}
     averages: dict[str, ImageAverage] = {}
