@@ -360,13 +360,14 @@ def find_owning_module(function: object) -> nn.Module | None:
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that a function does not belong to a module in training mode.
+    """Check that an argument can be called, and is not a module in training mode.
 
-    The function may be a module, a method of a module, or neither of them.
+    The argument may also be a method of a module, or any other function.
 
     Raises:
-        ValueError: The module or a submodule is in training mode.
+        ValueError: The argument cannot be called, or the module or a submodule is in training mode.
     """
+    check_callable(argument, function)
     module = find_owning_module(function)
     for name, part in () if module is None else module.named_modules():
         if part.training:
@@ -379,6 +380,14 @@ def check_instance(argument: str, value: object, kind: type) -> None:
     """Check that an argument is an instance of a class."""
     if not isinstance(value, kind):
         raise wrong_type(argument, value, f"a {kind.__module__.partition('.')[0]}.{kind.__name__}")
+
+
+def check_instances(argument: str, values: object, kind: type, expected: str) -> list[Any]:
+    """Check that an argument is an iterable of instances of a class, and return them as a list."""
+    items = check_sequence(argument, values, expected)
+    for item in items:
+        check_instance(argument, item, kind)
+    return items
 
 
 def check_path(argument: str, path: object) -> Path:

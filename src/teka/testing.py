@@ -29,7 +29,6 @@ from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, WholeShifts, square_shifts
 from teka.audit.statistics.metrics import Metrics
 from teka.checks import (
-    check_callable,
     check_dense,
     check_evaluation_mode,
     check_name,
@@ -523,7 +522,6 @@ def _measure_relative_errors(
         compare: Function that returns the error of a dense output for transformed inputs, given
             the output for the original inputs and the shift or permutation.
     """
-    check_callable("function", function)
     check_evaluation_mode("function", function)
     check_name("output", output, OUTPUTS)
     with torch.no_grad():

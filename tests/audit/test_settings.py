@@ -57,5 +57,5 @@ def test_invalid_settings_are_errors(
 
 
 def test_shift_with_too_many_steps_is_an_error():
-    with pytest.raises(ValueError, match="one step for each of the 2 axes"):
+    with pytest.raises(ValueError, match="a finite number for each of the 2 axes"):
         AuditSettings(shifts=[(0, 1, 2)]).shifts_for((9, 9))

@@ -38,9 +38,9 @@ from teka.checks import (
     check_callable,
     check_dense,
     check_instance,
+    check_instances,
     check_names,
     check_path,
-    check_sequence,
     find_owning_module,
     unwrap_compiled,
 )
@@ -53,8 +53,8 @@ FEW_IMAGES = 32
 
 
 @dataclass(eq=False)
-class AuditContext:
-    """Inputs and results of one audit, shared by its stages.
+class AuditStages:
+    """Stages of one audit, with the inputs and results that they share.
 
     Args:
         model: The model.
@@ -135,184 +135,171 @@ class AuditContext:
         movement = self.movement(self.settings.modes[0])
         return movement.move(movement.prepare_images(self.few_images), (0, 0))
 
+    def run_main_stages(self) -> None:
+        """Measure the model's outputs in every mode of shifting, and check whether they are valid.
 
-def run_main_stages(context: AuditContext) -> None:
-    """Measure the model's outputs in every mode of shifting, and check whether they are valid.
+        Raises:
+            ValueError: No mode could be measured. The message is the error message of the first
+                mode.
+        """
+        # Results are invalid if two calls on the same images give different outputs.
+        self.run_stage(NOISE, partial(self.measure_noise, precision=False))
+        errors = [
+            self.run_stage(f"mode {mode}", partial(self.measure_mode, mode))
+            for mode in self.settings.modes
+        ]
+        if not self.responses:
+            raise ValueError(str(errors[0])) from errors[0]
+        self.run_stage("examples", self.choose_examples)
+        self.run_stage(VALIDITY, self.check_validity, ignore_budget=True)
 
-    Raises:
-        ValueError: No mode could be measured. The message is the error message of the first mode.
-    """
-    settings = context.settings
-    # Results are invalid if two calls on the same images give different outputs.
-    context.run_stage(NOISE, partial(_measure_noise, context, precision=False))
-    errors = [
-        context.run_stage(f"mode {mode}", partial(_measure_mode, context, mode))
-        for mode in settings.modes
-    ]
-    first_error = next(filter(None, errors), None)
-    if first_error is not None and not context.responses:
-        raise ValueError(str(first_error)) from first_error
-    context.run_stage("examples", partial(_choose_examples, context))
-    context.run_stage(VALIDITY, partial(_check_validity, context), ignore_budget=True)
+    def run_detail_stages(self, *, is_interruptible: bool) -> None:
+        """Run the optional stages that the settings request, after the main stages.
 
+        These stages examine the layers, run a published protocol, and measure rounding errors.
 
-def run_detail_stages(context: AuditContext, *, is_interruptible: bool) -> None:
-    """Run the optional stages that the settings request.
+        Args:
+            is_interruptible: Whether a `KeyboardInterrupt` ends these stages and is recorded in the
+                report. Otherwise the exception is raised.
+        """
+        settings = self.settings
+        stages: dict[str, Callable[[], None]] = {}
+        if "layers" in settings.parts:
+            stages["layers"] = self.examine_layers
+        if settings.protocol is not None:
+            stages[f"protocol {settings.protocol}"] = self.run_protocol
+        if "noise" in settings.parts:
+            stages["rounding errors"] = partial(self.measure_noise, precision=True)
+        names = list(stages)
+        for index, (name, stage) in enumerate(stages.items()):
+            if self.progress is not None:
+                self.progress(name, index, len(stages), math.inf)
+            try:
+                self.run_stage(name, stage)
+            except KeyboardInterrupt:
+                if not is_interruptible:
+                    raise
+                self.failures += [Failure(left, "interrupted") for left in names[index:]]
+                break
 
-    These stages examine the layers, run a published protocol, and measure rounding errors.
+    def measure_noise(self, *, precision: bool) -> None:
+        """Measure how much repeated outputs for the same images differ.
 
-    Args:
-        context: The audit, after `run_main_stages`.
-        is_interruptible: Whether a `KeyboardInterrupt` ends these stages and is recorded in the
-            report. Otherwise the exception is raised.
-    """
-    settings = context.settings
-    stages = {}
-    if "layers" in settings.parts:
-        stages["layers"] = _examine_layers
-    if settings.protocol is not None:
-        stages[f"protocol {settings.protocol}"] = _run_protocol
-    if "noise" in settings.parts:
-        stages["rounding errors"] = partial(_measure_noise, precision=True)
-    names = list(stages)
-    for index, (name, stage) in enumerate(stages.items()):
-        if context.progress is not None:
-            context.progress(name, index, len(stages), math.inf)
+        Args:
+            precision: Whether to measure also the rounding errors.
+        """
+        self.noise = noise_floor(
+            self.model,
+            self.unshifted_images(),
+            batch_size=self.settings.batch_size,
+            precision=precision,
+        )
+
+    def measure_mode(self, mode: str) -> None:
+        """Evaluate the model on every image at every shift, and compute the metrics of this mode.
+
+        If the model raises an error, the responses that were measured before are kept.
+        """
+        settings = self.settings
+        # Divide the remaining time equally among the remaining modes.
+        num_remaining = len(settings.modes) - settings.modes.index(mode)
+        error = None
         try:
-            context.run_stage(name, partial(stage, context))
-        except KeyboardInterrupt:
-            if not is_interruptible:
+            responses = measure_responses(
+                self.model,
+                self.images,
+                self.shifts,
+                self.movement(mode),
+                labels=self.labels,
+                output=settings.output,
+                stride=settings.stride,
+                batch_size=settings.batch_size,
+                device=settings.device,
+                budget_seconds=max(self.deadline.seconds_left / num_remaining, 1e-9),
+                progress=None if self.progress is None else partial(self.progress, mode),
+                checkpoint=self.checkpoint and self.checkpoint / f"{mode}.safetensors",
+            )
+        except ModelError as raised:
+            responses = raised.responses
+            error = raised
+            if responses is None or not responses.complete[responses.zero]:
                 raise
-            context.failures += [Failure(left, "interrupted") for left in names[index:]]
-            break
+        self.responses.append(responses)
+        self.metrics.append(summarize(responses, **settings.intervals))
+        if error is not None:
+            raise error
 
-
-def _measure_noise(context: AuditContext, *, precision: bool) -> None:
-    context.noise = noise_floor(
-        context.model,
-        context.unshifted_images(),
-        batch_size=context.settings.batch_size,
-        precision=precision,
-    )
-
-
-def _measure_mode(context: AuditContext, mode: str) -> None:
-    """Evaluate the model on every image at every shift, and compute the metrics of this mode."""
-    settings = context.settings
-    # Divide the remaining time equally among the remaining modes.
-    num_remaining = len(settings.modes) - settings.modes.index(mode)
-    error = None
-    try:
-        responses = measure_responses(
-            context.model,
-            context.images,
-            context.shifts,
-            context.movement(mode),
-            labels=context.labels,
-            output=settings.output,
-            stride=settings.stride,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            budget_seconds=max(context.deadline.seconds_left / num_remaining, 1e-9),
-            progress=None if context.progress is None else partial(context.progress, mode),
-            checkpoint=None
-            if context.checkpoint is None
-            else context.checkpoint / f"{mode}.safetensors",
+    def examine_layers(self) -> None:
+        """Locate the layers of the model that break equivariance."""
+        model: Any = unwrap_compiled(self.model)
+        # To save time, use only shifts along a single axis. They reveal the same layers.
+        along_axes = [shift for shift in self.shifts if shift.count(0) == 1]
+        mode = self.settings.modes[0]
+        layers = locate_layers(
+            model,
+            self.few_images,
+            along_axes or self.shifts,
+            self.movement(mode),
+            layers=self.settings.layers,
         )
-    except ModelError as raised:
-        # Keep the responses that were measured before the error.
-        responses = raised.responses
-        error = raised
-        if responses is None or not responses.complete[responses.zero]:
-            raise
-    context.responses.append(responses)
-    context.metrics.append(summarize(responses, **settings.intervals))
-    if error is not None:
-        raise error
+        # If the output is exact, later layers undo the errors of earlier ones, as after `teka fix`.
+        if any(metrics.is_exact and metrics.movement.mode == mode for metrics in self.metrics):
+            layers = replace(layers, breaks={})
+        self.layers = layers
+        strides = [layer.stride for layer in layers.findings if layer.grid and min(layer.grid) > 1]
+        # The largest stride along each axis. Strides larger than the largest shift are ignored.
+        stride = [
+            max([1, *(int(sides[axis]) for sides in strides if sides[axis] <= most)])
+            for axis, most in enumerate(self.settings.largest_steps(self.sizes))
+        ]
+        self.caveats += caveats.warn_about_missed_aliasing(self.shifts, stride)
 
+    def run_protocol(self) -> None:
+        """Run the published protocol that the settings request."""
+        # A protocol may use so few images that the kind of the output would be ambiguous.
+        settings = replace(self.settings, output=self.responses[0].output)
+        assert settings.protocol is not None
+        run = PROTOCOLS[settings.protocol]
+        self.protocols.append(run(self.model, self.images, self.labels, settings))
 
-def _examine_layers(context: AuditContext) -> None:
-    model: Any = unwrap_compiled(context.model)
-    # To save time, use only shifts along a single axis. They reveal the same layers.
-    along_axes = [shift for shift in context.shifts if shift.count(0) == 1]
-    mode = context.settings.modes[0]
-    context.layers = locate_layers(
-        model,
-        context.few_images,
-        along_axes or context.shifts,
-        context.movement(mode),
-        layers=context.settings.layers,
-    )
-    # If the output is exact, later layers undo the errors of earlier layers, as after `teka fix`.
-    if any(metrics.is_exact and metrics.movement.mode == mode for metrics in context.metrics):
-        context.layers = replace(context.layers, breaks={})
-    context.caveats += caveats.warn_about_missed_aliasing(context.shifts, _largest_stride(context))
+    def choose_examples(self) -> None:
+        """Choose the images whose predictions change at most shifts, separately for each mode."""
+        for responses in self.responses:
+            worst = find_worst_images(responses, self.settings.num_examples)
+            self.examples += make_examples(self.model, self.images, responses, worst, self.settings)
 
-
-def _largest_stride(context: AuditContext) -> tuple[int, ...]:
-    """Return the largest stride of any layer along each axis.
-
-    Strides larger than the largest shift are ignored.
-    """
-    assert context.layers is not None
-    strides = [
-        layer.stride for layer in context.layers.findings if layer.grid and min(layer.grid) > 1
-    ]
-    largest = context.settings.largest_steps(context.sizes)
-    return tuple(
-        max([1, *(int(stride[axis]) for stride in strides if stride[axis] <= largest[axis])])
-        for axis in range(2)
-    )
-
-
-def _run_protocol(context: AuditContext) -> None:
-    # A protocol may use so few images that the kind of the output would be ambiguous.
-    settings = replace(context.settings, output=context.responses[0].output)
-    assert settings.protocol is not None
-    run = PROTOCOLS[settings.protocol]
-    context.protocols.append(run(context.model, context.images, context.labels, settings))
-
-
-def _choose_examples(context: AuditContext) -> None:
-    for responses in context.responses:
-        worst = find_worst_images(responses, context.settings.num_examples)
-        context.examples += make_examples(
-            context.model, context.images, responses, worst, context.settings
-        )
-
-
-def _check_validity(context: AuditContext) -> None:
-    """Add caveats about conditions that make the results invalid or misleading."""
-    settings = context.settings
-    responses = context.responses[0]
-    noise = 0.0 if context.noise is None else context.noise.repeat
-    warnings = context.caveats
-    warnings += caveats.warn_about_nondeterminism(noise)
-    warnings += caveats.warn_about_few_images(responses.num_images, settings.confidence)
-    module = find_owning_module(context.model)
-    if module is not None:
-        warnings += caveats.warn_about_random_features(module)
-    # List a caveat only once, even if it applies to several modes.
-    by_name: dict[str, Caveat] = {}
-    for each in context.responses:
-        for caveat in (
-            *caveats.warn_about_equal_predictions(each),
-            *caveats.warn_about_chance_accuracy(each),
-            *caveats.warn_about_fill_value(context.images, each.movement),
-        ):
-            by_name.setdefault(caveat.name, caveat)
-    warnings += by_name.values()
-    if context.labels is not None:
-        warnings += caveats.warn_about_unused_labels(responses)
-    if settings.output == "auto":
-        warnings += caveats.warn_about_single_values(responses)
-    # Checks that call the model come last, because an error of the model ends this stage.
-    images = context.unshifted_images()
-    if responses.predictions is None:
-        warnings += caveats.warn_about_constant_output(
-            context.model, images, responses.output, settings.batch_size
-        )
-    warnings += caveats.warn_about_batch_dependence(context.model, images, noise)
+    def check_validity(self) -> None:
+        """Add caveats about conditions that make the results invalid or misleading."""
+        settings = self.settings
+        responses = self.responses[0]
+        noise = 0.0 if self.noise is None else self.noise.repeat
+        warnings = self.caveats
+        warnings += caveats.warn_about_nondeterminism(noise)
+        warnings += caveats.warn_about_few_images(responses.num_images, settings.confidence)
+        module = find_owning_module(self.model)
+        if module is not None:
+            warnings += caveats.warn_about_random_features(module)
+        # List a caveat only once, even if it applies to several modes.
+        by_name: dict[str, Caveat] = {}
+        for each in self.responses:
+            for caveat in (
+                *caveats.warn_about_equal_predictions(each),
+                *caveats.warn_about_chance_accuracy(each),
+                *caveats.warn_about_fill_value(self.images, each.movement),
+            ):
+                by_name.setdefault(caveat.name, caveat)
+        warnings += by_name.values()
+        if self.labels is not None:
+            warnings += caveats.warn_about_unused_labels(responses)
+        if settings.output == "auto":
+            warnings += caveats.warn_about_single_values(responses)
+        # Checks that call the model come last, because an error of the model ends this stage.
+        images = self.unshifted_images()
+        if responses.predictions is None:
+            warnings += caveats.warn_about_constant_output(
+                self.model, images, responses.output, settings.batch_size
+            )
+        warnings += caveats.warn_about_batch_dependence(self.model, images, noise)
 
 
 def audit(
@@ -393,8 +380,7 @@ def audit(
     ):
         if value is not None:
             check_instance(argument, value, kind)
-    for caveat in check_sequence("caveats", caveats, "a list of caveats"):
-        check_instance("caveats", caveat, Caveat)
+    caveats = check_instances("caveats", caveats, Caveat, "a list of caveats")
     for argument, function in (("progress", progress), ("on_result", on_result)):
         if function is not None:
             check_callable(argument, function)
@@ -403,12 +389,10 @@ def audit(
         if not checkpoint.is_dir():
             raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
     _check_layer_names(model, settings)
-    context = AuditContext(
-        model, images, labels, settings, progress, checkpoint, caveats=list(caveats)
-    )
+    stages = AuditStages(model, images, labels, settings, progress, checkpoint, caveats=caveats)
     module = find_owning_module(model)
     if module is not None:
-        context.caveats += warn_about_training_mode(module)
+        stages.caveats += warn_about_training_mode(module)
     model_class = type(module or model).__name__
     facts = {
         "kind": model_class,
@@ -430,25 +414,25 @@ def audit(
             name=name or model_class,
             model=facts,
             data=data,
-            settings=settings.to_dict(context.sizes),
-            metrics=tuple(context.metrics),
-            noise_floor=context.noise,
-            layers=context.layers,
-            protocols=tuple(context.protocols),
-            caveats=tuple(dict.fromkeys(context.caveats)),
-            failures=tuple(context.failures),
-            examples=tuple(context.examples),
+            settings=settings.to_dict(stages.sizes),
+            metrics=tuple(stages.metrics),
+            noise_floor=stages.noise,
+            layers=stages.layers,
+            protocols=tuple(stages.protocols),
+            caveats=tuple(dict.fromkeys(stages.caveats)),
+            failures=tuple(stages.failures),
+            examples=tuple(stages.examples),
             verdict=(),
-            provenance={**provenance(command), "seconds": round(context.deadline.seconds, 2)},
-            responses=tuple(map(PackedResponses.pack, context.responses)),
+            provenance={**provenance(command), "seconds": round(stages.deadline.seconds, 2)},
+            responses=tuple(map(PackedResponses.pack, stages.responses)),
         )
         return replace(report, verdict=verdict(report))
 
     with evaluation_mode(module):
-        run_main_stages(context)
+        stages.run_main_stages()
         if on_result is not None:
             on_result(make_report())
-        run_detail_stages(context, is_interruptible=on_result is not None)
+        stages.run_detail_stages(is_interruptible=on_result is not None)
     return make_report()
 
 

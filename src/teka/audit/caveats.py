@@ -60,12 +60,13 @@ def warn_about_training_mode(module: nn.Module) -> Iterator[Caveat]:
     """Warn if the model was passed in training mode, because an audit uses evaluation mode."""
     parts = [name or "the model itself" for name, part in module.named_modules() if part.training]
     if parts:
-        message = (
+        yield Caveat(
+            "training mode",
+            "note",
             f"The model was in training mode ({len(parts)} of its parts, the first {parts[0]!r}). "
             "The audit used evaluation mode: no dropout, and batch normalization with running "
-            "statistics. Call .eval() before you use the model."
+            "statistics. Call .eval() before you use the model.",
         )
-        yield Caveat("training mode", "note", message)
 
 
 def warn_about_nondeterminism(repeat: float) -> Iterator[Caveat]:
@@ -75,24 +76,26 @@ def warn_about_nondeterminism(repeat: float) -> Iterator[Caveat]:
         repeat: Relative difference between the outputs of the two calls.
     """
     if repeat > REPEAT_ROUNDING:
-        message = (
+        yield Caveat(
+            "non-determinism",
+            "invalidates",
             "The model is not deterministic: the outputs of two calls on the same images differ by "
             f"{format_number(repeat)} of their size. Find the part that is random in each call, "
-            "such as dropout or random features, make it deterministic, and audit again."
+            "such as dropout or random features, make it deterministic, and audit again.",
         )
-        yield Caveat("non-determinism", "invalidates", message)
 
 
 def warn_about_few_images(num_images: int, confidence: float) -> Iterator[Caveat]:
     """Warn if there are too few images to estimate an accuracy within ±5 percentage points."""
     lower, upper = wilson_interval(round(0.9 * num_images), num_images, confidence)
     if upper - lower > 2 * WIDE_INTERVAL:
-        message = (
+        yield Caveat(
+            "too few images",
+            "limits",
             f"With only {num_images} images, the confidence interval of an accuracy of 90 % is "
             f"from {format_share(lower)} to {format_share(upper)} %. Differences between shifts or "
-            "between models that are smaller than this may be chance. Use more images."
+            "between models that are smaller than this may be chance. Use more images.",
         )
-        yield Caveat("too few images", "limits", message)
 
 
 def warn_about_random_features(module: nn.Module) -> Iterator[Caveat]:
@@ -106,12 +109,13 @@ def warn_about_random_features(module: nn.Module) -> Iterator[Caveat]:
         if isinstance(declared, Mapping) and declared.get("shift") == "in expectation":
             named.append(name)
     if named:
-        message = (
+        yield Caveat(
+            "random features",
+            "limits",
             f"{len(named)} layers (the first {named[0]!r}) apply random features to positions. "
             "They are equivariant to shifts only on average over random draws of these features, "
-            "so a different draw gives different results."
+            "so a different draw gives different results.",
         )
-        yield Caveat("random features", "limits", message)
 
 
 def warn_about_batch_dependence(
@@ -135,11 +139,12 @@ def warn_about_batch_dependence(
         alone = evaluate_model(function, images[:1], "on the first image alone", batch_size=1)
         difference = output_difference(alone, among)
     except ValueError as error:  # the model may require a fixed batch size
-        message = (
+        yield Caveat(
+            "batch not checked",
+            "note",
             "The audit could not check whether the output for an image depends on the other images "
-            f"of its batch, because a call of the model failed: {error}."
+            f"of its batch, because a call of the model failed: {error}.",
         )
-        yield Caveat("batch not checked", "note", message)
         return
     if difference > max(BATCH_ROUNDING, 10 * noise):
         message = (
@@ -169,24 +174,27 @@ def warn_about_constant_output(
     outputs = evaluate_model(function, images, "on images that are not moved", batch_size)
     differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
     if output == "boxes" and not bool((outputs[..., 4:] >= LEAST_SCORE).any()):
-        message = (
+        yield Caveat(
+            "no objects found",
+            "invalidates",
             f"In {len(images)} unshifted images, no object has a score of {LEAST_SCORE} or more. "
             "A detector that finds nothing gives the same result at every shift. Check the scores "
-            "and the preprocessing of the images."
+            "and the preprocessing of the images.",
         )
-        yield Caveat("no objects found", "invalidates", message)
     elif output == "segmentation" and len(classes := outputs.argmax(dim=1).unique()) == 1:
-        message = (
+        yield Caveat(
+            "constant predictor",
+            "invalidates",
             f"Every pixel of {len(images)} images is of class {int(classes)}. A model "
-            "that ignores the image also gives the same output at every shift."
+            "that ignores the image also gives the same output at every shift.",
         )
-        yield Caveat("constant predictor", "invalidates", message)
     elif differ and (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max():
-        message = (
+        yield Caveat(
+            "constant output",
+            "invalidates",
             f"The output is the same for {len(images)} different images. A model "
-            "that ignores the image also gives the same output at every shift."
+            "that ignores the image also gives the same output at every shift.",
         )
-        yield Caveat("constant output", "invalidates", message)
 
 
 def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
@@ -207,20 +215,22 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
     if wrong.any():
         channel = int(wrong.int().argmax())
         value = float(commonest[channel])
-        message = (
+        yield Caveat(
+            "fill value",
+            "limits",
             f"{format_share(float(share[channel]))} % of the border's pixels are {value:.3g} "
             f"(channel {channel}), but shifts fill new pixels with {float(fill[channel]):.3g}. "
             "The shifted images have an edge that real images do not have. To avoid it, set "
-            f"background={value:.4g}, or audit images before normalization."
+            f"background={value:.4g}, or audit images before normalization.",
         )
-        yield Caveat("fill value", "limits", message)
     elif lowest < 0 and not fill.any():
-        message = (
+        yield Caveat(
+            "fill value",
+            "note",
             f"The images have values from {lowest:.3g} to {highest:.3g}. They seem to be "
             "normalized, so shifts fill new pixels with the mean color, which is 0, instead of "
-            "black."
+            "black.",
         )
-        yield Caveat("fill value", "note", message)
 
 
 def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
@@ -243,11 +253,12 @@ def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
             if responses.output in MULTILABEL
             else f"are of class {int(labels[0])}"
         )
-        message = (
+        yield Caveat(
+            "one class",
+            "limits",
             f"All {responses.num_images} images {same}. A model that ignores the image and always "
-            "predicts this label is correct at every shift. Use images of several classes."
+            "predicts this label is correct at every shift. Use images of several classes.",
         )
-        yield Caveat("one class", "limits", message)
     elif share >= COLLAPSED_SHARE:
         note = ""
         if labels is not None:
@@ -276,26 +287,28 @@ def warn_about_chance_accuracy(responses: Responses) -> Iterator[Caveat]:
     # An accuracy of 100 % on few images is not chance.
     if commonest < 1 and accuracy < 1 and accuracy <= limit:
         kind = "set of labels" if responses.output in MULTILABEL else "class"
-        message = (
+        yield Caveat(
+            "no better than chance",
+            "invalidates",
             f"Unshifted, {format_share(accuracy)} % of {len(labels)} images are classified "
             "correctly. Always predicting the most common "
             f"{kind} would be correct for {format_share(commonest)} %, so the model is not "
             "significantly better. Check that the model was trained on these classes and with the "
-            "same preprocessing."
+            "same preprocessing.",
         )
-        yield Caveat("no better than chance", "invalidates", message)
 
 
 def warn_about_unused_labels(responses: Responses) -> Iterator[Caveat]:
     """Warn that the audit ignores the labels because the model is not a classifier."""
     if responses.predictions is None:
-        message = (
+        yield Caveat(
+            "labels not used",
+            "limits",
             "The labels were not used, because the output of the model was interpreted as "
             f"{responses.output}. No accuracy was measured. If the model is a classifier, set "
             "output to the kind of its output, such as logits, or choose the output that holds "
-            "its logits."
+            "its logits.",
         )
-        yield Caveat("labels not used", "limits", message)
 
 
 def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
@@ -306,12 +319,13 @@ def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
     }
     if responses.num_values == 1 and responses.output in names:
         kind, threshold, other = names[responses.output]
-        message = (
+        yield Caveat(
+            "one value read as two classes",
+            "note",
             "The model returns one value for each image. The audit treats the model as a binary "
             f"classifier and the value as the {kind} of class 1: class 1 is predicted above "
-            f"{threshold}. If this is wrong, set output to {other} or to features."
+            f"{threshold}. If this is wrong, set output to {other} or to features.",
         )
-        yield Caveat("one value read as two classes", "note", message)
 
 
 def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
@@ -323,12 +337,13 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
     """
     between = any(step % side for shift in shifts for step, side in zip(shift, stride, strict=True))
     if max(stride) > 1 and any(map(any, shifts)) and not between:
-        message = (
+        yield Caveat(
+            "phases unseen",
+            "limits",
             "Every shift is a multiple of the model's stride of "
             f"{format_size(stride)} pixels. Aliasing occurs only at other shifts, so the "
-            "audit did not measure its effect. Add shifts of 1 pixel."
+            "audit did not measure its effect. Add shifts of 1 pixel.",
         )
-        yield Caveat("phases unseen", "limits", message)
 
 
 def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Caveat]:
@@ -339,12 +354,13 @@ def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Cavea
         audit_size: Size to which the audit resizes images, which leaves room for shifts.
     """
     if model_size is not None and audit_size is not None and model_size != audit_size:
-        message = (
+        yield Caveat(
+            "other scale",
+            "note",
             f"To make room for the shifts, the audit resized images to {format_size(audit_size)}. "
             f"The model's own transform resizes to {format_size(model_size)}. Objects therefore "
-            "have a different size in the audit than in normal use, even in unshifted images."
+            "have a different size in the audit than in normal use, even in unshifted images.",
         )
-        yield Caveat("other scale", "note", message)
 
 
 def warn_about_resizing(

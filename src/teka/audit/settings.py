@@ -117,11 +117,8 @@ class AuditSettings:
         """Return the shifts for images of the given spatial size, including the zero shift."""
         if self.shifts is None:
             return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
-        shifts = shifts_to_tuples([0.0, *parse_steps("shifts", self.shifts)], len(sizes))
-        for shift in shifts:
-            if len(shift) != len(sizes):
-                raise wrong_value("shifts", shift, f"one step for each of the {len(sizes)} axes")
-        return tuple(shifts)
+        steps = [0.0, *parse_steps("shifts", self.shifts)]
+        return shifts_to_tuples("shifts", steps, len(sizes))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """Convert the settings to JSON data, with the shifts for the given image size."""

@@ -128,16 +128,24 @@ def parse_steps(argument: str, shifts: object) -> list[list[float] | float]:
     return rows
 
 
-def shifts_to_tuples(shifts: Iterable[list[float] | float], num_axes: int) -> list[CheckedShift]:
+def shifts_to_tuples(
+    argument: str, shifts: Iterable[list[float] | float], num_axes: int
+) -> CheckedShifts:
     """Convert shifts to tuples with one step for each axis, and remove duplicates.
 
     A shift that is a single number moves along the last axis. Whole steps become ints.
+
+    Raises:
+        ValueError: A shift has a wrong number of steps. The message names the argument.
     """
     rows = [
         shift if isinstance(shift, list) else [0.0] * (num_axes - 1) + [shift] for shift in shifts
     ]
     steps = [tuple(int(step) if step.is_integer() else step for step in row) for row in rows]
-    return list(dict.fromkeys(steps))
+    for row in steps:
+        if len(row) != num_axes:
+            raise wrong_value(argument, row, f"a finite number for each of the {num_axes} axes")
+    return tuple(dict.fromkeys(steps))
 
 
 def parse_shifts(
@@ -157,16 +165,14 @@ def parse_shifts(
     Raises:
         ValueError: There are no shifts, or a shift has a wrong length or is larger than the canvas.
     """
-    checked = shifts_to_tuples(parse_steps(argument, shifts), len(sizes))
+    checked = shifts_to_tuples(argument, parse_steps(argument, shifts), len(sizes))
     for steps in checked:
-        if len(steps) != len(sizes):
-            raise wrong_value(argument, steps, f"a finite number for each of the {len(sizes)} axes")
         if any(abs(step) > side for step, side in zip(steps, sizes, strict=True)):
             expected = f"at most the size of the canvas along each axis, {tuple(sizes)}"
             raise wrong_value(argument, steps, expected)
     if not checked:
         raise wrong_argument(argument, "empty", "at least one shift")
-    return tuple(checked)
+    return checked
 
 
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:

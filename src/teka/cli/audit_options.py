@@ -99,7 +99,7 @@ class ShiftOptions:
             shifts = [shift for shift in shifts if shift[1 if name == "dy" else 0] == 0]
         # Remove the rounding error of products.
         scaled = [[round(float(index * step), 9) for index in shift] for shift in shifts]
-        return tuple(shifts_to_tuples(scaled, num_axes=2))
+        return shifts_to_tuples("shifts", scaled, num_axes=2)
 
 
 @dataclass(frozen=True)

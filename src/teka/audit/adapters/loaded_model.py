@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -280,8 +279,8 @@ class WrappedModule(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        before: Before | None = None,
-        after: After | None = None,
+        before: Before = lambda images: images,
+        after: After = lambda output, images: output,
         output_kind: str | None = None,
     ) -> None:
         super().__init__()
@@ -294,18 +293,13 @@ class WrappedModule(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
         """Return the postprocessed output of the model for images in [0, 1]."""
-        return _call_wrapped(self.model, self.before, self.after, images)
-
-
-def _call_wrapped(
-    function: Callable, before: Before | None, after: After | None, images: Tensor
-) -> object:
-    result = function(images if before is None else before(images))
-    return result if after is None else after(result, images)
+        return self.after(self.model(self.before(images)), images)
 
 
 def wrap_function(
-    function: Model, before: Before | None = None, after: After | None = None
+    function: Model,
+    before: Before = lambda images: images,
+    after: After = lambda output, images: output,
 ) -> Model:
     """Return a function that preprocesses images, calls a model and postprocesses its output.
 
@@ -318,7 +312,7 @@ def wrap_function(
     """
     if isinstance(function, nn.Module):
         return WrappedModule(function, before, after)
-    return partial(_call_wrapped, function, before, after)
+    return lambda images: after(function(before(images)), images)
 
 
 def wrap_module(

@@ -88,7 +88,6 @@ class Measurement:
         device: Device,
         batch_size: int,
     ) -> None:
-        check_callable("function", function)
         check_evaluation_mode("function", function)
         check_name("output", output, OUTPUT_CHOICES)
         check_instance("movement", movement, Movement)

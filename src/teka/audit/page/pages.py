@@ -22,7 +22,7 @@ from teka.audit.report import AuditReport, Example
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
-from teka.checks import check_instance, check_path, check_sequence
+from teka.checks import check_instances, check_path
 from teka.errors import escape_unprintable_lines, require, wrong_value
 from teka.files import check_output_file, write_bytes
 from teka.reporting.formatting import format_number, join_words
@@ -237,12 +237,8 @@ def write_page(
     Raises:
         ValueError: No report, or a path that cannot be written.
     """
-    reports = check_sequence("reports", reports, "a list of reports")
-    for report in reports:
-        check_instance("reports", report, AuditReport)
-    pairs = check_sequence("pairs", pairs, "a list of comparisons")
-    for pair in pairs:
-        check_instance("pairs", pair, Pair)
+    reports = check_instances("reports", reports, AuditReport, "a list of reports")
+    pairs = check_instances("pairs", pairs, Pair, "a list of comparisons")
     path = check_output_file("path", check_path("path", path))
     write_bytes(path, render_audit_page(reports, pairs).encode("utf-8"))
     return path
