@@ -452,8 +452,7 @@ def minimal_counter_example(responses: Responses) -> str:
     Shifts are ordered by their largest step along an axis, and then by the sum of their steps.
     """
     predictions = responses.predictions
-    if predictions is None:
-        raise wrong_value("responses.output", responses.output, "'logits'")
+    assert predictions is not None, "assert_consistent has read a metric of the predictions"
     unshifted = predictions[responses.zero]
 
     def length(row: int) -> tuple[float, float]:

@@ -18,8 +18,8 @@ from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.inputs import ImageOptions, make_audit_inputs
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_output import (
+    KINDS,
     MULTILABEL,
-    OUTPUTS,
     OutputSource,
     convert_detr_boxes,
     convert_torchvision_detections,
@@ -492,5 +492,5 @@ def test_all_parts_of_an_audit_accept_all_kinds_of_classifiers(form):
     assert len(report.examples) == (0 if form == "three_scores" else 8)
     str(report)
     assert report.responses[0].unpack().output == report.metrics[0].output
-    assert set(OUTPUTS) >= {report.metrics[0].output}
+    assert set(KINDS) >= {report.metrics[0].output}
     assert math.isfinite(report.metrics[0].numbers["consistency"].value)

@@ -366,13 +366,8 @@ def audit(
             could be measured. In the last case, the message is the error message of the first mode.
     """
     check_callable("model", model)
-    if settings is not None:
-        check_instance("settings", settings, AuditSettings)
-    settings = settings or AuditSettings()
-    if shifts is not None:
-        settings = replace(settings, shifts=shifts)
-    _check_images_and_labels(images, labels, class_names)
     for argument, value, kind in (
+        ("settings", settings, AuditSettings),
         ("name", name, str),
         ("command", command, str),
         ("model_facts", model_facts, dict),
@@ -380,6 +375,10 @@ def audit(
     ):
         if value is not None:
             check_instance(argument, value, kind)
+    settings = settings or AuditSettings()
+    if shifts is not None:
+        settings = replace(settings, shifts=shifts)
+    _check_images_and_labels(images, labels, class_names)
     caveats = check_instances("caveats", caveats, Caveat, "a list of caveats")
     for argument, function in (("progress", progress), ("on_result", on_result)):
         if function is not None:

@@ -422,13 +422,12 @@ KINDS = {
         ),
     ),
 }
-OUTPUTS = tuple(KINDS)
-OUTPUT_CHOICES = ("auto", *OUTPUTS)
+OUTPUT_CHOICES = ("auto", *KINDS)
 MAPS = ("dense", "segmentation")
 MULTILABEL = ("multilabel", "multilabel_probabilities")
 CLASSIFIERS = tuple(name for name, kind in KINDS.items() if kind.predict is not None)
 # Kinds of output that should not change under a shift.
-INVARIANT_OUTPUTS = tuple(name for name in OUTPUTS if name not in (*MAPS, "boxes"))
+INVARIANT_OUTPUTS = tuple(name for name in KINDS if name not in (*MAPS, "boxes"))
 
 
 def _choose_kind(values: Tensor, image_size: Sizes, has_stride: bool, label_axes: int) -> str:

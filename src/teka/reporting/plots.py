@@ -48,11 +48,6 @@ def line_color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def line_marker(index: int) -> str:
-    """Return the marker of the model with this index in charts."""
-    return MARKERS[index % len(MARKERS)]
-
-
 def make_axes(
     width: float | int,
     height: float | int,

@@ -259,9 +259,7 @@ class LoadedModel:
         """Return the properties that a report contains, as JSON data."""
         names = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
         facts = {name: encode(getattr(self, name)) for name in names}
-        parameters = None
-        if self.module is not None:
-            parameters = count_parameters(self.module)
+        parameters = None if self.module is None else count_parameters(self.module)
         return {**facts, "parameters": parameters, "weights_sha256": self.weights_hash}
 
 

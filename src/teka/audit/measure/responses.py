@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from teka.audit.model_output import OUTPUTS
+from teka.audit.model_output import KINDS
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, parse_steps
 from teka.checks import (
@@ -98,7 +98,7 @@ class Responses:
     epsilon: float = SINGLE_PRECISION
 
     def __post_init__(self) -> None:
-        check_name("output", self.output, OUTPUTS)
+        check_name("output", self.output, KINDS)
         check_instance("movement", self.movement, Movement)
         if not isinstance(self.shifts, Sequence):  # an iterator can be read only once
             raise wrong_value("shifts", self.shifts, "a list of shifts")

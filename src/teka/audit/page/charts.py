@@ -134,7 +134,7 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
             axes.fill_between(line.steps, *band, color=color, alpha=0.12, linewidth=0)
             axes.fill_between(line.steps, *interval, color=color, alpha=0.18, linewidth=0)
         size = max(2.0, min(5.0, 60 / len(line.steps)))
-        marker = plots.line_marker(line.model)
+        marker = plots.MARKERS[line.model % len(plots.MARKERS)]
         axes.plot(line.steps, values, color=color, marker=marker, markersize=size, label=name)
         descriptions.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
     every_step = sorted({step for line in lines for step in line.steps})

@@ -33,13 +33,6 @@ TEXT_NUMBERS = (
     "cosine_distance",
     "maximum_error",
 )
-COLUMN_NOTES = {
-    "accuracy": "Unshifted: accuracy without a shift.",
-    "minimum_accuracy": "Worst shift: lowest accuracy at any shift.",
-    "worst_shift_accuracy": "Every shift: share of images classified correctly at every shift.",
-    "consistency": "Consistency: share of shifts that do not change the prediction.",
-    "maximum_error": "Largest error: largest relative change of the output at any shift.",
-}
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
@@ -115,7 +108,8 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
         notes.append(f"Shifts: {', '.join(counts)}.")
     if used := describe_used_images(reports):
         notes.append(f"Images: {'; '.join(used)}.")
-    notes += [note for name, note in COLUMN_NOTES.items() if name in columns]
+    for label, name in zip(labels, columns, strict=True):
+        notes.append(f"{label[0].upper()}{label[1:]}: {NUMBERS[name].meaning}.")
     return Table(heads, tuple(rows)), " ".join(notes)
 
 

@@ -342,7 +342,6 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     """
     mean = shares.mean()
     num_images = len(shares)
-    confidence = bootstrap.confidence
     method = WILSON if shares.dtype == bool else WILSON_IMAGES
     num_different = num_images - np.unique(shares, return_counts=True)[1].max()
     if method == WILSON_IMAGES and num_different >= MINIMUM_IMAGES:
@@ -352,8 +351,8 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
     whole = np.array([math.floor(successes), math.ceil(successes)])
-    lower, upper = wilson_interval(whole, num_images, confidence)
-    return make_estimate(mean, (lower[0], upper[1]), confidence, method)
+    lower, upper = wilson_interval(whole, num_images, bootstrap.confidence)
+    return make_estimate(mean, (lower[0], upper[1]), bootstrap.confidence, method)
 
 
 def estimate_share_curve(

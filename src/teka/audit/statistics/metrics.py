@@ -39,7 +39,7 @@ class CurveMetric:
             outputs do not define the metric, it returns None.
         is_share: Whether the values are shares. Shares lie within [0, 1], are shown in percent, and
             are better if they are higher.
-        is_one_at_zero: Whether the value at the zero shift is 1 by definition.
+        is_one_at_zero: Whether a metric that counts images is 1 at the zero shift by definition.
     """
 
     label: str
@@ -120,7 +120,7 @@ class NumberMetric:
 
 
 _OVERLAP = "intersection over union with the shifted classes or boxes"
-_ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖, with norms over all images; for classes Tₛf(x) = f(x)"
+_ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖ for the model f and a shift Tₛ of the images x"
 
 CURVES = {
     "accuracy": CurveMetric("accuracy (%)", lambda r: r.correct, is_share=True),
@@ -131,7 +131,7 @@ CURVES = {
         is_one_at_zero=True,
     ),
     "probability_change": CurveMetric("mean |Δp|", lambda r: r.probability_change),
-    "overlap": CurveMetric("IoU (%)", lambda r: r.overlap, is_share=True, is_one_at_zero=True),
+    "overlap": CurveMetric("IoU (%)", lambda r: r.overlap, is_share=True),
     "retrieval": CurveMetric(
         "nearest to itself (%)",
         lambda r: None if r.rank is None else r.rank == 1,
@@ -195,9 +195,17 @@ NUMBERS = {
         "cosine_distance",
         "mean",
     ),
-    "mean_error": NumberMetric("mean error", f"mean over the shifts of {_ERROR}", "error", "mean"),
+    "mean_error": NumberMetric(
+        "mean error",
+        f"mean over the shifts of the relative change of the output, {_ERROR}",
+        "error",
+        "mean",
+    ),
     "maximum_error": NumberMetric(
-        "largest error", f"{_ERROR}, at the shift where it is largest", "error", "highest"
+        "largest error",
+        f"largest relative change of the output at any shift, {_ERROR}",
+        "error",
+        "highest",
     ),
 }
 """Metrics that are one number, by their names in saved reports.
