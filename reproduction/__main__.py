@@ -24,7 +24,7 @@ REPRODUCTION_COMMANDS = {
         "reproduction.commands:sample_efficiency",
         "Train models on few images and compare them.",
     ),
-    "cifar10": ("reproduction.cifar10:cifar10", "Train a shift-invariant model of CIFAR-10."),
+    "invariant": ("reproduction.invariant:invariant", "Train a shift-invariant classifier."),
     "long-inputs": (
         "reproduction.long_inputs:long_inputs",
         "Train a segmentation model on images with 65,536 tokens.",

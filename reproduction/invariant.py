@@ -1,4 +1,4 @@
-"""The command `cifar10`: training of shift-invariant models and baselines on CIFAR-10.
+"""The command `invariant`: training of shift-invariant image classifiers and of baselines.
 
 All models are trained with the recipe of Jordan 2024 (arXiv 2404.00498) for fast convolutional
 networks.
@@ -61,15 +61,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., nn.Module]]] = {
     "resnet18": ("resnet18", {}, ResNet18),
     "vit": ("performer", VIT, Performer),
 }
+# The data sets, and whether training mirrors their images.
+IS_MIRRORED = {"cifar10": True, "fashion-mnist": True, "mnist": False}
+IMAGE_SIZE = 32
 # Consistency is measured for this number of test images, at shifts of at most two pixels.
 CONSISTENCY_IMAGES = 1000
 MAX_SHIFT = 2
 
 
-def cifar10(
+def invariant(
     *,
+    data: Literal["cifar10", "fashion-mnist", "mnist"],
     seed: int,
-    out: Path = Path("runs/cifar10"),
+    out: Path = Path("runs/invariant"),
     data_dir: str | None = None,
     epochs: int = 24,
     threads: int = 2,
@@ -77,11 +81,13 @@ def cifar10(
     eager: bool = False,
     command: CommandLine = "",
 ) -> None:
-    """Train a model on CIFAR-10, and save it with its accuracy and its consistency under shifts.
+    """Train a classifier, and save it with its accuracy and its consistency under shifts.
 
-    The same command resumes an interrupted training after its last complete epoch.
+    The images are resized to 32 × 32 pixels. The same command resumes an interrupted training
+    after its last complete epoch.
 
     Args:
+        data: Data set.
         seed: Seed. Choices use seeds 0 to 2. Seeds 10 to 12 are evaluated on the test images.
         out: Folder of the results of all seeds.
         data_dir: Folder with the files of the data set.
@@ -95,24 +101,25 @@ def cifar10(
     check_sizes({"epochs": epochs, "threads": threads})
     check_sizes({"seed": seed}, least=0, most=2**32 - 1)
     torch.set_num_threads(threads)
-    dataset = load("cifar10", data_dir=data_dir)
+    dataset = load(data, data_dir=data_dir, image_size=IMAGE_SIZE)
     architecture, options, make_model = MODELS[model]
-    path = make_directory("out", out) / f"{model}-seed-{seed}"
-    network, result = train_cifar10_model(
+    path = make_directory("out", out) / f"{data}-{model}-seed-{seed}"
+    network, result = train_classifier(
         partial(make_model, **dataset.sizes, **options),
         dataset,
         seed=seed,
         epochs=epochs,
         checkpoint=path.with_suffix(".pt"),
+        is_mirrored=IS_MIRRORED[data],
         is_compiled=not eager,
     )
-    result |= {"model": model, **provenance(command)}
+    result |= {"data": data, "model": model, **provenance(command)}
     config = ModelConfig(
         architecture,
         *dataset.sizes.values(),
         options=options,
         class_names=dataset.class_names,
-        pictures=encode(make_picture_settings("cifar10", dataset.image_size)),
+        pictures=encode(make_picture_settings(data, dataset.image_size)),
         facts=make_model_facts(result),
     )
     save(network, path, config, dtype="float16")
@@ -124,24 +131,27 @@ def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
 
     The keys are those of the model files that `teka.training.export` writes.
     """
-    training = {name: value for name, value in result.items() if name not in ("seed", "test")}
-    facts: dict[str, Any] = {"run": {"data": "cifar10", "seed": result["seed"]}}
+    facts: dict[str, Any] = {"run": {name: result[name] for name in ("data", "seed")}}
+    training = {
+        name: value for name, value in result.items() if name not in ("data", "seed", "test")
+    }
     facts["training"] = training
     if "test" in result:
-        facts["evaluation"] = {"dataset": "cifar10", **result["test"]}
+        facts["evaluation"] = {"dataset": result["data"], **result["test"]}
     return facts
 
 
-def train_cifar10_model(
+def train_classifier(
     make_model: Callable[[], nn.Module],
     dataset: Dataset,
     *,
     seed: int,
     epochs: int,
     checkpoint: Path,
+    is_mirrored: bool,
     is_compiled: bool,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train a model on CIFAR-10, and measure its accuracy.
+    """Train a model on the images of a data set, and measure its accuracy.
 
     Args:
         make_model: Function that creates the model.
@@ -149,6 +159,7 @@ def train_cifar10_model(
         seed: Seed of the weights, the order of the images and the augmentation.
         epochs: Number of epochs. An incomplete last batch of an epoch is left out.
         checkpoint: File of the state after the last complete epoch.
+        is_mirrored: Whether training mirrors the images.
         is_compiled: Whether the model is compiled.
 
     Returns:
@@ -174,7 +185,7 @@ def train_cifar10_model(
     train_steps(
         model.train(),
         make_optimizers(model),
-        make_batch_function(dataset.train, steps_per_epoch, seed),
+        make_batch_function(dataset.train, steps_per_epoch, seed, is_mirrored=is_mirrored),
         num_steps=num_steps,
         rate_factor=lambda step: compute_rate_factor(step, num_steps),
         label_smoothing=LABEL_SMOOTHING,
@@ -190,10 +201,10 @@ def train_cifar10_model(
         "epochs": epochs,
         "seconds": None if is_resumed else round(seconds, 1),
         "parameters": count_parameters(model),
-        "held_out": measure_accuracies_with_intervals(model, dataset.validation),
+        "held_out": measure_accuracies(model, dataset.validation, is_mirrored),
     }
     if seed in EVALUATION_SEEDS:
-        result["test"] = measure_accuracies_with_intervals(model, dataset.test)
+        result["test"] = measure_accuracies(model, dataset.test, is_mirrored)
         result["consistency"] = measure_consistency(model, dataset.test.images)
     return model, result
 
@@ -240,11 +251,14 @@ def compute_rate_factor(step: int, num_steps: int) -> float:
     return float(np.interp(step / num_steps, list(SCHEDULE), list(SCHEDULE.values())))
 
 
-def make_batch_function(split: Split, steps_per_epoch: int, seed: int) -> MakeBatch:
+def make_batch_function(
+    split: Split, steps_per_epoch: int, seed: int, *, is_mirrored: bool
+) -> MakeBatch:
     """Return a function that makes the batch of a training step: augmented images and labels.
 
-    The argument of the function is the number of the step. Every image is mirrored in every second
-    epoch: a random half of the images in even epochs, and the other half in odd epochs.
+    The argument of the function is the number of the step. If `is_mirrored` is true, every image
+    is mirrored in every second epoch: a random half of the images in even epochs, and the other
+    half in odd epochs.
     """
     is_first_half = torch.rand(len(split), generator=Generator().manual_seed(seed)) < 0.5
 
@@ -254,7 +268,8 @@ def make_batch_function(split: Split, steps_per_epoch: int, seed: int) -> MakeBa
         order = torch.randperm(len(split), generator=generator)
         rows = order[part * BATCH_SIZE : (part + 1) * BATCH_SIZE]
         images, labels = split[rows]
-        images = mirror_images(images, is_first_half[rows] == (epoch % 2 == 0))
+        if is_mirrored:
+            images = mirror_images(images, is_first_half[rows] == (epoch % 2 == 0))
         shifts = torch.randint(-CROP_SHIFT, CROP_SHIFT + 1, (len(split), 2), generator=generator)
         return shift_images(images, shifts[rows]), labels
 
@@ -279,16 +294,17 @@ def shift_images(
     return windows[torch.arange(len(images)), :, rows, columns]
 
 
-def measure_accuracies_with_intervals(model: nn.Module, split: Split) -> dict[str, Any]:
+def measure_accuracies(model: nn.Module, split: Split, is_mirrored: bool) -> dict[str, Any]:
     """Measure the accuracy of a model with its 95 % Wilson interval.
 
-    The results have a second accuracy, for which the logits of each image and of its mirror image
-    are added.
+    If training mirrored the images, the results have a second accuracy, for which the logits of
+    each image and of its mirror image are added.
     """
     result: dict[str, Any] = {"images": len(split)}
-    logits = compute_logits(model, split.images)
-    with_mirror_images = logits + compute_logits(model, split.images.flip(3))
-    scores = {"accuracy": logits, "accuracy_with_mirror_image": with_mirror_images}
+    scores = {"accuracy": compute_logits(model, split.images)}
+    if is_mirrored:
+        mirrored = compute_logits(model, split.images.flip(3))
+        scores["accuracy_with_mirror_image"] = scores["accuracy"] + mirrored
     for name, class_scores in scores.items():
         num_correct = int((class_scores.argmax(dim=1) == split.labels).sum())
         result[name] = num_correct / len(split)

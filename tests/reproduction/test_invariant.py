@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from reproduction import cifar10
+from reproduction import invariant
 from reproduction.__main__ import run_command as main
-from reproduction.cifar10 import (
+from reproduction.invariant import (
     EVALUATION_SEEDS,
     compute_rate_factor,
     make_batch_function,
     make_optimizers,
     mirror_images,
     shift_images,
-    train_cifar10_model,
+    train_classifier,
 )
 from teka.data import Dataset, Split
 from teka.files import read_json
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {"widths": (4, 8), "attention_heads": (0, 2)}
 @pytest.fixture
 def dataset(monkeypatch):
     """Return a small data set whose classes differ in brightness, with batches of 10 images."""
-    monkeypatch.setattr(cifar10, "BATCH_SIZE", 10)
+    monkeypatch.setattr(invariant, "BATCH_SIZE", 10)
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 2
     images = torch.rand(60, 3, 8, 8, generator=generator) * (1 + labels[:, None, None, None]) / 2
@@ -37,8 +37,14 @@ def dataset(monkeypatch):
 def run(dataset, folder, seed=10):
     path = folder / "state.pt"
     make_model = partial(ConvPerformer, **dataset.sizes, **OPTIONS)
-    return train_cifar10_model(
-        make_model, dataset, seed=seed, epochs=3, checkpoint=path, is_compiled=False
+    return train_classifier(
+        make_model,
+        dataset,
+        seed=seed,
+        epochs=3,
+        checkpoint=path,
+        is_mirrored=True,
+        is_compiled=False,
     )
 
 
@@ -52,7 +58,7 @@ def test_a_killed_training_gives_the_same_model(dataset, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(cifar10, "measure_accuracy", kill)
+        patched.setattr(invariant, "measure_accuracy", kill)
         with pytest.raises(KeyboardInterrupt):
             run(dataset, folders[1])
     resumed, other_result = run(dataset, folders[1])
@@ -73,9 +79,9 @@ def test_only_evaluation_seeds_read_the_test_images(dataset, tmp_path, seed):
         assert 0 <= result["consistency"]["crop"] <= 1
 
 
-@pytest.mark.parametrize("name", cifar10.MODELS)
+@pytest.mark.parametrize("name", invariant.MODELS)
 def test_every_trained_parameter_has_one_optimizer(name):
-    _, options, make_model = cifar10.MODELS[name]
+    _, options, make_model = invariant.MODELS[name]
     model = make_model(32, 3, 2, **options)
     parameters = [
         parameter
@@ -94,8 +100,10 @@ def test_without_attention_there_is_one_optimizer():
 
 
 def test_the_test_accuracy_is_saved_as_the_evaluation():
-    facts = cifar10.make_model_facts({"seed": 10, "epochs": 1, "test": {"accuracy": 0.5}})
-    assert facts["evaluation"] == {"dataset": "cifar10", "accuracy": 0.5}
+    result = {"data": "mnist", "seed": 10, "epochs": 1, "test": {"accuracy": 0.5}}
+    facts = invariant.make_model_facts(result)
+    assert facts["run"] == {"data": "mnist", "seed": 10}
+    assert facts["evaluation"] == {"dataset": "mnist", "accuracy": 0.5}
     assert facts["training"] == {"epochs": 1}
 
 
@@ -105,10 +113,10 @@ def test_rates_rise_and_fall_linearly():
 
 
 def test_every_image_is_mirrored_in_every_second_epoch(monkeypatch):
-    monkeypatch.setattr(cifar10, "BATCH_SIZE", 4)
-    monkeypatch.setattr(cifar10, "CROP_SHIFT", 0)
+    monkeypatch.setattr(invariant, "BATCH_SIZE", 4)
+    monkeypatch.setattr(invariant, "CROP_SHIFT", 0)
     images = torch.arange(8.0)[:, None, None, None] / 8 + torch.tensor([0.0, 0.1])
-    make_batch = make_batch_function(Split(images, torch.arange(8)), steps_per_epoch=2, seed=0)
+    make_batch = make_batch_function(Split(images, torch.arange(8)), 2, 0, is_mirrored=True)
     is_mirrored = torch.zeros(4, 8, dtype=torch.bool)
     for epoch in range(4):
         for step in (2 * epoch, 2 * epoch + 1):
@@ -117,6 +125,17 @@ def test_every_image_is_mirrored_in_every_second_epoch(monkeypatch):
     assert torch.equal(is_mirrored[0], ~is_mirrored[1])
     assert torch.equal(is_mirrored[:2], is_mirrored[2:])
     assert 0 < is_mirrored[0].sum() < 8
+
+
+def test_without_mirroring_the_images_are_only_shifted(monkeypatch):
+    monkeypatch.setattr(invariant, "BATCH_SIZE", 4)
+    images = torch.rand(4, 1, 6, 6)
+    make_batch = make_batch_function(Split(images, torch.arange(4)), 1, 0, is_mirrored=False)
+    batch, labels = make_batch(0)
+    for image, label in zip(batch, labels, strict=True):
+        # A shift by at most 2 pixels keeps the 2 × 2 pixels in the middle.
+        windows = image[0].unfold(0, 2, 1).unfold(1, 2, 1)
+        assert (windows == images[label, 0, 2:4, 2:4]).flatten(2).all(2).any()
 
 
 def test_shifted_images_have_reflected_edges():
@@ -135,11 +154,11 @@ def test_flip_mirrors_the_chosen_images():
 
 
 def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "load", lambda *_, **__: dataset)
-    words = ["cifar10", "--seed", "1", "--epochs", "1", "--eager"]
+    monkeypatch.setattr(invariant, "load", lambda *_, **__: dataset)
+    words = ["invariant", "--data", "cifar10", "--seed", "1", "--epochs", "1", "--eager"]
     words += ["--model", "without-attention"]
     assert main([*words, "--threads", "1", "--out", str(tmp_path)]) == 0
-    folder = tmp_path / "without-attention-seed-1"
+    folder = tmp_path / "cifar10-without-attention-seed-1"
     result: Any = read_json(folder.with_suffix(".json"))
     assert result["model"] == "without-attention"
     assert result["seconds"] > 0
