@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.layers import localize
+from teka.audit.layers import localize, shift_errors
 from teka.audit.layers.localize import locate_layers
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
@@ -251,6 +251,27 @@ def test_errors_do_not_depend_on_the_batch_size():
         assert [math.inf if error is None else error for error in one.errors] == pytest.approx(
             expected, rel=1e-9
         )
+
+
+def test_batches_are_small_if_the_layers_have_many_values(monkeypatch):
+    sizes = []
+
+    class Layer(nn.Conv2d):
+        def forward(self, input):
+            sizes.append(len(input))
+            return super().forward(input)
+
+    model = nn.Sequential(Layer(1, 4, 3)).eval()
+    images, shifts = torch.rand(6, 1, 12, 12), axis_shifts(2)
+    expected = locate_layers(model, images, shifts, Movement("circular"))
+    num_values = 12 * 12 + 4 * 10 * 10  # the input and the output of the convolution
+    monkeypatch.setattr(shift_errors, "MAX_VALUES_AT_ONCE", 3 * num_values)
+    sizes.clear()
+    found = locate_layers(model, images, shifts, Movement("circular"))
+    # The first call traces four images in four copies.
+    assert sizes[0] == 4 * 4
+    assert max(sizes[1:]) == 3
+    assert find(found, "0").error == pytest.approx(find(expected, "0").error, rel=1e-5)
 
 
 def test_selected_images_are_evenly_spaced(monkeypatch):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
 from teka.audit.layers.layouts import declared_stride, find_absolute_embeddings, pads_edge
-from teka.audit.layers.shift_errors import IMAGES_AT_ONCE, ErrorsByTensor, measure_layer_errors
+from teka.audit.layers.shift_errors import ErrorsByTensor, measure_layer_errors
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
@@ -30,6 +30,7 @@ BREAKS = ("interior", "edge", "aliasing")
 # A module is not listed as a jump if one of its parts explains at least this share of its increase.
 EXPLAINED_SHARE = 0.5
 NUM_IMAGES = 32  # maximum number of images
+TRACED_IMAGES = 4
 # Threshold, and its minimum in roundings of the coarsest dtype of the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
@@ -281,7 +282,7 @@ def locate_layers(
     if not steps:
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     with torch.no_grad():
-        trace = trace_model(module, modules, movement.move(prepared[:IMAGES_AT_ONCE], (0, 0)))
+        trace = trace_model(module, modules, movement.move(prepared[:TRACED_IMAGES], (0, 0)))
         errors = measure_layer_errors(module, trace, prepared, steps, movement, batch_size)
     epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)

@@ -16,8 +16,7 @@ from teka.audit.model_call import Model
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 
-# Images per batch. More images share the cost of the unshifted ones.
-IMAGES_AT_ONCE = 8
+MAX_VALUES_AT_ONCE = 2**28  # number of values in the outputs of all layers, 1 GiB in float32
 Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a tensor moves
 # For one shift: squared error and number of all cells that are compared, squared error and number
 # of those that the edge of the image cannot affect, and squared norm of all these cells.
@@ -211,7 +210,9 @@ def measure_layer_errors(
         if not sums[tensor].isfinite().all():
             tensor.failure = "it holds NaN or infinity for shifted images"
 
-    for part in images.split(max(1, min(IMAGES_AT_ONCE, batch_size // 2))):
+    # Some models, such as ONNX models, keep the outputs of all layers until the end of a call.
+    batch_size = min(batch_size, MAX_VALUES_AT_ONCE // max(trace.values_per_image, 1))
+    for part in images.split(max(1, batch_size // (len(shifts) + 1))):
         num_shifts = max(1, batch_size // len(part) - 1)
         for first in range(0, len(shifts), num_shifts):
             chosen = slice(first, first + num_shifts)

@@ -1,5 +1,6 @@
 """Recording of the tensors inside a model, and of how the edge of the image affects them."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -216,6 +217,11 @@ class ModelTrace:
         rows is odd.
         """
         return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
+
+    @property
+    def values_per_image(self) -> int:
+        """Number of values of all tensors in this trace, for one image."""
+        return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
     def grids(self) -> tuple[TokenGrid, ...]:
