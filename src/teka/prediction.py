@@ -15,7 +15,7 @@ from teka.checks import check_image_size, check_name, check_number, check_sizes
 from teka.codec import decode
 from teka.data import resize_bilinear
 from teka.data.pictures import read_picture, to_intensities
-from teka.errors import wrong_argument, wrong_type, wrong_value
+from teka.errors import wrong_argument, wrong_value
 from teka.models import load, read_config
 
 if TYPE_CHECKING:
@@ -94,8 +94,6 @@ def predict(
     check_sizes({"batch_size": batch_size})
     if isinstance(pictures, str) or not isinstance(pictures, Sequence) or not pictures:
         raise wrong_value("pictures", pictures, "a list of files")
-    if not isinstance(model, (str, Path)):
-        raise wrong_type("model", model, "a name or a folder")
     config = read_config(model)
     network = load(model)
     class_names = config.class_names or tuple(map(str, range(config.num_classes)))

@@ -81,7 +81,8 @@ def test_words_are_converted_by_the_type_of_the_option(words, field, value, pars
 
 def test_the_word_none_is_none_unless_the_option_is_a_string():
     token = Token(keyword="--blur", value="None")
-    assert parse_option(int | str | None, [token]) is None
+    for kind in (int | str | None, int | str, int):  # cyclopts 4 omits None
+        assert parse_option(kind, [token]) is None
     assert parse_option(str, [token]) == "None"
 
 

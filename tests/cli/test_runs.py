@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 import socket
 import sys
 
@@ -60,6 +61,10 @@ def test_command_line_overrides_the_config_file(tmp_path):
         "depth": 2,
         "heads": 2,
         "epochs": 5,
+        "betas": [0.8, 0.9],
+        "random_flip": True,
+        "data_dir": None,
+        "loggers": [],
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(fields))
     main(
@@ -73,12 +78,25 @@ def test_command_line_overrides_the_config_file(tmp_path):
             str(tmp_path / "r"),
         ]
     )
-    assert (Run.load(tmp_path / "r").epochs, Run.load(tmp_path / "r").dim) == (1, 8)
+    run = Run.load(tmp_path / "r")
+    assert (run.epochs, run.dim, run.betas) == (1, 8, (0.8, 0.9))
+    assert (run.random_flip, run.data_dir) == (True, None)
 
 
-def test_unknown_key_in_a_config_file_is_an_error(tmp_path, fails):
-    (tmp_path / "run.yaml").write_text("epochz: 3\n")
-    assert "epochz" in fails("train", "--config", tmp_path / "run.yaml")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epochz: 3", r"option in .*run\.yaml must be .*got 'epochz'\. Did you mean 'epochs'"),
+        ("config: other.yaml", r"option in .*run\.yaml must be .*got 'config'"),
+        ("epochs: {a: 1}", r"epochs must be a whole number, got \{'a': 1\}"),
+        ("epochs: null", "epochs must be a value"),
+        ("seed: 2026-01-01", "seed must be a whole number, got '2026-01-01'"),
+        ("- epochs", "config must be a file of options and their values"),
+    ],
+)
+def test_wrong_line_in_a_config_file_is_an_error(tmp_path, fails, content, message):
+    (tmp_path / "run.yaml").write_text(content)
+    assert re.search(message, fails("train", "--config", tmp_path / "run.yaml"))
 
 
 def test_default_folder_is_named_after_the_run(tmp_path, monkeypatch):

@@ -308,6 +308,12 @@ def test_weights_outside_the_range_of_the_dtype_are_an_error(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("path", [None, 5, ""])
+def test_a_model_that_is_no_path_is_an_error(path: Any, unchecked_annotations):
+    with pytest.raises(ValueError, match=f"the model must be a path, got {path!r}"):
+        load(path)
+
+
 def test_only_a_model_file_is_replaced(folder: Path, tmp_path: Path):
     model, config = make(gate=True)
     save(model, folder, config)

@@ -92,9 +92,7 @@ def test_wrong_input_is_an_error(put, digits, unchecked_annotations: None):
         ValueError, match=r"model must be one of digits, .*got 'minst'.*Did you mean 'mnist'"
     ):
         predict([blank], "minst")
-    with pytest.raises(
-        ValueError, match=r"model must be a name or a folder.*got an object of type int"
-    ):
+    with pytest.raises(ValueError, match=r"the model must be a path, got 5"):
         predict([blank], 5)  # pyright: ignore[reportArgumentType]
 
 

@@ -54,8 +54,6 @@ COMMANDS = {
         "Make a model less sensitive to shifts without training, and audit it before and after.",
     ),
 }
-# JSON of the words with which YAML files and the help write values of Python.
-PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 # Names of options that differ from the name of the field that they set.
 OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budget"}
 
@@ -126,19 +124,22 @@ if cyclopts.__version__.startswith("4."):  # on Python 3.10
 def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
     """Convert the command-line words of an option to a value of its type.
 
-    A word that is valid JSON, such as "3" or "[1, 2]", is read as JSON. Any other word is a string.
-    An empty word is an error.
+    A word that is valid JSON, such as "3" or "[1, 2]", is read as JSON. The word "None" is the
+    value None, except for strings. Any other word is a string. An empty word is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
     words = [token.value for token in tokens]
     if "" in words:
         raise wrong_value(name, "", "a value")
-    is_list = len(words) > 1 or all(
+    if words == ["None"] and kind is not str:  # cyclopts 4 omits None from the type
+        return None
+    json_values = [_parse_json_or_text(word) for word in words]
+    takes_only_lists = all(
         get_origin(option) in (list, tuple, Sequence)
         for option in (get_args(kind) if type(None) in get_args(kind) else (kind,))
         if option is not type(None)
     )
-    json_values = [_parse_json_or_text(PYTHON_WORDS.get(word, word)) for word in words]
+    is_list = len(words) > 1 or (takes_only_lists and not isinstance(json_values[0], list))
     try:
         return decode_value(kind, json_values if is_list else json_values[0], name)
     except ValueError as error:

@@ -1,17 +1,17 @@
 """Commands `train`, `evaluate` and `export`."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 from cyclopts.argument import ArgumentCollection
-from cyclopts.config import Dict
 
 from teka import training
 from teka.cli.app import CommandLine
 from teka.cli.model_options import make_model_options_class
 from teka.cli.progress import ProgressDisplay
-from teka.errors import wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
 from teka.training import Execution, Run
@@ -30,14 +30,31 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     The values in the file `--config` take precedence over those of the recipe.
 
     Raises:
-        ValueError: An option of the run is given together with `--resume`.
+        ValueError: A file has an unknown option, or an option of the run is given together with
+            `--resume`.
     """
+    # A file does not name further files.
+    options = {
+        name.strip("-").replace("-", "_"): argument
+        for argument in arguments
+        for name in argument.names
+        if name != "--config"
+    }
 
     def set_options(content: object, file: str) -> None:
-        if not isinstance(content, dict) or any(isinstance(v, dict) for v in content.values()):
+        if not isinstance(content, dict):
             raise wrong_value("config", file, "a file of options and their values")
-        options = {str(name): value for name, value in content.items()}
-        Dict(options, source=file, use_commands_as_keys=False)(app, commands, arguments)
+        for name, value in content.items():
+            argument = options.get(str(name).replace("-", "_"))
+            if argument is None:
+                raise unknown_name_error(f"option in {file}", name, options)
+            if argument.tokens:
+                continue
+            token = Token(keyword=argument.name, implicit_value=None)
+            if value is not None:
+                word = value if isinstance(value, str) else json.dumps(value, default=str)
+                token = Token(keyword=argument.name, value=word)
+            argument.append(token)
 
     for token in reversed(arguments["--config"].tokens):  # the last file takes precedence
         set_options(read_yaml("config", token.value), token.value)
@@ -46,8 +63,7 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
     if not recipes and data and data[-1] in list_recipes():
         recipes = [data[-1]]  # a data set may have a recipe of its own
     if recipes:
-        fields = read_recipe(recipes[-1]).items()
-        set_options({name: value for name, value in fields if value is not None}, recipes[-1])
+        set_options(read_recipe(recipes[-1]), recipes[-1])
     given = {argument.name for argument in arguments if argument.tokens}
     if "--resume" in given and not given <= RESUME_OPTIONS:
         raise wrong_value(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from teka.checks import check_name
+from teka.checks import check_name, check_path
 from teka.codec import decode, encode
 from teka.errors import did_you_mean, require, wrong_argument, wrong_shape, wrong_value
 from teka.files import (
@@ -140,9 +140,9 @@ def read_config(path: str | Path) -> ModelConfig:
 def _find_model_folder(path: str | Path) -> Path:
     if str(path) in PRETRAINED:
         return Path(str(files("teka.models") / "pretrained" / str(path)))
-    folder = expand_user(path)
+    folder = expand_user(check_path("the model", path))
     expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
-    if not str(path) or not folder.is_dir():
+    if not folder.is_dir():
         raise wrong_value("the model", str(path), f"{expected}{did_you_mean(path, PRETRAINED)}")
     if (folder / "run.json").is_file():
         hint = f"Export this run with teka export {path} --out FOLDER."

@@ -27,8 +27,9 @@ class DataOptions:
     """Data set of a training run, and the sizes of its images and splits.
 
     Args:
-        data: Name of a data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or a path to a
-            folder with one subfolder of pictures per class, or to an .npz file.
+        data: Name of a data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or the path of a
+            folder with one subfolder of pictures per class, of a CSV file with the columns file and
+            label, or of an .npz file.
         data_dir: Folder with the files of the data set. "digits" needs none. A relative path in
             `data` is first searched in this folder.
         image_size: Side of the images in pixels. Digits are placed on a canvas of this size, other

@@ -46,7 +46,7 @@ class ImageOptions:
 
     Args:
         data: Data set with test images: digits, mnist, fashion-mnist, cifar10, a folder of
-            pictures, or an .npz file.
+            pictures, a CSV file with the columns file and label, or an .npz file.
         data_dir: Folder with the files of the data set.
         images: Largest number of test images. They are drawn at random with --seed. 0 takes all.
         image_size: Size to which the images of the data set are resized when they are loaded: the
