@@ -4,7 +4,10 @@ import sys
 
 
 def main() -> int:
-    """Run the command and return its exit code, which is 2 if a required package is missing."""
+    """Run the command and return its exit code.
+
+    It is 2 if a required package is missing, and 130 if Ctrl-C interrupts the imports.
+    """
     try:
         from teka.cli import main
     except ModuleNotFoundError as error:
@@ -12,6 +15,9 @@ def main() -> int:
             f"teka: error: {error.name} is not installed; pip install 'teka[train,report]'\n"
         )
         return 2
+    except KeyboardInterrupt:  # the imports take a few seconds
+        sys.stderr.write("\ninterrupted\n")
+        return 130
     return main()
 
 

@@ -40,6 +40,9 @@ def named(names, side=16):
     known = tuple(names), len(names), transform
     return LoadedModel("one", "factory", model, None, *known)
 
+def broken():
+    return nn.Conv2d(5, 4, 1).eval()
+
 def up():
     return named("0123456789")
 
@@ -164,6 +167,8 @@ def test_bad_input_is_an_error_of_one_line(model_folder, fails):
     assert "two or more" in fails("compare", "models.py:right", *OPTIONS)
     assert "different models" in fails("compare", "models.py:right", "models.py:right", *OPTIONS)
     assert "one of" in fails("compare", "models.py:right", "nothing", *OPTIONS)
+    broken = "models:broken: the model raised RuntimeError"
+    assert broken in fails("compare", "models.py:right", "models.py:broken", *OPTIONS)
     for other, message in (
         ("large", "models.py:up: (16, 16), models.py:large: (20, 20)"),
         ("down", "the order of the classes of models.py:down must be that of models.py:up"),

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from teka.cli import main
@@ -112,7 +113,10 @@ def test_bad_input_is_an_error_of_one_line(model_folder, fails):
     assert "Did you mean 'polyphase'?" in fails(
         "fix", "models.py:strided", *OPTIONS, "--fix", "polyphse"
     )
-    assert "a torch.nn.Module" in fails("fix", "models.py:no_module", *OPTIONS)
+    torch.jit.script(torch.nn.Flatten()).save(model_folder / "program.pt")
+    for model in ("models.py:no_module", "program.pt"):
+        error = fails("fix", model, "--trust", *OPTIONS)
+        assert "a torch.nn.Module, whose layers can be changed" in error
     assert "a module that can be copied (" in fails("fix", "models.py:locked", *OPTIONS)
     error = fails("fix", "models.py:bare", *OPTIONS, "--json", "here", "--out", "here")
     assert "out must be another file than that of --json, got 'here'" in error

@@ -183,3 +183,20 @@ def test_missing_package_is_an_error_with_the_install_command(package):
     assert package in run.stderr
     assert "pip install 'teka[train" in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_interrupt_during_the_imports_is_one_line():
+    script = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "cyclopts":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from teka.__main__ import main
+sys.exit(main())
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (130, "\ninterrupted\n")

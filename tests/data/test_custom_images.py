@@ -788,3 +788,11 @@ def test_streaming_reads_only_the_pictures_of_a_batch(tmp_path: Path):
     assert len(dataset.train[:2][0]) == 2
     with pytest.raises(ValueError, match="must be a readable picture"):
         dataset.train[1:3]
+
+
+def test_file_that_is_no_data_set_is_an_error_that_lists_the_formats(tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(b"picture")
+    with pytest.raises(
+        ValueError, match=r"a folder of pictures, .*\.npz .*it is not a zip archive"
+    ):
+        load(str(tmp_path / "a.png"))

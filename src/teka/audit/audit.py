@@ -112,7 +112,7 @@ class AuditStages:
             The error that the stage raised, or None.
         """
         if self.responses and not self.deadline.seconds_left and not ignore_budget:
-            self.failures.append(Failure(name, "not done: the time budget was spent"))
+            self.failures.append(Failure(name, "the time budget was spent"))
             return None
         try:
             stage()

@@ -23,7 +23,6 @@ SEVERITIES = {
     "note": "Worth knowing",
 }
 """Heading of the caveats of each severity, in order of decreasing severity."""
-FILLING_MODES = ("zero", "canvas")
 # Relative differences up to these values count as rounding errors: between two identical calls, and
 # between calls with different batch sizes, which change the order of summation.
 REPEAT_ROUNDING = 1e-6
@@ -92,7 +91,8 @@ def warn_about_few_images(num_images: int, confidence: float) -> Iterator[Caveat
         yield Caveat(
             "too few images",
             "limits",
-            f"With only {num_images} images, the confidence interval of an accuracy of 90 % is "
+            f"With only {num_images} image{'' if num_images == 1 else 's'}, the confidence "
+            "interval of an accuracy of 90 % is "
             f"from {format_share(lower)} to {format_share(upper)} %. Differences between shifts or "
             "between models that are smaller than this may be chance. Use more images.",
         )
@@ -203,7 +203,7 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
     The most common value of the border pixels is taken as the background. A different fill value
     creates an edge that moves with the image.
     """
-    if movement.mode not in FILLING_MODES:
+    if movement.mode not in ("zero", "canvas"):
         return
     edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
     border = torch.cat([edge.transpose(0, 1).flatten(1) for edge in edges], dim=1)
@@ -381,7 +381,8 @@ def warn_about_resizing(
     ratio = seen_size[-1] / image_size[-1]
     message = (
         f"Images of {original} were resized to {resized} and then shifted: a shift of "
-        f"{max_shift:g} pixels is {max_shift / ratio:.3g} pixels of the original images."
+        f"{max_shift:g} pixel{'' if max_shift == 1 else 's'} is {max_shift / ratio:.3g} pixels of "
+        "the original images."
     )
     if before_resize:
         message = (

@@ -10,7 +10,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,8 +49,7 @@ class SelectedOutput(NamedTuple):
     kind: str = "auto"
 
 
-@dataclass(frozen=True)
-class OutputSource:
+class OutputSource(NamedTuple):
     """Model and images from which an output was computed.
 
     Args:
@@ -360,8 +358,7 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
     return (labels.long() * weights.to(labels.device)).sum(dim=1) & (2**EXACT_LABELS - 1)
 
 
-@dataclass(frozen=True)
-class OutputKind:
+class OutputKind(NamedTuple):
     """Kind of output of a model, such as logits, features or boxes.
 
     Args:

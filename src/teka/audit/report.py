@@ -179,7 +179,7 @@ class AuditReport:
 
     def __str__(self) -> str:
         lines = [*self.verdict, *(f"{caveat.name}: {caveat.message}" for caveat in self.caveats)]
-        lines += [f"{failure.part} failed: {failure.message}" for failure in self.failures]
+        lines += [f"{failure.part} not measured: {failure.message}" for failure in self.failures]
         return "\n".join([f"{self.name}:", *(f"  {escape_unprintable(line)}" for line in lines)])
 
     @property

@@ -213,9 +213,12 @@ def audit_all_modes(
     """Audit a model, and raise an error unless every mode of shifting could be measured.
 
     Raises:
-        ValueError: A mode of shifting could not be measured.
+        ValueError: A mode of shifting could not be measured. The message names the model.
     """
-    report = audit_with_progress(case, command, results, folder)
+    try:
+        report = audit_with_progress(case, command, results, folder)
+    except ValueError as error:
+        raise ValueError(f"{case.subject.name}: {error}") from error
     if len(report.metrics) < len(case.settings.modes):
         messages = "; ".join(failure.message for failure in report.failures)
         raise ValueError(f"{report.name}: {messages}")

@@ -65,8 +65,10 @@ def fix(
     settings = options.make_audit_settings(PARTS if results.html is not None else ("layers",))
     results.check_output_files((model, options.images.data), out=out)
     case = options.make_audit_inputs(options.load_model(model), settings)
-    if not isinstance(case.function, nn.Module):
-        raise wrong_value("model", model, "a torch.nn.Module, whose layers can be changed")
+    is_program = case.subject.kind in ("onnx", "torchscript", "torch.export")
+    if is_program or not isinstance(case.function, nn.Module):
+        expected = "a torch.nn.Module, whose layers can be changed"
+        raise wrong_value("model", model, expected, "Fix a model before you export it.")
     try:
         copy.deepcopy(case.function)
     except EXTERNAL_ERRORS as error:
@@ -115,7 +117,10 @@ def fix(
     if out is None:
         return
     if not outcome.parameters:
-        print(f"not written: {escape_unprintable(out)} (the fixes changed layers, but no weights)")
+        print(
+            f"not written: {escape_unprintable(out)} (the fixes changed layers, but no weights)"
+            "; in Python, teka.convert.fix returns the changed model"
+        )
         return
     # Without the module that prepares the images, so that the weights keep their names.
     modules = case.function.named_modules()

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -259,9 +260,9 @@ def read_npz(path: Path) -> RawDataset:
     The names of the arrays are those in `ARRAY_NAMES`. Labels may have shape (N, 1).
     """
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
+        if not zipfile.is_zipfile(path):
             raise ValueError("it is not a zip archive")
+        loaded = np.load(path, allow_pickle=False)
         arrays: dict[str, np.ndarray] = {}
         arguments = {name: argument for argument, names in ARRAY_NAMES.items() for name in names}
         with loaded as file:
@@ -280,7 +281,10 @@ def read_npz(path: Path) -> RawDataset:
         return make_raw_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
         raise wrong_value(
-            "name", str(path), f"an .npz file of images and labels ({first_line_of_error(error)})"
+            "name",
+            str(path),
+            "a folder of pictures, a .csv file that lists pictures, or an .npz file of images and "
+            f"labels ({first_line_of_error(error)})",
         ) from error
 
 

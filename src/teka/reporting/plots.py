@@ -131,7 +131,7 @@ def to_svg(figure: "Figure", description: str) -> str:
     # Names must be unique on a page with several charts.
     prefix = f"chart-{zlib.crc32(svg.encode()):08x}-"
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{prefix}", svg)
-    label = escape(escape_unprintable(description), quote=True)
+    label = escape(escape_unprintable(description))
     return svg.replace("<svg ", f'<svg class="chart" role="img" aria-label="{label}" ', 1).strip()
 
 

@@ -122,7 +122,7 @@ def test_wordnet_ids_are_in_imagenet_order():
 def test_names_on_one_side_only_are_matched_by_number_with_a_caveat():
     indices, message = match(("ant", "bee"))
     assert indices == [0, 1]
-    assert "class k of the model, because m has no class names" in message
+    assert "class k of the model, because the model has no class names" in message
     assert "0 is 'ant', 1 is 'bee'" in message
     labels, caveats = match_labels(LABELS, 3, None, make_model(("a", "b", "c")))
     assert labels.tolist() == LABELS.tolist()

@@ -96,8 +96,9 @@ def load(
         expected = f"one of: {' | '.join(loader.form for loader in known)}"
         if Path(spec).suffix in _WEIGHTS:
             expected = (
-                "a model; a file of weights does not contain the architecture, "
-                "so name the model, and pass this file as its weights"
+                "the name of a model; a file of weights does not contain the architecture, so name "
+                "a model such as timm:resnet18 or module.py:function, and pass this file as its "
+                "weights"
             )
         raise wrong_value("model", spec, expected)
     if load_options.weights is not None and not loader.takes_weights:
@@ -119,7 +120,6 @@ def _is_transformers(spec: str) -> object:
     return is_folder or (not Path(spec).exists() and re.fullmatch(r"(?!\.)[\w.-]+/[\w.-]+", spec))
 
 
-TRANSFORMERS = "the folder or hub id of a transformers model (owner/name, transformers:ID)"
 LOADERS = (
     Loader("timm:NAME", re.compile("timm:.").match, load_timm, True),
     Loader("torchvision:NAME", re.compile("torchvision:.").match, load_torchvision, True),
@@ -127,5 +127,10 @@ LOADERS = (
     Loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
     Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported),
     Loader("a file of TorchScript", is_torchscript_file, load_script),
-    Loader(TRANSFORMERS, _is_transformers, load_transformers, True),
+    Loader(
+        "the folder or hub id of a transformers model (owner/name, transformers:ID)",
+        _is_transformers,
+        load_transformers,
+        True,
+    ),
 )

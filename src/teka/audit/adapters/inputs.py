@@ -74,8 +74,7 @@ class ImageOptions:
         return None if self.data in NAMES else find_dataset_path(self.data, self.data_dir)
 
 
-@dataclass(frozen=True, eq=False)
-class AuditImages:
+class AuditImages(NamedTuple):
     """Images of a data set in [0, 1], converted to the channels and size of a model.
 
     Args:

@@ -66,7 +66,7 @@ def match_labels(
     if is_wordnet:
         reason = "the class names of the data are WordNet ids, but those of the model are not"
     elif names:
-        reason = f"{model.name} has no class names"
+        reason = "the model has no class names"
     message = f"Class k of the data was assumed to be class k of the model, because {reason}."
     if names:
         first = _list_some(f"{index} is {name!r}" for index, name in enumerate(names))
@@ -79,13 +79,13 @@ def _match_numbers(
 ) -> tuple[Labels, list[Caveat]]:
     count = len(numbers)
     if list(numbers) == list(range(1, count + 1)) and num_known in (None, count):
-        message = f"Folders 1 to {count} were used as classes 0 to {count - 1} of {model.name}."
+        message = f"Folders 1 to {count} were used as classes 0 to {count - 1} of the model."
         return labels, [_caveat(message)]
     if min(numbers) < 0 or max(numbers) >= (num_known or math.inf):
         limit = f"classes of {model.name}, from 0 to {num_known - 1}" if num_known else "at least 0"
         given = f"from {min(numbers)} to {max(numbers)}"
         raise wrong_value("the numbers that the folders are named by", given, limit, _HINT)
-    message = f"The folders are named by numbers, so folder k was used as class k of {model.name}."
+    message = "The folders are named by numbers, so folder k was used as class k of the model."
     as_text = [str(number) for number in numbers]
     is_sorted_as_text = as_text == sorted(as_text)
     if not is_sorted_as_text:

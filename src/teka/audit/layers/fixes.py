@@ -3,8 +3,7 @@
 import operator
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -16,8 +15,7 @@ MapSizes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
-@dataclass(frozen=True)
-class LayerFix:
+class LayerFix(NamedTuple):
     """Change to some layers that makes a model less sensitive to shifts without training.
 
     `teka.convert.fix` applies the fix.

@@ -406,23 +406,24 @@ def _list_findings(
         listed.add(tensor)
         before = errors_by_tensor.get(event.input_tensor)
         stride = tensor.layout.stride
-        finding = LayerFinding(
-            name=event.name,
-            kind=type(event.module).__name__,
-            layout=tensor.layout.name,
-            grid=tensor.layout.grid,
-            stride=tuple(int(x) if x.denominator == 1 else float(x) for x in stride),
-            prefix_tokens=tensor.layout.prefix_tokens,
-            interior_error=errors.interior,
-            border_error=errors.border,
-            aliasing_error=errors.aliasing,
-            noise=tensor.noise,
-            added=before and errors.increase_over(before),
-            error=errors.all_cells,
-            border=tensor.border,
-            errors=tuple(None if math.isnan(x) else x for x in errors.per_shift.tolist()),
+        findings.append(
+            LayerFinding(
+                name=event.name,
+                kind=type(event.module).__name__,
+                layout=tensor.layout.name,
+                grid=tensor.layout.grid,
+                stride=tuple(int(x) if x.denominator == 1 else float(x) for x in stride),
+                prefix_tokens=tensor.layout.prefix_tokens,
+                interior_error=errors.interior,
+                border_error=errors.border,
+                aliasing_error=errors.aliasing,
+                noise=tensor.noise,
+                added=before and errors.increase_over(before),
+                error=errors.all_cells,
+                border=tensor.border,
+                errors=tuple(None if math.isnan(x) else x for x in errors.per_shift.tolist()),
+            )
         )
-        findings.append(finding)
     return tuple(findings)
 
 

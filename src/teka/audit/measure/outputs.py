@@ -192,7 +192,10 @@ def check_map_shifts(
             is_interpolated = mode == "fourier" or (mode == "bilinear" and pixels == 1)
             if step % pixels and not is_interpolated:
                 expected = f"multiples of the stride {tuple(stride)} of the dense output"
-                hint = f"Mode {mode!r} does not interpolate the output."
+                hint = (
+                    f"Mode {mode!r} does not interpolate the output. Choose shifts in steps of "
+                    f"{pixels}. If the output is not a map of the image, set output to features."
+                )
                 raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected, hint)
             if not movement.wraps and abs(step) >= cells * pixels:
                 expected = f"smaller than the dense output, which has {tuple(size)} cells"

@@ -31,11 +31,9 @@ def badge_svg(report: AuditReport) -> str:
             f"{interval}, mode {metrics.movement.mode}, {len(metrics.shifts)} shifts, "
             f"{metrics.num_images:,} images"
         )
-    left, right = (round(7 * len(text) + 14) for text in (BADGE_LABEL, value))
+    left, right = (7 * len(text) + 14 for text in (BADGE_LABEL, value))
     width = left + right
-    title = escape(
-        escape_unprintable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"), quote=True
-    )
+    title = escape(escape_unprintable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
         f'aria-label="{BADGE_LABEL} {escape(value)}" font-family="Verdana,DejaVu Sans,sans-serif" '

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,8 +88,7 @@ def draw_curves(
     return {"name": label, "charts": charts} if charts else {}
 
 
-@dataclass(frozen=True)
-class CurveLine:
+class CurveLine(NamedTuple):
     """Metric of one model at the shifts along one axis.
 
     Args:
@@ -157,8 +155,7 @@ def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> No
     axes.set_ylim(bottom=0)
 
 
-@dataclass(frozen=True)
-class HeatMap:
+class HeatMap(NamedTuple):
     """Value of a metric at every shift, for a chart with one colored cell per shift.
 
     Args:
@@ -262,10 +259,9 @@ def draw_layer_errors(layers: LayerFindings) -> str:
     plots.label_axes(axes, "layers in the order of execution", "relative error")
     plots.add_legend(axes, num_columns=5)
     names = join_words(sorted(broken)) or "no layer"
-    description = (
-        f"Relative errors of {len(findings)} layers. Equivariance breaks first in {names}."
+    return plots.to_svg(
+        figure, f"Relative errors of {len(findings)} layers. Equivariance breaks first in {names}."
     )
-    return plots.to_svg(figure, description)
 
 
 def _layer_error(layer: LayerFinding, field: str) -> float | None:

@@ -180,20 +180,21 @@ def comparison_sections(
         valid = select_valid_pairs(mode_pairs, reports)
         reference = min((pair.first for pair in valid), default=0)
         numbers = [pair.comparison.numbers for pair in valid]
-        section = {
-            "mode": mode,
-            "headline": headline,
-            "evidence": evidence,
-            "columns": [name for name in NUMBERS if any(name in each for each in numbers)],
-            "reference": reference,
-            "pairs": valid,
-            "differences": {
-                pair.second: pair.comparison for pair in valid if pair.first == reference
-            },
-            "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
-            "missing": explain_missing_intervals(
-                difference.method for each in numbers for difference in each.values()
-            ),
-        }
-        sections.append(section)
+        sections.append(
+            {
+                "mode": mode,
+                "headline": headline,
+                "evidence": evidence,
+                "columns": [name for name in NUMBERS if any(name in each for each in numbers)],
+                "reference": reference,
+                "pairs": valid,
+                "differences": {
+                    pair.second: pair.comparison for pair in valid if pair.first == reference
+                },
+                "confidence": f"{100 * mode_pairs[0].comparison.confidence:g} %",
+                "missing": explain_missing_intervals(
+                    difference.method for each in numbers for difference in each.values()
+                ),
+            }
+        )
     return sections

@@ -37,15 +37,16 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
                 figures[name] = figure
         first = [name for name in FIRST_CURVES if name in figures] or list(figures)[:1]
         movements = [metrics.movement for metrics in by_model.values()]
-        section = {
-            "mode": mode,
-            "words": list(dict.fromkeys(map(describe_mode, movements))),
-            "curves": [figures[name] for name in first],
-            "more_curves": [figures[name] for name in figures if name not in first],
-            "bands": _describe_bands(list(by_model.values())),
-            "maps": _heat_maps(reports, by_model, mode),
-        }
-        sections.append(section)
+        sections.append(
+            {
+                "mode": mode,
+                "words": list(dict.fromkeys(map(describe_mode, movements))),
+                "curves": [figures[name] for name in first],
+                "more_curves": [figures[name] for name in figures if name not in first],
+                "bands": _describe_bands(list(by_model.values())),
+                "maps": _heat_maps(reports, by_model, mode),
+            }
+        )
     return sections
 
 
@@ -102,13 +103,14 @@ def _heat_maps(
         words = _describe_map(heat_map)
         limits = _color_limits([each for each in maps.values() if each.metric == heat_map.metric])
         description = f"{reports[model].name}, mode {mode}: {title}. {words}"
-        figure = {
-            "model": model,
-            "name": title,
-            "chart": draw_heat_map(heat_map, limits, description),
-            "words": words,
-        }
-        figures.append(figure)
+        figures.append(
+            {
+                "model": model,
+                "name": title,
+                "chart": draw_heat_map(heat_map, limits, description),
+                "words": words,
+            }
+        )
     return figures
 
 

@@ -173,14 +173,15 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
     for model, report in enumerate(reports):
         movements = {metrics.movement.mode: metrics.movement for metrics in report.metrics}
         for example in report.examples:
-            content = {
-                **vars(example),
-                "model": model,
-                "movement": _movement_for_script(movements[example.mode], example),
-                "image": pixels.setdefault(example.image, len(pixels)),
-                "shifts": shifts.setdefault(example.shifts, len(shifts)),
-            }
-            examples.append(content)
+            examples.append(
+                {
+                    **vars(example),
+                    "model": model,
+                    "movement": _movement_for_script(movements[example.mode], example),
+                    "image": pixels.setdefault(example.image, len(pixels)),
+                    "shifts": shifts.setdefault(example.shifts, len(shifts)),
+                }
+            )
     content = {
         "models": [
             {
@@ -194,7 +195,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
         "shifts": list(shifts),
         "examples": examples,
     }
-    text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     # Escape everything that could end the script element.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -61,7 +61,7 @@ def _list_findings(report: AuditReport) -> list[str]:
     for role, name, words in explain_layers(report.layers):
         findings.append(_wrap(f"{name} {role} ({words})", "  > "))
     for failure in report.failures:
-        findings.append(_wrap(f"{failure.part} failed: {failure.message}", "  x "))
+        findings.append(_wrap(f"{failure.part} not measured: {failure.message}", "  x "))
     return findings
 
 
@@ -93,19 +93,12 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
         rows.append((name, row.images, *cells))
     labels = [NUMBERS[name].label for name in columns]
     heads = ("model\nmode" if several else "mode", "images", *labels)
-    notes = [
-        f"The results of {report.name} are invalid ({', '.join(report.invalid)}) and are shown "
-        "only for diagnosis."
-        for report in reports
-        if report.invalid
-    ]
-    if rows:
-        notes.append(explain_intervals(reports, columns))
-        notes += ["Shares are in %."] if any(map(is_share, columns)) else []
-        counts = dict.fromkeys(row.shifts for row in audited)
-        if len(counts) > 1:
-            counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in audited)
-        notes.append(f"Shifts: {', '.join(counts)}.")
+    notes = [explain_intervals(reports, columns)]
+    notes += ["Shares are in %."] if any(map(is_share, columns)) else []
+    counts = dict.fromkeys(row.shifts for row in audited)
+    if len(counts) > 1:
+        counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in audited)
+    notes.append(f"Shifts: {', '.join(counts)}.")
     if used := describe_used_images(reports):
         notes.append(f"Images: {'; '.join(used)}.")
     for label, name in zip(labels, columns, strict=True):
@@ -172,8 +165,7 @@ def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ())
     for report in reports:
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
     table, notes = results_table(reports)
-    if table.rows:
-        parts += [table.to_markdown(), markdown_text(notes)]
+    parts += [table.to_markdown(), markdown_text(notes)]
     caveats = models_by_caveat(reports).items()
     lines = (
         f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
