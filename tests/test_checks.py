@@ -204,10 +204,10 @@ def test_check_number_accepts_only_numbers_within_limits():
 
 
 def test_check_device_accepts_only_devices_that_compute():
-    assert check_device("device", "cpu") == torch.device("cpu")
+    assert check_device("cpu") == torch.device("cpu")
     for device in ("meta", "warp", "cuda:99", None, 1.5, ["cpu"], 10**40):
         with raises_for(device, ValueError, match=r"device must be a device"):
-            check_device("device", device)
+            check_device(device)
 
 
 def test_tensor_without_elements_is_an_error(unchecked_annotations: None):

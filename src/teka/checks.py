@@ -276,16 +276,16 @@ def check_number(
     raise wrong_value(argument, number, expected)
 
 
-def check_device(argument: str, device: object) -> torch.device:
+def check_device(device: object) -> torch.device:
     """Check that PyTorch can compute on a device of this machine, and return the device."""
     try:
         torch_device = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue]
         torch.empty(0, device=torch_device)
     except Exception as error:  # its kind depends on the device
         expected = f"a device of this machine ({first_line_of_error(error)})"
-        raise wrong_value(argument, device, expected) from error
+        raise wrong_value("device", device, expected) from error
     if torch_device.type == "meta":
-        raise wrong_value(argument, device, "a device that computes")
+        raise wrong_value("device", device, "a device that computes")
     return torch_device
 
 

@@ -52,13 +52,13 @@ def wrong_argument(argument: str, description: str, expected: str, hint: str = "
     return _error(argument, "be", expected, description, hint)
 
 
-def wrong_type(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
+def wrong_type(argument: str, value: object, expected: str) -> ValueError:
     """Create a ValueError for an argument of the wrong type.
 
-    The message is "<argument> must be <expected>, got an object of type <type>. <hint>".
+    The message is "<argument> must be <expected>, got an object of type <type>."
     """
     kind = "None" if value is None else f"an object of type {type(value).__name__}"
-    return _error(argument, "be", expected, kind, hint)
+    return wrong_argument(argument, kind, expected)
 
 
 def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = "") -> ValueError:

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from teka.training import Execution, train
-from teka.training.progress import format_duration
 from tests.training.interrupt import InterruptAt
 
 
@@ -21,7 +20,7 @@ def test_progress_is_printed_after_ten_steps_and_every_epoch(run, tmp_path, caps
     assert re.fullmatch(
         r"96 training images, [\d,]+ parameters, 2 epochs, 24 steps, precision 32-true", first
     )
-    speed = r"[\d,]+ images/s, \d+ s left"
+    speed = r"[\d,]+ images/s, 0:\d\d:\d\d left"
     assert re.fullmatch(rf"step 10 of 24: loss [\d.]+, {speed}", lines[0])
     scores = r"loss [\d.]+, accuracy [\d.]+ %;"
     epochs = [line for line in lines if line.startswith("epoch")]
@@ -29,7 +28,7 @@ def test_progress_is_printed_after_ten_steps_and_every_epoch(run, tmp_path, caps
         expected = rf"epoch {number} of 2: training {scores} validation {scores} {speed}"
         assert re.fullmatch(expected, line), line
     assert len(epochs) == 2
-    assert epochs[-1].endswith("0 s left")
+    assert epochs[-1].endswith(", 0:00:00 left")
 
 
 def test_step_with_gradient_accumulation_counts_once(run, tmp_path, capsys):
@@ -69,8 +68,3 @@ def test_progress_has_no_validation_scores_without_validation_images(tiny, tmp_p
         r"epoch 1 of 1: training loss [\d.]+, accuracy [\d.]+ %; speed not measured yet",
         capsys.readouterr().out,
     )
-
-
-def test_format_duration_uses_units_of_time():
-    times = {0.4: "0 s", 59.6: "1 min 00 s", 200.0: "3 min 20 s", 7500.0: "2 h 05 min"}
-    assert {seconds: format_duration(seconds) for seconds in times} == times

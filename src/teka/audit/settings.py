@@ -97,7 +97,7 @@ class AuditSettings:
             parse_steps("shifts", self.shifts)
         parse_background(self.background)
         if self.device is not None:
-            check_device("device", self.device)
+            check_device(self.device)
         if self.protocol is not None:
             check_name("protocol", self.protocol, PROTOCOL_NAMES)
         check_names("parts", self.parts, PARTS)

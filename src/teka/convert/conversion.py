@@ -315,20 +315,19 @@ def convolution_from_attention(
         raise wrong_value("grid", grid, "a teka.Grid of one to three axes")
     if len(set(grid.periodic)) > 1:
         raise wrong_value("grid", grid, "periodic along all axes or along none")
-    stride: int | tuple[int, ...] = 1
-    layer = attention
     if isinstance(attention, BorderedAttention):
         layer = attention.attention
         stride = attention.stride
         grid = Grid(grid.shape, 1.0, grid.periodic)
-    check_instance("attention", layer, Attention)
-    assert isinstance(layer, Attention)
+    else:
+        layer = attention
+        stride = 1
+    heads = head_offsets(layer, grid)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
             raise wrong_value(
                 f"attention.{name}", True, "None or False; a convolution cannot compute it"
             )
-    heads = head_offsets(layer, grid)
     for index, head in enumerate(heads):
         if not head.share >= least_share:
             share = float(f"{head.share:.4g}")

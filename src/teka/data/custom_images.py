@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.checks import check_dense, check_image_size, check_name
-from teka.data.dataset import SPLITS, ImageSize, RawDataset, Split
+from teka.checks import check_dense, check_name
+from teka.data.dataset import SPLITS, RawDataset, Split
 from teka.data.pictures import GRAY_MODES, PictureFiles, read_picture, read_picture_header
 from teka.errors import first_line_of_error, wrong_argument, wrong_shape, wrong_value
 from teka.files import check_unpacked_size
@@ -198,7 +198,7 @@ def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
     return numbers if numbers and len(set(numbers)) == len(numbers) else None
 
 
-def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawDataset:
+def read_picture_set(path: Path, *, image_size: tuple[int, int] | None = None) -> RawDataset:
     """Make a data set from the pictures of a folder or a CSV file.
 
     Each picture is read when it is used. The images are gray if every file is gray, and RGB
@@ -207,13 +207,11 @@ def read_picture_set(path: Path, *, image_size: ImageSize | None = None) -> RawD
     pictures, classes = find_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
     in_channels = 1 if all(read_picture_header(file)[0] in GRAY_MODES for file in files) else 3
-    resize = image_size is not None
-    size = image_size if resize else read_picture(files[0]).shape[1:]
-    size = check_image_size("image_size", size)
+    size = image_size or tuple(read_picture(files[0]).shape[1:])
 
     def to_split(labeled: list[tuple[Path, int]]) -> Split:
         return Split(
-            PictureFiles([file for file, _ in labeled], in_channels, size, resize),
+            PictureFiles([file for file, _ in labeled], in_channels, size, image_size is not None),
             torch.tensor([label for _, label in labeled], dtype=torch.int64),
         )
 

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -96,18 +97,9 @@ class SpeedPrinter(Callback):
         if speed is None:
             return "speed not measured yet"
         steps_left = int(trainer.estimated_stepping_batches) - trainer.global_step
-        time_left = format_duration(steps_left * self.images_per_step / speed)
-        return f"{speed:,.0f} images/s, {time_left} left"
+        seconds = round(steps_left * self.images_per_step / speed)
+        return f"{speed:,.0f} images/s, {timedelta(seconds=seconds)} left"
 
     def _print(self, trainer: Trainer, text: str) -> None:
         if trainer.is_global_zero and not self.is_quiet:
             print(text, flush=True)
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration in words: "2 h 05 min", "3 min 20 s" or "45 s"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -23,19 +23,7 @@ from teka.training.checkpoint import BEST, CHECKPOINTS, check_checkpoint, load_w
 from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
 from teka.training.trainer import load_data, read_training_result
 
-# Fields of `result.json` and `evaluation.json` that an exported model file holds.
-TRAINING_FACTS = (
-    "teka",
-    "torch",
-    "hardware",
-    "date",
-    "parameters",
-    "epochs",
-    "seconds",
-    "train_images",
-    "validation_images",
-    "validation_accuracy",
-)
+# Fields of `evaluation.json` that an exported model file holds.
 EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 
@@ -212,16 +200,13 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     """
     run, dataset = trained.run, trained.dataset
     facts: dict[str, Any] = {"run": encode(run.to_dict())}
-    # The folder exists on this machine only.
+    # The folder and the files of the command exist on this machine only.
     del facts["run"]["data_dir"]
-    result = trained.result
-    facts["training"] = {name: result[name] for name in TRAINING_FACTS if name in result}
+    facts["training"] = {name: value for name, value in trained.result.items() if name != "command"}
     evaluation_file = trained.folder / EVALUATION_FILE
     if evaluation_file.is_file():
         evaluation = read_json(evaluation_file)
-        facts["evaluation"] = {
-            name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation
-        }
+        facts["evaluation"] = {name: evaluation[name] for name in EVALUATION_FACTS}
     config = ModelConfig(
         run.network.model,
         **dataset.sizes,

@@ -54,7 +54,7 @@ def read_training_result(folder: Path) -> dict[str, Any]:
                 result.get(name),
                 "a number, as teka train writes it",
             )
-    return {"validation_accuracy": None, **result}
+    return result
 
 
 def load_data(run: Run) -> Dataset:

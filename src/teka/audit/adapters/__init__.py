@@ -89,7 +89,7 @@ def load(
     if trust:
         load_options = replace(load_options, trust=trust)
     if load_options.device is not None:
-        check_device("device", load_options.device)
+        check_device(load_options.device)
     known = (*loaders, *LOADERS)
     loader = next((loader for loader in known if loader.fits(spec)), None)
     if loader is None:

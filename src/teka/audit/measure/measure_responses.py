@@ -92,7 +92,7 @@ class Measurement:
         check_name("output", output, OUTPUT_CHOICES)
         check_instance("movement", movement, Movement)
         check_images(images, least=1)
-        self._device = images.device if device is None else check_device("device", device)
+        self._device = images.device if device is None else check_device(device)
         self._function = function
         self._images = images.detach()
         self._movement = movement
