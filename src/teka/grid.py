@@ -44,6 +44,11 @@ def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor,
     return offset - period * torch.floor(offset / period + (0.5 + WRAP_TOLERANCE))
 
 
+def is_flag(value: object) -> bool:
+    """Return True for the values True and False."""
+    return isinstance(value, bool)
+
+
 @dataclass(frozen=True, init=False)
 class Grid:
     """Regular grid of tokens with n axes, such as a sequence, an image or a volume.
@@ -99,26 +104,18 @@ class Grid:
             expected = f"one or more sizes, each a whole number from 1 to {MAX_SIZE}"
             raise wrong_value("shape", shape, expected)
         object.__setattr__(self, "shape", tuple(int(side) for side in sides))
-        spacings = self._per_axis("spacing", spacing)
-        if not all(is_positive(step) for step in spacings):
-            expected = "positive finite numbers that fit in float32"
-            raise wrong_value("spacing", spacing, expected)
-        object.__setattr__(self, "spacing", tuple(float(step) for step in spacings))
-        flags = self._per_axis("periodic", periodic)
-        if not all(isinstance(flag, bool) for flag in flags):
-            raise wrong_value("periodic", periodic, "True or False, or one of them for each axis")
-        object.__setattr__(self, "periodic", flags)
-        origins = self._per_axis("origin", origin)
-        if not all(is_number(coordinate) for coordinate in origins):
-            raise wrong_value("origin", origin, "finite numbers")
-        object.__setattr__(self, "origin", tuple(float(coordinate) for coordinate in origins))
-
-    def _per_axis(self, argument: str, value: object) -> tuple:
-        values = tuple(value) if isinstance(value, Sequence) else (value,) * len(self.shape)
-        if len(values) != len(self.shape):
-            expected = f"one value, or one for each of the {len(self.shape)} axes of {self.shape}"
-            raise wrong_value(argument, value, expected)
-        return values
+        for argument, value, kind, is_valid, expected in (
+            ("spacing", spacing, float, is_positive, "positive finite numbers that fit in float32"),
+            ("periodic", periodic, bool, is_flag, "True or False, or one of them for each axis"),
+            ("origin", origin, float, is_number, "finite numbers"),
+        ):
+            values = tuple(value) if isinstance(value, Sequence) else (value,) * len(sides)
+            if len(values) != len(sides):
+                axes = f"the {len(sides)} axes of {self.shape}"
+                raise wrong_value(argument, value, f"one value, or one for each of {axes}")
+            if not all(is_valid(element) for element in values):
+                raise wrong_value(argument, value, expected)
+            object.__setattr__(self, argument, tuple(kind(element) for element in values))
 
     @property
     def num_axes(self) -> int:
