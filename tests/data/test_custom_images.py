@@ -515,8 +515,8 @@ def test_an_opaque_alpha_channel_is_dropped(tmp_path: Path):
     assert torch.equal(read_folder(tmp_path)[1].images[0], color / 255)
 
 
-@pytest.mark.parametrize("image_size", [11, (3, 13)])
-def test_pictures_of_all_sizes_are_resized(tmp_path: Path, image_size: int | tuple[int, int]):
+@pytest.mark.parametrize("image_size", [(11, 11), (3, 13)])
+def test_pictures_of_all_sizes_are_resized(tmp_path: Path, image_size: tuple[int, int]):
     shapes = [(5, 7), (7, 5), (11, 11), (3, 2)]
     images = [
         random_pixels(index, height=height, width=width)
