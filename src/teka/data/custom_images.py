@@ -207,11 +207,13 @@ def read_picture_set(path: Path, *, image_size: tuple[int, int] | None = None) -
     pictures, classes = find_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
     in_channels = 1 if all(read_picture_header(file)[0] in GRAY_MODES for file in files) else 3
-    size = image_size or tuple(read_picture(files[0]).shape[1:])
+    height, width = image_size or read_picture(files[0]).shape[1:]
 
     def to_split(labeled: list[tuple[Path, int]]) -> Split:
         return Split(
-            PictureFiles([file for file, _ in labeled], in_channels, size, image_size is not None),
+            PictureFiles(
+                [file for file, _ in labeled], in_channels, (height, width), image_size is not None
+            ),
             torch.tensor([label for _, label in labeled], dtype=torch.int64),
         )
 
