@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from teka.training import Run, restore, train
-from teka.training.checkpoint import find_checkpoint, load_weights, read_weights
+from teka.training.checkpoint import REQUIRED_KEYS, find_checkpoint, load_weights, read_weights
 
 
 def make_model(**options):
@@ -83,21 +83,13 @@ def unfinished_folder(trained, tmp_path):
     return folder
 
 
-def test_checkpoint_without_its_run_is_an_error_with_its_path(unfinished_folder, tiny):
+def test_checkpoint_without_a_required_key_is_an_error_with_its_path(unfinished_folder, tiny):
     path = unfinished_folder / "checkpoints" / "last.ckpt"
     whole = torch.load(path, weights_only=True)
-    for part in ("state_dict", "callbacks"):
+    for part in REQUIRED_KEYS:
         torch.save({name: value for name, value in whole.items() if name != part}, path)
         with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
             find_checkpoint(unfinished_folder, tiny)
-
-
-@pytest.mark.parametrize("part", ["optimizer_states", "lr_schedulers"])
-def test_checkpoint_without_a_part_of_its_state_is_an_error(unfinished_folder, tiny, part):
-    path = unfinished_folder / "checkpoints" / "last.ckpt"
-    content = torch.load(path, weights_only=True)
-    del content[part]
-    torch.save(content, path)
     with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
         train(tiny, unfinished_folder, resume=True)
 
@@ -138,3 +130,19 @@ def test_malformed_result_is_an_error(unfinished_folder, tiny):
             ValueError, match=r"(parameters|epochs) of .*result\.json must be a number"
         ):
             restore(unfinished_folder)
+
+
+def test_run_of_an_older_version_is_restored_but_cannot_be_resumed(
+    trained, unfinished_folder, tiny
+):
+    for path in (unfinished_folder / "checkpoints").iterdir():
+        content = torch.load(path, weights_only=True)
+        del content["callbacks"]["Checkpoints"]
+        torch.save(content, path)
+    with pytest.raises(ValueError, match="of an older version of teka cannot be resumed"):
+        train(tiny, unfinished_folder, resume=True)
+    shutil.copy(trained.folder / "result.json", unfinished_folder)
+    state = restore(unfinished_folder).model.state_dict()
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in trained.model.state_dict().items()
+    )

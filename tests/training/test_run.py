@@ -45,11 +45,18 @@ def test_run_has_the_fields_of_its_data_model_and_recipe():
         _ = run.epoch
 
 
-def test_default_options_of_another_model_are_ignored():
-    options = {"model": "resnet18", "dim": 64, "position": "rotary"}
-    assert Run.from_dict(options) == Run.from_fields(model="resnet18")
-    assert Run().replace(model="resnet18") == Run.from_fields(model="resnet18")
+def test_runs_of_older_versions_are_loaded():
+    old = {"model": "self_attention", "position": "rotary", "encoding": "table"}
+    assert Run.from_dict(old) == Run.from_fields(model="self_attention", position="table")
+    assert Run.from_dict({"encoding": "quadratic", "dropout": None, "tokens": "pixel"}) == Run()
+    assert Run.from_dict({"model": "resnet18", "stem": "patch", "dim": 64}) == Run.from_fields(
+        model="resnet18"
+    )
     assert Run.from_fields(model="self_attention").position == "quadratic"
+    with pytest.raises(
+        ValueError, match=r"run key with model='performer' must be .*got 'encoding'"
+    ):
+        Run.from_dict({"encoding": "table"})
 
 
 def test_unsupported_numbers_of_heads_are_an_error(unchecked_annotations):

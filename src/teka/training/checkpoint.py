@@ -26,6 +26,15 @@ LAST = "last.ckpt"
 # The checkpoint before `LAST`, which is used if `LAST` is damaged.
 PREVIOUS = "previous.ckpt"
 MODEL_PREFIX = "model."
+REQUIRED_KEYS = (
+    "state_dict",
+    "epoch",
+    "global_step",
+    "loops",
+    "callbacks",
+    "optimizer_states",
+    "lr_schedulers",
+)
 
 
 @dataclass(eq=False)
@@ -107,26 +116,40 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
         except ValueError as error:
             path = previous
             warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
-    check_checkpoint(path, run)
+    if not read_checkpoint_state(path, run):
+        raise wrong_value(
+            "checkpoint",
+            str(path),
+            "one that holds the best accuracy",
+            "A run of an older version of teka cannot be resumed.",
+        )
     return path
 
 
-def check_checkpoint(path: Path, run: Run) -> None:
-    """Raise an error if a checkpoint is damaged or belongs to another run.
+def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
+    """Check that a checkpoint belongs to a run, and return the saved state of `Checkpoints`.
 
     The configuration in the checkpoint must equal that of the run, except the field `data_dir`.
+
+    Returns:
+        The saved state. It is empty in checkpoints of older versions.
 
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
     """
-    state = read_checkpoint(path).get("callbacks", {}).get(Checkpoints.__name__)
-    if state is None:
-        raise wrong_value("checkpoint", str(path), "a checkpoint of teka train, with its run")
-    saved = Run.from_dict(state["run"])
-    if names := run.differing_fields(saved):
-        values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
-        difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
-        raise wrong_value("checkpoint", str(path), f"a checkpoint of this run; {difference}")
+    content = read_checkpoint(path)
+    if missing := [key for key in REQUIRED_KEYS if key not in content]:
+        raise wrong_value(
+            "checkpoint", str(path), f"a complete checkpoint; it lacks {', '.join(missing)}"
+        )
+    state = content["callbacks"].get(Checkpoints.__name__, {})
+    if state:
+        saved = Run.from_dict(state["run"])
+        if names := run.differing_fields(saved):
+            values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
+            difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
+            raise wrong_value("checkpoint", str(path), f"a checkpoint of this run; {difference}")
+    return state
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from teka.codec import decode
 from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_json, write_json
-from teka.models.model_config import MODELS, options_class
+from teka.models.model_config import MODELS, OLD_NAMES, options_class
 from teka.training.recipe import Recipe, read_recipe
 
 RUN_FILE = "run.json"
@@ -20,6 +20,15 @@ RESULT_FILE = "result.json"
 EVALUATION_FILE = "evaluation.json"
 # Sizes of a run's model that are not given, for all models that have these options.
 DEFAULT_SIZES = {"dim": 64, "depth": 2, "heads": 4, "patch_size": 1}
+# Earlier versions saved the options of all models. These values were the defaults of the others.
+OLD_DEFAULTS = {
+    "content": None,
+    "downsampling": 2,
+    "encoding": "quadratic",
+    "resnet_stem": "7x7",
+    "stem": "patch",
+    "tokens": "pixel",
+}
 
 
 @dataclass(frozen=True)
@@ -170,12 +179,15 @@ class Run:
     def from_dict(cls, fields: Mapping[str, object]) -> Run:
         """Create a run from a flat dictionary of fields, such as the result of `to_dict`.
 
-        Missing fields take their default values.
+        Missing fields take their default values. Fields of earlier versions are accepted.
 
         Raises:
             ValueError: An unknown key, or a value of a wrong type or out of range.
         """
         remaining: dict[str, Any] = dict(fields)
+        for name in ("dropout", "mlp_ratio"):
+            if remaining.get(name, 0) is None:  # earlier versions saved None for the default value
+                del remaining[name]
 
         def take_fields(kind: type[Any]) -> dict[str, Any]:
             known = kind.__dataclass_fields__
@@ -185,10 +197,13 @@ class Run:
         recipe = decode(Recipe, take_fields(Recipe), "recipe")
         seed = decode(int, remaining.pop("seed", cls.seed), "seed")
         model = decode(str, remaining.pop("model", ModelOptions.model), "model")
+        for old_name, name in OLD_NAMES.get(model, {}).items():
+            if old_name in remaining:
+                remaining[name] = remaining.pop(old_name)
         run = cls(images, ModelOptions(model, take_fields(options_class(model))), recipe, seed)
         defaults = ModelOptions().options
         for name, value in remaining.items():
-            if value != defaults.get(name, ...):
+            if value not in (defaults.get(name, ...), OLD_DEFAULTS.get(name, ...)):
                 raise unknown_name_error(f"run key with model={model!r}", name, run.to_dict())
         return run
 

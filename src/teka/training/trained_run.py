@@ -19,7 +19,7 @@ from teka.models import ModelConfig, save
 from teka.prediction import make_picture_settings
 from teka.provenance import provenance
 from teka.training.batches import make_evaluation_loader
-from teka.training.checkpoint import BEST, CHECKPOINTS, check_checkpoint, load_weights
+from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights, read_checkpoint_state
 from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
 from teka.training.trainer import load_data, read_training_result
 
@@ -85,13 +85,11 @@ def restore(
             "run", str(folder), "a finished run", "Resume it with teka train --resume."
         )
     result = read_training_result(folder)
-    check_checkpoint(folder / CHECKPOINTS / BEST, run)
+    read_checkpoint_state(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)
     dataset = dataset or load_data(run)
-    if dataset.name != result["data"]:
-        raise wrong_value(
-            "dataset", dataset.name, f"{result['data']!r}, on which the run was trained"
-        )
+    if dataset.name != (name := result.get("data", run.images.data)):
+        raise wrong_value("dataset", dataset.name, f"{name!r}, on which the run was trained")
     model = ModelConfig(
         run.network.model, **dataset.sizes, options=run.network.options
     ).make_model()
