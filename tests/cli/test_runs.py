@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
 
 from teka.cli import main
 from teka.models import load
@@ -99,6 +100,16 @@ def test_wrong_line_in_a_config_file_is_an_error(tmp_path, fails, content, messa
     assert re.search(message, fails("train", "--config", tmp_path / "run.yaml"))
 
 
+@pytest.mark.parametrize("model", ["performer", "conv_performer"])
+def test_saved_run_is_a_config_file(tmp_path, model, few_digits):
+    options = {"widths": (16, 16, 16), "attention_heads": (0, 0, 0)} if "conv" in model else {}
+    run = Run.from_fields(model=model, data=few_digits, image_size=32, epochs=1, **options)
+    run.save(tmp_path)
+    words = ["--config", str(tmp_path / "run.json"), "--train-size", "16", "--seed", "2"]
+    assert main(["train", *words, "--out", str(tmp_path / "r")]) == 0
+    assert Run.load(tmp_path / "r") == run.replace(train_size=16, seed=2)
+
+
 def test_default_folder_is_named_after_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["train", *OPTIONS, "--seed", "3"])
@@ -123,6 +134,17 @@ def test_sizes_of_several_stages_are_several_words(tmp_path):
     assert (run.dim, run.depth, run.heads) == ((8, 16), (1, 1), 2)
 
 
+def test_evaluation_names_the_classes_of_pictures(tmp_path, capsys):
+    for number in range(20):
+        folder = tmp_path / "my pictures" / ("thin line", "ö")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 9 * number).save(folder / f"{number}.png")
+    options = [*OPTIONS[3:], "--data", str(tmp_path / "my pictures"), "--out", str(tmp_path / "r")]
+    assert main(["train", *options]) == 0
+    assert main(["evaluate", str(tmp_path / "r")]) == 0
+    assert re.search(r"\nthin line +[\d.]+ %\nö +[\d.]+ %\n", capsys.readouterr().out)
+
+
 def test_class_without_test_images_has_no_accuracy(tmp_path, capsys):
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
     test = {"test_images": images[:5], "test_labels": np.zeros(5, dtype=int)}
@@ -131,7 +153,7 @@ def test_class_without_test_images_has_no_accuracy(tmp_path, capsys):
     options += ["--data", str(tmp_path / "a.npz"), "--train-size=20"]
     assert main(["train", *options, "--out", str(tmp_path / "r")]) == 0
     assert main(["evaluate", str(tmp_path / "r")]) == 0
-    assert "class   1  no test images" in capsys.readouterr().out
+    assert "\n1      no test images\n" in capsys.readouterr().out
     saved = json.loads((tmp_path / "r" / "evaluation.json").read_text())
     assert saved["accuracy_by_class"][1] is None
 

@@ -321,35 +321,50 @@ class Dangerous:
 
 
 @pytest.mark.parametrize(
-    "write",
+    ("write", "problem"),
     [
         pytest.param(
             lambda path: np.savez(path, images=np.array([Dangerous()]), labels=LABELS),
+            "Object arrays cannot be loaded",
             id="array of objects",
         ),
-        pytest.param(lambda path: path.write_bytes(pickle.dumps(Dangerous())), id="bare pickle"),
-        pytest.param(lambda path: path.write_bytes(b""), id="empty file"),
-        pytest.param(lambda path: path.write_text("no arrays"), id="text"),
-        pytest.param(write_single_array, id="single array"),
-        pytest.param(lambda path: np.savez(path, images=BYTES), id="no labels"),
+        pytest.param(
+            lambda path: path.write_bytes(pickle.dumps(Dangerous())),
+            "it is not a zip archive",
+            id="bare pickle",
+        ),
+        pytest.param(
+            lambda path: path.write_bytes(b""), "it is not a zip archive", id="empty file"
+        ),
+        pytest.param(
+            lambda path: path.write_text("no arrays"), "it is not a zip archive", id="text"
+        ),
+        pytest.param(write_single_array, "it is not a zip archive", id="single array"),
+        pytest.param(
+            lambda path: np.savez(path, images=BYTES), "it has only images$", id="no labels"
+        ),
         pytest.param(
             lambda path: np.savez(path, images=BYTES, labels=LABELS, weights=BYTES),
+            "weights is not one of images, labels, .*, validation_labels, axes$",
             id="unknown key",
         ),
         pytest.param(
-            lambda path: np.savez(path, images=BYTES, x=BYTES, labels=LABELS), id="images twice"
+            lambda path: np.savez(path, images=BYTES, x=BYTES, labels=LABELS),
+            "it has images twice, also as x$",
+            id="images twice",
         ),
         pytest.param(
-            lambda path: np.savez(path, images=BYTES, labels=LABELS[:3]), id="wrong shape"
+            lambda path: np.savez(path, images=BYTES, labels=LABELS[:3]),
+            r"labels must have shape \(23,\)",
+            id="wrong shape",
         ),
     ],
 )
-def test_invalid_npz_file_is_an_error_with_its_path(tmp_path: Path, write):
+def test_invalid_npz_file_is_an_error_with_its_path_and_problem(tmp_path: Path, write, problem):
     path = tmp_path / "arrays.npz"
     write(path)
-    with pytest.raises(
-        ValueError, match=rf"name must be an \.npz file of images and labels \(.*got .{path}."
-    ):
+    message = rf"{path} must be a folder.* or an \.npz file of images and labels: {problem}"
+    with pytest.raises(ValueError, match=message):
         read_npz(path)
 
 

@@ -18,7 +18,7 @@ def test_progress_is_printed_after_ten_steps_and_every_epoch(run, tmp_path, caps
     train(run, tmp_path / "run")
     first, *lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"96 training images, [\d,]+ parameters, 2 epochs, 24 steps, precision 32-true", first
+        r"96 training images, [\d,]+ parameters, 2 epochs, 24 steps, precision float32", first
     )
     speed = r"[\d,]+ images/s, 0:\d\d:\d\d left"
     assert re.fullmatch(rf"step 10 of 24: loss [\d.]+, {speed}", lines[0])

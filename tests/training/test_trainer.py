@@ -135,7 +135,9 @@ def test_nan_loss_is_an_error(tiny, tmp_path):
     run = tiny.replace(
         learning_rate=1e30, gradient_clip=0.0, kernel="squared_relu", schedule="constant"
     )
-    with pytest.raises(FloatingPointError, match=r"learning_rate.*No epoch is complete\."):
+    with pytest.raises(
+        FloatingPointError, match=r"in epoch 1, step 1\..*learning_rate.*No epoch is complete\."
+    ):
         train(run.replace(epochs=5), tmp_path / "run")
     with pytest.raises(
         FloatingPointError, match="the validation loss is nan"
@@ -163,6 +165,17 @@ def test_options_unsuitable_for_images_or_machine_leave_no_run(tiny, tmp_path):
         with pytest.raises(ValueError, match=message):
             train(run, tmp_path / "run", execution=execution)
         assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_missing_classes_are_reported(tiny, tmp_path):
+    labels = torch.arange(60) % 2
+    dataset = from_arrays(torch.rand(60, 8, 8), 2 * labels + 1, name="odd")
+    with pytest.warns(UserWarning, match="No image of odd has the label 0, 2. Labels should count"):
+        train(tiny.replace(epochs=1), tmp_path / "odd", dataset=dataset)
+    labels[:] = 1
+    with pytest.raises(ValueError, match="data must be training images of at least two classes"):
+        train(tiny, tmp_path / "one", dataset=from_arrays(torch.rand(60, 8, 8), labels))
+    assert not (tmp_path / "one" / "run.json").exists()
 
 
 class StopWithinEpoch(Callback):

@@ -30,11 +30,11 @@ def make_model_options_class() -> type[Any]:
             takes_list = any(get_origin(member) in (tuple, Sequence) for member in get_args(kind))
             parameter = Parameter(
                 help=descriptions.get(option.name),
+                show=option.name != "head",  # a run has only one head, which its run.json names
                 n_tokens=-1 if takes_list else None,  # several words, as in `--dim 64 128`
             )
             annotated = Annotated[kind, parameter]
             options.setdefault(option.name, (option.name, annotated, field(default=None)))
-    options.pop("head", None)  # a run trains a classifier, so that it needs no dense head
     namespace = {"__module__": __name__, "__doc__": "Options of the models."}
     return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
 

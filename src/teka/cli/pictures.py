@@ -1,6 +1,7 @@
 """Commands `download` and `predict`."""
 
 import json
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -111,6 +112,6 @@ def _separate_pictures_and_model(words: list[str], model: str) -> tuple[list[str
             "the pictures",
             "none",
             "given after the model",
-            f"For example: teka predict {first} picture.png.",
+            f"For example: teka predict {shlex.quote(first)} picture.png.",
         )
     return words[1:], first

@@ -1,6 +1,7 @@
 """Commands `train`, `evaluate` and `export`."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from teka.cli.progress import ProgressDisplay
 from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
+from teka.reporting.tables import WIDEST, Table
 from teka.training import Execution, Run
 from teka.training.recipe import Recipe, list_recipes, read_recipe
 from teka.training.run import EVALUATION_FILE, DataOptions
@@ -141,13 +143,13 @@ def train(
             execution=execution,
         )
     except KeyboardInterrupt:
-        print_once(f"interrupted; resume with: teka train --resume {folder}")
+        print_once(f"interrupted; resume with: teka train --resume {shlex.quote(str(folder))}")
         raise
-    summary = [f"{result['parameters']:,} parameters", f"{result['epochs']} epochs"]
-    summary += [f"{result['seconds']:.0f} s"]
+    summary = f"{folder}: {result['parameters']:,} parameters, {result['epochs']} epochs"
+    summary += f", {result['seconds']:.0f} s"
     if result["validation_accuracy"] is not None:
-        summary += [f"validation accuracy {100 * result['validation_accuracy']:.1f} %"]
-    print_once(f"{folder}: {', '.join(summary)}")
+        summary += f", validation accuracy {100 * result['validation_accuracy']:.1f} %"
+    print_once(summary)
 
 
 def _default_folder(run: Run) -> Path:
@@ -185,9 +187,12 @@ def evaluate(
         f"accuracy  {100 * evaluation.accuracy:.2f} % of {evaluation.test_images:,} images   "
         f"(95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
     )
-    for label, accuracy in enumerate(evaluation.accuracy_by_class):
-        share = "no test images" if accuracy is None else f"{100 * accuracy:.2f} %"
-        print(f"class {label:>3}  {share}")
+    shares = [
+        "no test images" if accuracy is None else f"{100 * accuracy:.2f} %"
+        for accuracy in evaluation.accuracy_by_class
+    ]
+    names = trained.dataset.class_names or map(str, range(len(shares)))
+    print(Table(("class", "accuracy"), tuple(zip(names, shares, strict=True))).to_text(WIDEST))
     print(f"written: {trained.folder / EVALUATION_FILE}")
 
 

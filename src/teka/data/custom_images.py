@@ -262,14 +262,14 @@ def read_npz(path: Path) -> RawDataset:
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is not a zip archive")
-        loaded = np.load(path, allow_pickle=False)
         arrays: dict[str, np.ndarray] = {}
         arguments = {name: argument for argument, names in ARRAY_NAMES.items() for name in names}
-        with loaded as file:
+        with np.load(path, allow_pickle=False) as file:
             check_unpacked_size(file.zip, path)
             for name in file.files:
-                check_name("a name of an array", name, arguments)
-                argument = arguments[name]
+                argument = arguments.get(name)
+                if argument is None:
+                    raise ValueError(f"{name} is not one of {', '.join(ARRAY_NAMES)}")
                 if argument in arrays:
                     raise ValueError(f"it has {argument} twice, also as {name}")
                 array = file[name]
@@ -280,11 +280,9 @@ def read_npz(path: Path) -> RawDataset:
             raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")
         return make_raw_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
-        raise wrong_value(
-            "name",
-            str(path),
-            "a folder of pictures, a .csv file that lists pictures, or an .npz file of images and "
-            f"labels ({first_line_of_error(error)})",
+        raise ValueError(
+            f"{path} must be a folder of pictures, a .csv file that lists pictures, or an .npz file of "
+            f"images and labels: {first_line_of_error(error)}"
         ) from error
 
 

@@ -92,7 +92,8 @@ def load(
                 "the name of the data set",
                 name,
                 NAMES,
-                f"There is no folder, CSV file or .npz file at {paths}.",
+                f"There is no folder, CSV file or .npz file at {paths}. If the data of a run are "
+                "elsewhere, pass the folder that contains them as data_dir.",
             )
         raw = (
             read_picture_set(path, image_size=image_size)

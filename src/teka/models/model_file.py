@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -145,7 +146,7 @@ def _find_model_folder(path: str | Path) -> Path:
     if not folder.is_dir():
         raise wrong_value("the model", str(path), f"{expected}{did_you_mean(path, PRETRAINED)}")
     if (folder / "run.json").is_file():
-        hint = f"Export this run with teka export {path} --out FOLDER."
+        hint = f"Export this run with teka export {shlex.quote(str(path))} --out FOLDER."
         raise wrong_value("the model", str(path), expected, hint)
     return folder
 

@@ -142,7 +142,7 @@ class Classifier(LightningModule):
         if self.current_epoch:
             kept = "The checkpoint of the last complete epoch is kept."
         return FloatingPointError(
-            f"{problem} in epoch {self.current_epoch}, step {self.global_step}. Use a smaller "
+            f"{problem} in epoch {self.current_epoch + 1}, step {self.global_step}. Use a smaller "
             f"learning_rate or gradient_clip. {kept}"
         )
 

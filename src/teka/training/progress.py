@@ -28,11 +28,13 @@ class SpeedPrinter(Callback):
     Args:
         num_images: Number of training images.
         batch_size: Number of images of an optimizer step.
+        precision: Name of the precision, such as "float32".
         is_quiet: Print nothing.
     """
 
     num_images: int
     batch_size: int
+    precision: str
     is_quiet: bool
     num_steps: int = 0
     start_time: float = 0.0
@@ -57,7 +59,7 @@ class SpeedPrinter(Callback):
             trainer,
             f"{self.num_images:,} training images, {count_parameters(pl_module):,} parameters, "
             f"{trainer.max_epochs} epochs, {trainer.estimated_stepping_batches:,} steps, "
-            f"precision {trainer.precision}",
+            f"precision {self.precision}",
         )
 
     def on_train_batch_end(

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
@@ -15,7 +16,8 @@ from torch import nn
 
 from teka import data
 from teka.data import Dataset
-from teka.errors import first_line_of_error, is_out_of_memory, wrong_value
+from teka.data.dataset import SPLITS
+from teka.errors import first_line_of_error, is_out_of_memory, shorten, wrong_value
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyElementsError, count_elements, count_parameters, memory_bytes
 from teka.provenance import provenance
@@ -118,7 +120,7 @@ def train(
     execution = execution or Execution()
     processes = ProcessLayout.detect(execution.devices, execution.num_nodes)
     recipe = run.recipe
-    precision: Any = LIGHTNING_PRECISIONS[execution.choose_precision(recipe.precision)]
+    precision = execution.choose_precision(recipe.precision)
     folder = make_directory("out", out)
     with _lock_folder(folder):
         if is_first_process():
@@ -134,7 +136,9 @@ def train(
         checkpoints = Checkpoints(
             folder / CHECKPOINTS, run, find_checkpoint(folder, run) if resume else None
         )
-        progress = SpeedPrinter(len(dataset.train), recipe.batch_size, is_quiet=not progress_bar)
+        progress = SpeedPrinter(
+            len(dataset.train), recipe.batch_size, precision, is_quiet=not progress_bar
+        )
         timer = Timer()
         make_callbacks = getattr(model, "training_callbacks", lambda run, folder: [])
         all_callbacks = [*make_callbacks(run, folder), *callbacks, timer, progress]
@@ -155,7 +159,7 @@ def train(
                     num_nodes=processes.num_nodes,
                     plugins=[AtomicCheckpointIO(), *processes.lightning_environments()],
                     accumulate_grad_batches=execution.accumulate,
-                    precision=precision,
+                    precision=LIGHTNING_PRECISIONS[precision],
                     use_distributed_sampler=False,
                     callbacks=all_callbacks,
                     enable_progress_bar=False,
@@ -192,8 +196,15 @@ def train(
 
 
 def _check_dataset(run: Run, dataset: Dataset) -> None:
-    if dataset.num_classes < 2:
-        raise wrong_value("data", run.data, "images of at least two classes")
+    if len(dataset.train.labels.unique()) < 2:
+        raise wrong_value("data", run.data, "training images of at least two classes")
+    labels = torch.cat([getattr(dataset, split).labels for split in SPLITS])
+    if missing := set(range(dataset.num_classes)).difference(labels.tolist()):
+        warnings.warn(
+            f"No image of {dataset.name} has the label {shorten(str(missing)[1:-1], 100)}. Labels "
+            "should count the classes from 0 without gaps.",
+            stacklevel=3,
+        )
     if run.recipe.random_shift > min(dataset.image_size):
         raise wrong_value(
             "random_shift",
@@ -238,7 +249,7 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
             last = checkpoints.folder / LAST
             kept = f"{last} holds the last complete epoch"
             raise MemoryError(
-                f"A step does not fit into memory in epoch {trainer.current_epoch}, step "
+                f"A step does not fit into memory in epoch {trainer.current_epoch + 1}, step "
                 f"{trainer.global_step}: {first_line_of_error(error)}. Use a smaller "
                 "batch_size, activation_checkpointing or a larger accumulate than "
                 f"{trainer.accumulate_grad_batches}; "
