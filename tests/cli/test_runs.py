@@ -101,13 +101,34 @@ def test_wrong_line_in_a_config_file_is_an_error(tmp_path, fails, content, messa
 
 
 @pytest.mark.parametrize("model", ["performer", "conv_performer"])
-def test_saved_run_is_a_config_file(tmp_path, model, few_digits):
-    options = {"widths": (16, 16, 16), "attention_heads": (0, 0, 0)} if "conv" in model else {}
-    run = Run.from_fields(model=model, data=few_digits, image_size=32, epochs=1, **options)
+def test_saved_run_is_a_config_file(tmp_path, monkeypatch, model):
+    runs = []
+
+    def train(run, folder, **options):
+        runs.append(run)
+        return {"parameters": 1, "epochs": 1, "seconds": 1.0, "validation_accuracy": None}
+
+    monkeypatch.setattr("teka.training.train", train)
+    run = Run.from_fields(model=model, epochs=3, betas=(0.8, 0.9))
     run.save(tmp_path)
     words = ["--config", str(tmp_path / "run.json"), "--train-size", "16", "--seed", "2"]
     assert main(["train", *words, "--out", str(tmp_path / "r")]) == 0
-    assert Run.load(tmp_path / "r") == run.replace(train_size=16, seed=2)
+    assert runs == [run.replace(train_size=16, seed=2)]
+
+
+def test_interruption_names_the_command_that_resumes_a_started_run(tmp_path, monkeypatch, capsys):
+    def interrupt(run, folder, **options):
+        folder.mkdir()
+        if run.seed:
+            run.save(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("teka.training.train", interrupt)
+    for seed, name in enumerate(("not started", "started run")):
+        assert main(["train", "--seed", str(seed), "--out", str(tmp_path / name)]) == 130
+        out = capsys.readouterr().out
+        assert ("resume" in out) == (seed == 1)
+    assert f"teka train --resume '{tmp_path}/started run'\n" in out
 
 
 def test_default_folder_is_named_after_the_run(tmp_path, monkeypatch):

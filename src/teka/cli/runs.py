@@ -18,7 +18,7 @@ from teka.models.model_file import WEIGHTS_FILE
 from teka.reporting.tables import WIDEST, Table
 from teka.training import Execution, Run
 from teka.training.recipe import Recipe, list_recipes, read_recipe
-from teka.training.run import EVALUATION_FILE, DataOptions
+from teka.training.run import EVALUATION_FILE, RUN_FILE, DataOptions
 
 ModelOptions: Any = make_model_options_class()
 # Options that can be given together with --resume.
@@ -143,7 +143,8 @@ def train(
             execution=execution,
         )
     except KeyboardInterrupt:
-        print_once(f"interrupted; resume with: teka train --resume {shlex.quote(str(folder))}")
+        if (folder / RUN_FILE).is_file():  # the training has begun
+            print_once(f"interrupted; resume with: teka train --resume {shlex.quote(str(folder))}")
         raise
     summary = f"{folder}: {result['parameters']:,} parameters, {result['epochs']} epochs"
     summary += f", {result['seconds']:.0f} s"

@@ -281,8 +281,8 @@ def read_npz(path: Path) -> RawDataset:
         return make_raw_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
         raise ValueError(
-            f"{path} must be a folder of pictures, a .csv file that lists pictures, or an .npz file of "
-            f"images and labels: {first_line_of_error(error)}"
+            f"{path} must be a folder of pictures, a .csv file that lists pictures, or an .npz "
+            f"file of images and labels: {first_line_of_error(error)}"
         ) from error
 
 

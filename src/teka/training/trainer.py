@@ -37,7 +37,7 @@ from teka.training.progress import SpeedPrinter
 from teka.training.run import RESULT_FILE, RUN_FILE, Run
 
 LOCK_FILE = ".lock"
-LIGHTNING_PRECISIONS = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
+LIGHTNING_PRECISIONS: Any = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 IGNORED_WARNINGS = (
     ".*does not have many workers",  # workers would not read images in memory faster
     "Total length of .* across ranks is zero",  # a run may have no validation images
