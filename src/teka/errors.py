@@ -19,10 +19,10 @@ def unknown_name_error(
     """Create a ValueError for a name that is not one of the known names.
 
     The message suggests the closest known name. It lists all known names if there are at most
-    `MAX_LISTED_NAMES`.
+    `MAX_LISTED_NAMES`, and otherwise only says how many there are.
     """
     names = sorted(known)
-    is_short = len(names) <= MAX_LISTED_NAMES
+    is_short = 0 < len(names) <= MAX_LISTED_NAMES
     listed = ", ".join(map(repr, names)) if is_short else f"{len(names)} names"
     return wrong_value(argument, name, f"one of {listed}{did_you_mean(name, names)}", hint)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from teka.checks import check_path
 from teka.errors import wrong_argument, wrong_value
 from teka.memory import check_memory
 
@@ -118,6 +119,14 @@ def expand_user(path: str | Path) -> Path:
     """
     # Path.expanduser raises a RuntimeError for an unknown user.
     return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def check_folder(argument: str, path: str | Path) -> Path:
+    """Check that an argument is the path of a folder that exists, and return it as a `Path`."""
+    folder = expand_user(check_path(argument, path))
+    if not folder.is_dir():
+        raise wrong_value(argument, str(path), "a folder that exists")
+    return folder
 
 
 def resolve_path(argument: str, path: str | Path) -> Path:

@@ -143,6 +143,14 @@ def test_random_model_has_a_caveat():
     assert caveat.severity == "invalidates"
 
 
+def test_layers_of_a_plain_function_are_not_compared():
+    report = audit(invariant, random_images(), settings=replace(QUICK, parts=("layers",)))
+    assert report.failures == ()
+    (caveat,) = (caveat for caveat in report.caveats if caveat.name == "layers not compared")
+    assert caveat.severity == "note"
+    assert "the model is a function" in caveat.message
+
+
 def test_failed_mode_does_not_stop_other_modes():
     # The images have no blank margins, so mode lossless fails.
     report = audit(

@@ -228,7 +228,8 @@ def test_output_name_selects_by_name_or_index():
     ):
         select({"logits": LOGITS, "other": TOKENS}, name="othr")
     with pytest.raises(
-        ValueError, match=r"output_name must be .* none, because it is torch.float32.*got 'logits'"
+        ValueError,
+        match=r"output_name .* 0 names, got 'logits'.* output of the model is torch.float32",
     ):
         select(LOGITS, name="logits")
 

@@ -165,7 +165,10 @@ def test_output_name_selects_one_of_several_outputs(model_folder, fails):
         2 / 6
     )
     assert "is a dict of 'constant' (torch.float32 of shape" in fails(*arguments)
-    assert "Did you mean 'place'" in fails(*arguments, "--output-name", "plac")
+    message = fails(*arguments, "--output-name", "plac")
+    start = "teka audit: error: output_name must be one of 'constant', 'place', got 'plac'."
+    assert message.startswith(start)
+    assert "Did you mean 'place'" in message
 
 
 def test_mode_accepts_several_values_or_can_be_repeated(model_folder, capsys):

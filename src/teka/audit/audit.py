@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +39,11 @@ from teka.checks import (
     check_instance,
     check_instances,
     check_names,
-    check_path,
     find_owning_module,
     unwrap_compiled,
 )
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
+from teka.files import check_folder
 from teka.provenance import provenance
 
 Progress = Callable[[str, int, int, float], None]
@@ -231,7 +230,14 @@ class AuditStages:
 
     def examine_layers(self) -> None:
         """Locate the layers of the model that break equivariance."""
-        model: Any = unwrap_compiled(self.model)
+        model = unwrap_compiled(self.model)
+        if not isinstance(model, torch.nn.Module):
+            message = (
+                "The layers were not compared, because the model is a function. Only the layers of "
+                "a torch.nn.Module can be compared."
+            )
+            self.caveats.append(Caveat("layers not compared", "note", message))
+            return
         # To save time, use only shifts along a single axis. They reveal the same layers.
         along_axes = [shift for shift in self.shifts if shift.count(0) == 1]
         mode = self.settings.modes[0]
@@ -384,9 +390,7 @@ def audit(
         if function is not None:
             check_callable(argument, function)
     if checkpoint is not None:
-        checkpoint = check_path("checkpoint", checkpoint)
-        if not checkpoint.is_dir():
-            raise wrong_value("checkpoint", str(checkpoint), "a folder that exists")
+        checkpoint = check_folder("checkpoint", checkpoint)
     _check_layer_names(model, settings)
     stages = AuditStages(model, images, labels, settings, progress, checkpoint, caveats=caveats)
     module = find_owning_module(model)

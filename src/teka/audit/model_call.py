@@ -3,38 +3,24 @@
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from teka.audit.model_output import OUTPUT_CHOICES, OutputSource, SelectedOutput, select_output
+from teka.audit.model_output import (
+    OUTPUT_CHOICES,
+    ModelError,
+    OutputSource,
+    SelectedOutput,
+    select_output,
+)
 from teka.checks import find_owning_module
 from teka.errors import EXTERNAL_ERRORS, error_message, is_out_of_memory, wrong_shape, wrong_value
 from teka.precision import relative_difference
 
 _model_code_context: Callable[[], AbstractContextManager[None]] = nullcontext
 Model = Callable[[Tensor], object]
-
-
-class ModelError(ValueError):
-    """Error that is raised if a model raises an exception or returns an unsupported output.
-
-    The attribute `responses` contains the results that were measured before the error. It is None
-    if there are no results.
-
-    >>> import torch
-    >>> from teka.audit import ModelError, Movement, measure_responses
-    >>> images = torch.rand(2, 1, 2, 3)
-    >>> try:
-    ...     measure_responses(lambda images: images.mean(), images, [(0, 0)], Movement("zero"))
-    ... except ModelError as error:
-    ...     print(str(error)[:79])
-    the output of the model at shift (0, 0), images 0 to 1 has shape (), expected (
-    """
-
-    responses: Any = None
 
 
 @contextmanager
@@ -81,6 +67,8 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
     try:
         with model_code_context(), torch.inference_mode():
             result = function(batch)
+    except ModelError:
+        raise
     except EXTERNAL_ERRORS as error:
         hint = "; a smaller batch_size needs less memory" if is_out_of_memory(error) else ""
         raise ModelError(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from teka.checks import check_stride
-from teka.errors import did_you_mean, wrong_value
+from teka.errors import unknown_name_error, wrong_value
 from teka.precision import to_widest_dtype
 
 Images = Float[Tensor, "batch channels *sizes"]
@@ -34,6 +34,25 @@ MAX_BOXES = 300  # boxes per image, those with the highest scores
 CLASS_TOKEN = re.compile(r"(^|\.)(cls|class)_?(token|embedding)s?(\.weight|\.data)?$")
 EXACT_LABELS = 62  # maximum number of labels for which every set of labels has a unique code
 SUM_TOLERANCE = 1e-3  # tolerance for the sum of probabilities in single precision
+
+
+class ModelError(ValueError):
+    """Error that is raised if a model raises an exception or returns an unsupported output.
+
+    The attribute `responses` contains the results that were measured before the error. It is None
+    if there are no results.
+
+    >>> import torch
+    >>> from teka.audit import ModelError, Movement, measure_responses
+    >>> images = torch.rand(2, 1, 2, 3)
+    >>> try:
+    ...     measure_responses(lambda images: images.mean(), images, [(0, 0)], Movement("zero"))
+    ... except ModelError as error:
+    ...     print(str(error)[:79])
+    the output of the model at shift (0, 0), images 0 to 1 has shape (), expected (
+    """
+
+    responses: Any = None
 
 
 class SelectedOutput(NamedTuple):
@@ -186,9 +205,8 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
     if name is None:
         values, kind = _select_field(result, fields, source)
     elif fields is None or name not in fields:
-        names = ", ".join(map(repr, fields or ())) or "none, because it " + describe_output(result)
-        expected = f"one of the model's outputs: {names}{did_you_mean(name, fields or ())}"
-        raise wrong_value("output_name", name, expected)
+        hint = f"The output of the model {describe_output(result)}."
+        raise ModelError(str(unknown_name_error("output_name", name, fields or (), hint)))
     else:
         values = as_tensor(fields[name])
         kind = "auto"

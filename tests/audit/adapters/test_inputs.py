@@ -409,3 +409,24 @@ def test_undeclared_preprocessing_has_a_caveat_that_lists_the_options(tmp_path):
 def test_empty_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"the pictures in .* must be one or more, got none"):
         load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())
+
+
+def test_labels_beside_pictures_are_mentioned_and_a_missing_data_dir_is_an_error(tmp_path):
+    write_pictures(tmp_path, ("ant", "bee"))
+    for picture in sorted(tmp_path.glob("*/*")):
+        picture.rename(tmp_path / f"{picture.parent.name}_{picture.name}")
+    for folder in ("ant", "bee"):
+        (tmp_path / folder).rmdir()
+    description = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing()).description
+    assert "without labels" not in description
+    rows = [f"{picture.name},{picture.name[:3]}" for picture in sorted(tmp_path.iterdir())]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["file,label", *rows]))
+    chosen = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing())
+    assert chosen.labels is None
+    assert f"(without labels; to use them, pass --data {table})" in chosen.description
+    labels = load_audit_images(ImageOptions(str(table)), Preprocessing()).labels
+    assert labels is not None
+    assert set(labels.tolist()) == {0, 1}
+    with pytest.raises(ValueError, match=r"data_dir must be a folder that exists, got '/missing'"):
+        load_audit_images(ImageOptions(str(tmp_path), data_dir="/missing"), Preprocessing())

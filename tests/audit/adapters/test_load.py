@@ -63,6 +63,8 @@ def test_additional_loader_comes_first_and_num_classes_is_checked(file):
     assert load("7", LoadOptions(num_classes=7), loaders=[loader]) is seven_classes
     with pytest.raises(ValueError, match=r"a model of 4 classes, .*It has 7"):
         load("7", LoadOptions(num_classes=4), loaders=[loader])
+    with pytest.raises(ValueError, match=r"a model of 4 classes, .*It has an unknown number"):
+        load("mine.py:function", LoadOptions(num_classes=4))
     with pytest.raises(ValueError, match=r"one of: a number [|]") as error:
         load("seven", loaders=[loader])
     assert all(loader.form in str(error.value) for loader in LOADERS)
@@ -110,7 +112,7 @@ def test_factory_can_return_a_callable_or_a_loaded_model(file):
     [
         ("number", "not int"),
         ("fails", "raised KeyError"),
-        ("netwrok", "It has .*network"),
+        ("netwrok", "must be one of .*'network'.*Did you mean 'network'"),
         ("", "path/module.py:function"),
     ],
 )

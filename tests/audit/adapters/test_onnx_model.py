@@ -2,6 +2,7 @@ import hashlib
 import json
 import sys
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -325,6 +326,25 @@ def test_default_output_is_the_first_of_floating_point(tmp_path):
         ValueError, match=r"output_name must be one of .*got 'share'.*Did you mean 'shares'"
     ):
         load_onnx(tmp_path / "a.onnx", LoadOptions(output_name="share"))
+
+
+def test_undeclared_input_size_is_named_if_the_model_cannot_be_run(tmp_path):
+    sizes = numpy_helper.from_array(np.array([0, 3, 64]), "sizes")
+    nodes = [
+        helper.make_node("Constant", [], ["sizes"], value=sizes),
+        helper.make_node("Reshape", ["input", "sizes"], ["output"]),
+    ]
+    for shape in (("n", 3, "height", "width"), ("n", 3, 8, 9)):
+        write_head(tmp_path / "net.onnx", *nodes, shape=shape)
+        function = load_onnx(tmp_path / "net.onnx").function
+        with pytest.raises(ValueError, match="Reshape") as error:
+            audit(function, torch.rand(2, 3, 8, 9), settings=AuditSettings(shifts=[(0, 1)]))
+        start = "the model cannot be run on images of shape (3, 8, 9). The file does not say"
+        assert str(error.value).startswith(start) == (shape[2] != 8)
+        assert ("--input-size" in str(error.value)) == (shape[2] != 8)
+    write_head(tmp_path / "net.onnx", *nodes, shape=("n", 3, "height", "width"))
+    output = load_onnx(tmp_path / "net.onnx").function(torch.rand(2, 3, 8, 8))
+    assert torch.as_tensor(output).shape == (2, 3, 64)
 
 
 @pytest.mark.parametrize("is_last", [False, True])

@@ -109,8 +109,8 @@ def load(
     if load_options.output_name is not None and model.kind != "onnx":
         model = model.with_output(load_options.output_name)
     wanted = load_options.num_classes
-    if wanted is not None and model.num_classes not in (None, num_classes_of(wanted)):
-        expected = f"a model of {wanted} classes; it has {model.num_classes}"
+    if wanted is not None and model.num_classes != num_classes_of(wanted):
+        expected = f"a model of {wanted} classes; it has {model.num_classes or 'an unknown number'}"
         raise wrong_value("model", spec, expected)
     return model
 

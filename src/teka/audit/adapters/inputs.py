@@ -34,10 +34,12 @@ from teka.data.pictures import (
     to_intensities,
 )
 from teka.errors import to_one_line, wrong_argument, wrong_value
+from teka.files import check_folder
 from teka.reporting.formatting import format_size
 from teka.reporting.tables import LONGEST_TEXT
 
 _IMAGES_AT_ONCE = 256
+UNSPLIT = " (the data has no separate test images)"
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,16 @@ class ImageOptions:
 
     @property
     def path(self) -> Path | None:
-        """Folder or file of custom data. It is None for a known data set such as "mnist"."""
-        return None if self.data in NAMES else find_dataset_path(self.data, self.data_dir)
+        """Folder or file of custom data. It is None for a known data set such as "mnist".
+
+        Raises:
+            ValueError: The folder `data_dir` for custom data does not exist.
+        """
+        if self.data in NAMES:
+            return None
+        if self.data_dir is not None:
+            check_folder("data_dir", self.data_dir)
+        return find_dataset_path(self.data, self.data_dir)
 
 
 class AuditImages(NamedTuple):
@@ -120,14 +130,13 @@ def load_audit_images(
         raise wrong_argument(f"the test images of {options.data}", "none", "at least one")
     available = torch.arange(len(source.images))
     kind = "test images"
-    remark = ""
-    if source.part == "all" and held_out:
+    remark = source.remark
+    if remark and held_out:
         available = draw_train_and_test_indices(len(source.images))[1]
         kind = "held-out images"
         remark = " (the fifth that training did not use)"
-    elif source.part == "all":
+    elif remark:
         kind = "images"
-        remark = " (the data has no separate test images)"
     # Take the first of a permutation, so that a smaller number gives a subset.
     order = np.random.default_rng(seed).permutation(len(available))[: options.images or None]
     chosen = available[torch.from_numpy(np.sort(order))]
@@ -181,14 +190,14 @@ class _AvailableImages(NamedTuple):
     """All images of a data set that an audit can draw from, in memory or as picture files.
 
     Args:
-        part: "test" for test images, or "all" if the data set has no test images.
+        remark: Remark for the report if the images are not test images, otherwise "".
         images: The images, or the paths of the files.
         labels: Class of each image, or None.
         num_classes: Number of classes.
         class_names: Names of the classes, or None.
     """
 
-    part: str
+    remark: str
     images: Tensor | Sequence[Path]
     labels: Tensor | None = None
     num_classes: int = 0
@@ -202,26 +211,27 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
         dataset = load(data, data_dir=options.data_dir, image_size=options.image_size)
         test = dataset.test
         return _AvailableImages(
-            "test", test.images, test.labels, dataset.num_classes, dataset.class_names
+            "", test.images, test.labels, dataset.num_classes, dataset.class_names
         )
     if not is_picture_dataset(path):
         arrays = read_npz(path)
-        part, split = ("all", arrays.train) if arrays.test is None else ("test", arrays.test)
+        remark, split = (UNSPLIT, arrays.train) if arrays.test is None else ("", arrays.test)
         split = split.to_intensities(options.image_size)
-        return _AvailableImages(part, split.images, split.labels, arrays.num_classes)
-    files = sorted(path.iterdir()) if path.is_dir() else []
-    pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
-    if path.is_dir() and not any(file.is_dir() for file in files):
+        return _AvailableImages(remark, split.images, split.labels, arrays.num_classes)
+    if path.is_dir() and not any(map(Path.is_dir, files := sorted(path.iterdir()))):
+        pictures = [file for file in files if file.suffix.lower() in SUFFIXES]
         if not pictures:
             hint = f"Pictures have names that end in {', '.join(sorted(SUFFIXES))}."
             raise wrong_argument(f"the pictures in {data}", "none", "one or more", hint)
-        return _AvailableImages("all", pictures)
+        tables = [file for file in files if file.suffix.lower() == ".csv"]
+        remark = f" (without labels; to use them, pass --data {tables[0]})" if tables else UNSPLIT
+        return _AvailableImages(remark, pictures)
     parts, names = find_pictures(path)
-    part = "test" if "test" in parts else "all"
+    remark = "" if "test" in parts else UNSPLIT
     labeled = parts.get("test", parts["train"])
     labels = torch.tensor([label for _, label in labeled])
     files = [file for file, _ in labeled]
-    return _AvailableImages(part, files, labels, len(names), tuple(names))
+    return _AvailableImages(remark, files, labels, len(names), tuple(names))
 
 
 def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
@@ -254,9 +264,10 @@ def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
             sides.append(min(read_picture_header(file)[1:]))
     is_photograph = bool(sides) and float(np.median(sides)) >= MIN_PHOTOGRAPH_SIDE
-    relation = "at least" if is_photograph else "fewer than"
-    reason = f"most pictures have {relation} {MIN_PHOTOGRAPH_SIDE} pixels along the shorter side"
-    return "crop" if is_photograph else "circular", reason
+    limit = f"{MIN_PHOTOGRAPH_SIDE} pixels along the shorter side"
+    if is_photograph:
+        return "crop", f"most pictures have at least {limit}"
+    return "circular", f"most pictures have fewer than {limit}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,7 +381,11 @@ def make_audit_inputs(
     if subject.module is not None:
         kind += f", {model_facts['parameters']:,} parameters"
     size = format_size(chosen.image_size) if chosen.image_size else "of several sizes"
-    unknown = "" if subject.declares_preprocessing else "normalization unknown (see --mean)"
+    unknown = ""
+    if not subject.declares_preprocessing:
+        unknown = "normalization unknown (see --mean)"
+        if subject.input_size is None:
+            unknown = "normalization and input size unknown (see --mean and --input-size)"
     lines = {
         "Model": "; ".join(filter(None, (f"{subject.name} ({kind})", unknown, subject.note))),
         "Images": ", ".join(filter(None, (chosen.description, size, preprocessing))),

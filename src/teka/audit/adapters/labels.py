@@ -75,10 +75,10 @@ def match_labels(
 
 
 def _match_numbers(
-    labels: Labels, numbers: Sequence[int], num_known: int | None, model: LoadedModel
+    labels: Labels, numbers: list[int], num_known: int | None, model: LoadedModel
 ) -> tuple[Labels, list[Caveat]]:
     count = len(numbers)
-    if list(numbers) == list(range(1, count + 1)) and num_known in (None, count):
+    if numbers == list(range(1, count + 1)) and num_known in (None, count):
         message = f"Folders 1 to {count} were used as classes 0 to {count - 1} of the model."
         return labels, [_caveat(message)]
     if min(numbers) < 0 or max(numbers) >= (num_known or math.inf):
@@ -86,15 +86,14 @@ def _match_numbers(
         given = f"from {min(numbers)} to {max(numbers)}"
         raise wrong_value("the numbers that the folders are named by", given, limit, _HINT)
     message = "The folders are named by numbers, so folder k was used as class k of the model."
-    as_text = [str(number) for number in numbers]
-    is_sorted_as_text = as_text == sorted(as_text)
+    is_sorted_as_text = numbers == sorted(numbers, key=str)
     if not is_sorted_as_text:
         message += (
             " The accuracy is wrong if the model was trained with torchvision's ImageFolder, which "
             "sorts folder names as text (0, 1, 10, 2)."
         )
-    indices = labels.new_tensor(list(numbers))[labels]
-    if list(numbers) == list(range(count)) and is_sorted_as_text and model.class_names is None:
+    indices = labels.new_tensor(numbers)[labels]
+    if numbers == list(range(count)) and is_sorted_as_text and model.class_names is None:
         return indices, []
     return indices, [_caveat(message)]
 

@@ -22,8 +22,8 @@ from teka.audit.adapters.loaded_model import (
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import read_input_shape, run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing
-from teka.audit.model_output import num_classes_of
-from teka.errors import EXTERNAL_ERRORS, did_you_mean, require, wrong_value
+from teka.audit.model_output import ModelError, num_classes_of
+from teka.errors import EXTERNAL_ERRORS, error_message, require, unknown_name_error, wrong_value
 from teka.files import expand_user, read_json
 
 _INPUT_TYPES = {
@@ -81,7 +81,7 @@ class OnnxFunction(nn.Module):
         self._graph = graph
         (self.input,) = session.get_inputs()
         self.output = choose_output(session.get_outputs(), output).name
-        self.batch_size, *_ = read_input_shape(self.input.shape)
+        self.batch_size, _, self._size = read_input_shape(self.input.shape)
         self._layers: dict[str, OnnxNode] = {}  # by their outputs
         if graph is not None:
             self._add_layers(graph.graph)
@@ -129,7 +129,18 @@ class OnnxFunction(nn.Module):
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
-            outputs = session.run(names, {self.input.name: array})
+            try:
+                outputs = session.run(names, {self.input.name: array})
+            except EXTERNAL_ERRORS as error:
+                if self._size is not None:
+                    raise
+                shape = tuple(batch.shape[1:])
+                raise ModelError(
+                    f"the model cannot be run on images of shape {shape}. The file does not say "
+                    "which sizes the model accepts, so choose the size of its training with "
+                    "--input-size, for example 224, or 48 320 for a height of 48 and a width of "
+                    f"320 ({error_message(error)})"
+                ) from error
             tensors = {}
             for name, values in zip(names, outputs, strict=True):
                 if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
@@ -171,9 +182,8 @@ def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
     if name is None:
         name = "logits" if "logits" in by_name else next(iter(by_name), "")
     if name not in by_name:
-        names = ", ".join(map(repr, by_name)) or "none is numeric"
-        expected = f"one of the file's outputs: {names}{did_you_mean(name, by_name)}"
-        raise wrong_value("output_name", name, expected)
+        hint = "Other outputs of the file are not numeric."
+        raise unknown_name_error("output_name", name, by_name, hint)
     return by_name[name]
 
 
@@ -293,7 +303,7 @@ def _make_session(model: str | bytes, providers: Sequence[str]) -> Any:
     library = _require("onnxruntime")
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors, which are raised as well
+    options.log_severity_level = 4  # errors are raised as exceptions
     return library.InferenceSession(model, options, providers=providers)
 
 

@@ -22,7 +22,7 @@ from teka.audit.adapters.loaded_model import (
 )
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.model_call import model_code_context
-from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
+from teka.errors import EXTERNAL_ERRORS, error_message, unknown_name_error, wrong_value
 from teka.files import expand_user
 
 Images = Float[Tensor, "batch channels height width"]
@@ -130,8 +130,9 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
     transform = Preprocessing(channels if channels in (1, 3) else None)
-    name = Path(path).stem
-    return wrap_module(module, name, "torchscript", transform, load_options, is_declared=False)
+    return wrap_module(
+        module, Path(path).stem, "torchscript", transform, load_options, is_declared=False
+    )
 
 
 def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
@@ -158,8 +159,9 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     _, channels, size = read_input_shape(shapes[0])
     module = ExportedProgram(program_module, _max_batch_size(shapes[0][0], program))
     transform = Preprocessing(channels, size)
-    name = Path(path).stem
-    return wrap_module(module, name, "torch.export", transform, load_options, is_declared=False)
+    return wrap_module(
+        module, Path(path).stem, "torch.export", transform, load_options, is_declared=False
+    )
 
 
 def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
@@ -216,5 +218,4 @@ def _call_function(file: Path, name: str) -> object:
     finally:
         sys.path.remove(folder)
     known = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-    expected = f"a function of the file; it has {', '.join(known) or 'none'}"
-    raise wrong_argument("model", f"{file}:{name}", expected)
+    raise unknown_name_error(f"the function in {file}", name, known)

@@ -43,9 +43,15 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
         own, preprocessing_from_data_config(config), label, "its transform"
     )
     # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
-    output = "auto" if module.num_classes else "features"
-    known = {"output": output, "num_classes": module.num_classes or None}
-    return wrap_module(module, name, "timm", transform, load_options, **known)
+    return wrap_module(
+        module,
+        name,
+        "timm",
+        transform,
+        load_options,
+        output="auto" if module.num_classes else "features",
+        num_classes=module.num_classes or None,
+    )
 
 
 def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:

@@ -93,8 +93,9 @@ def measure_normalization(
 
     black = center(0)
     white = center(255)
-    mean = -black / (white - black)
-    deviation = 1 / (white - black)
+    span = white - black
+    mean = -black / span
+    deviation = 1 / span
     is_reversed = in_channels == 3 and bool(center(255, 0, 0)[2] != black[2])
     if np.allclose(mean, 0, atol=1e-6) and np.allclose(deviation, 1):
         return None, is_reversed

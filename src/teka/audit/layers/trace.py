@@ -156,8 +156,9 @@ def trace_calls(
             with model_code_context():
                 model(batch)
         except EXTERNAL_ERRORS as error:
-            message = f"raised {type(error).__name__} for {description}: {error_message(error)}"
-            raise ModelError(f"the model {message}") from error
+            raise ModelError(
+                f"the model raised {type(error).__name__} for {description}: {error_message(error)}"
+            ) from error
 
 
 def _choose_tensor(value: object, batch_size: int) -> Tensor | None:

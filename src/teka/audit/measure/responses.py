@@ -108,7 +108,7 @@ class Responses:
             check_dense(name, table, *self.evaluated.shape, dtypes=None)
         if self.labels is not None:
             check_dense("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
-        if all(any(shift) for shift in self.shifts):
+        if all(map(any, self.shifts)):
             raise wrong_value("shifts", self.shifts, WITH_ZERO)
 
     @property
