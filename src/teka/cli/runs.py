@@ -50,13 +50,12 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
             argument = options.get(str(name).replace("-", "_"))
             if argument is None:
                 raise unknown_name_error(f"option in {file}", name, options)
-            if argument.tokens:
-                continue
-            token = Token(keyword=argument.name, implicit_value=None)
-            if value is not None:
-                word = value if isinstance(value, str) else json.dumps(value, default=str)
-                token = Token(keyword=argument.name, value=word)
-            argument.append(token)
+            word = value if isinstance(value, str) else json.dumps(value, default=str)
+            token = Token(keyword=argument.name, value=word)
+            if value is None:
+                token = token.evolve(implicit_value=None)
+            if not argument.tokens:
+                argument.append(token)
 
     for token in reversed(arguments["--config"].tokens):  # the last file takes precedence
         set_options(read_yaml("config", token.value), token.value)
