@@ -26,19 +26,19 @@ def test_make_shifts_returns_the_shifts_of_a_set(name, largest, step, expected):
             "square",
             158,
             1,
-            "max_shift must be at most 157 for the shifts 'square' in steps of 1, got 158",
+            "max_shift must be from 0 to 157 for the shifts 'square' in steps of 1, got 158",
         ),
         (
             "axes",
             501,
             1,
-            "max_shift must be at most 500 for the shifts 'axes' in steps of 1, got 501",
+            "max_shift must be from 0 to 500 for the shifts 'axes' in steps of 1, got 501",
         ),
         (
             "square",
             8,
             0.001,
-            "max_shift must be at most 0.157 for the shifts 'square' in steps of 0.001, got 8",
+            "max_shift must be from 0 to 0.157 for the shifts 'square' in steps of 0.001, got 8",
         ),
     ],
 )

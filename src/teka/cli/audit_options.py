@@ -86,11 +86,9 @@ class ShiftOptions:
                 raise wrong_value("max_shift", None, "given, because shifts or step are given")
             return None
         check_number("step", step, "a positive number of pixels", low=0, exclude=(0,))
-        check_number("max_shift", max_shift, "a number of pixels of at least 0", low=0)
         most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
-        if max_shift / step > most + 0.5:
-            expected = f"at most {most * step:g} for the shifts {name!r} in steps of {step}"
-            raise wrong_value("max_shift", max_shift, expected)
+        expected = f"from 0 to {most * step:g} for the shifts {name!r} in steps of {step}"
+        check_number("max_shift", max_shift, expected, low=0, high=(most + 0.5) * step)
         count = round(max_shift / step)
         if abs(count * step - max_shift) > 1e-9:
             raise wrong_value("max_shift", max_shift, f"a multiple of the step, {step}")
