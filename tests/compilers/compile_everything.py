@@ -127,6 +127,14 @@ NAMED = (
     Case("relu", "decay", "linear"),
     Case("softmax", "window", "windows"),
 )
+ANY_LENGTH = (
+    Case("squared_relu", "rotary", "linear"),
+    Case("squared_relu", "alibi", "dense"),
+    Case("squared_relu", "table", "toeplitz"),
+    Case("squared_relu", "window", "dense"),
+    Case("softmax", "window", "windows"),
+    Case("squared_relu", "shaw", "dense"),
+)
 MANY = (Case("taylor2", None, "linear"), Case("squared_relu", "rotation", "dense"))
 # Relative kernels that differ on a periodic grid.
 WRAPPED = ("rotation", "quadratic", "generalized_quadratic", "table", "fourier", "rotary")
@@ -209,6 +217,35 @@ def change_by_compiled_first_call() -> float:
     compiled = torch.compile(layer, backend="inductor")
     outputs = [compiled(tokens, grid=9) for _ in range(2)]
     return largest_change(outputs, [layer(tokens, grid=9)] * 2)
+
+
+class LayerWithLength(nn.Module):
+    """A layer whose grid is the number of its tokens."""
+
+    def __init__(self, pair: Case) -> None:
+        super().__init__()
+        self.layer = Attention(
+            DIM, 2, kernel=pair.kernel, relative=pair.relative, backend=pair.backend, num_axes=1
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(tokens, tokens.shape[1])
+
+
+def change_with_another_length(pair: Case) -> float:
+    """Return the difference between a layer and a graph that was compiled for other sizes.
+
+    A layer that must be compiled again for another length or batch size is an error.
+    """
+    torch.compiler.reset()
+    model = LayerWithLength(pair)
+    compiled = torch.compile(model, fullgraph=True, backend="eager", dynamic=True)
+    first, second = torch.randn(2, 20, DIM), torch.randn(3, 33, DIM)
+    for axis in (0, 1):
+        torch._dynamo.mark_dynamic(first, axis)
+    compiled(first)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        return largest_change([model(second)], [compiled(second)])
 
 
 def report(
@@ -308,6 +345,8 @@ def main(backend: str, part: int = 0, parts: int = 1) -> dict[str, object]:
                 pair,
                 partial(measure, VmappedLayer(layer), tokens[None], learns=False),
             )
+        for pair in ANY_LENGTH[part::parts]:
+            yield f"any length-{pair}", pair, partial(change_with_another_length, pair)
         if part == 0:
             performer = Performer((6, 4), 2, 3, dim=DIM, depth=1, heads=2, kernel="positive")
             for shift in ("none", "mean"):  # shifts of the keys

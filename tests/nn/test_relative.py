@@ -1,13 +1,18 @@
 """Relative kernels with learned parameters: initial values, results and errors."""
 
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import Parameter
+from torch.optim.swa_utils import AveragedModel
 
-from teka import functional
+from teka import Grid, functional
 from teka.functional import RELATIVES, Softmax, default_num_features
 from teka.functional.relative.rotary import ROTARY_NORMALIZERS
 from teka.nn import Attention, AttentionOptions, EmbeddedBiasTable, LearnedRelativeKernel
@@ -390,3 +395,31 @@ def test_parameters_with_a_parametrization_keep_their_axes():
     )
     with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
         layer(torch.randn(3, 6, 8), 6)
+
+
+def test_parameters_of_a_moving_average_keep_their_axes():
+    layer, tokens = Attention(8, 2), torch.randn(3, 6, 8)
+    average = AveragedModel(layer)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    for _ in range(2):
+        layer(tokens, 6).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(layer)
+    with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
+        average(tokens, 6)  # otherwise, it would have new initial parameters
+    loaded = pickle.loads(pickle.dumps(Attention(8, 2)))
+    assert loaded(tokens, 6).shape == tokens.shape
+
+
+def test_sharded_parameters_keep_their_axes():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        layer, tokens = Attention(8, 2), torch.randn(3, 6, 8)
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        for call in (layer, layer.chosen_backend):
+            arguments = (tokens, 6) if call is layer else (Grid(6),)
+            with pytest.raises(ValueError, match=r"got 1\. Make the layer with num_axes=1\."):
+                call(*arguments)
+        assert layer(tokens, (2, 3)).shape == tokens.shape
+    finally:
+        distributed.destroy_process_group()

@@ -117,7 +117,9 @@ class Positions:
         """
         grid = self.grid or self.key_positions.grid
         query, key = self.coordinates(tensor.device), self.key_positions.coordinates(tensor.device)
-        query = query if rows is None else query[..., rows, :]
+        # In a graph of torch.compile, a comparison of `rows` with None would fix its length.
+        if isinstance(rows, (slice, Tensor)):
+            query = query[..., rows, :]
         if query.ndim != key.ndim:
             query, key = (points if points.ndim == 3 else points[None] for points in (query, key))
         # Round after the subtraction: offsets need fewer digits than positions far from 0.

@@ -165,7 +165,9 @@ class LearnedRelativeKernel(RelativeModule):
         parameters = dict(self.named_parameters())
         # A parametrization replaces parameters by others, with other names.
         has_same_names = parameters.keys() == dict(new.named_parameters()).keys()
-        if not has_same_names or not all(map(can_change_shape, parameters.values())):
+        # PyTorch's FSDP sets this attribute. It expects gradients of the shapes at its creation.
+        is_sharded = getattr(self, "_is_fsdp_managed_module", False)
+        if is_sharded or not has_same_names or not all(map(can_change_shape, parameters.values())):
             return
         self.infers_num_axes = False
         self.constructor_options = new.constructor_options
@@ -268,12 +270,18 @@ class EmbeddedBiasTable(RelativeModule):
 def can_change_shape(parameter: Tensor) -> bool:
     """Return True if a parameter can get another shape.
 
-    It cannot if it is a copy that torch.func made, or if an autograd graph or
-    DistributedDataParallel expects a gradient of its current shape.
+    It cannot if it is a copy that torch.func made or a distributed tensor, or if an autograd graph
+    or DistributedDataParallel expects a gradient of its current shape. It cannot either if its
+    values have been changed in place, for example by a moving average of a trained model.
     """
-    if not isinstance(parameter, Parameter):
+    if type(parameter) is not Parameter:
         return False
-    if not parameter.requires_grad or parameter.is_inference():
+    if parameter.is_inference():
+        return True
+    # Unpickling counts as one change.
+    if parameter._version > 1:
+        return False
+    if not parameter.requires_grad:
         return True
     with torch.inference_mode(False):
         metadata = get_gradient_edge(parameter).node.metadata

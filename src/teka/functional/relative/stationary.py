@@ -107,8 +107,10 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
         )
         first_offset = query.origin[axis] - key.origin[axis]
         offsets = query.wrap_axis(axis, steps * query.spacing[axis] + first_offset)
-        # Entry (i, j) is that of step i − j.
-        return self.axis_log_weights(axis, offsets.to(like)).unfold(-1, side, 1).flip(-1)
+        # Entry (i, j) is that of step i − j. A graph with `unfold` would accept only one length.
+        rows = torch.arange(side - 1, len(steps), device=like.device)
+        entries = rows[:, None] - torch.arange(side, device=like.device)
+        return look_up_entries(self.axis_log_weights(axis, offsets.to(like)), entries)
 
     def make_log_weight_matrices(
         self, positions: Positions, like: Tensor
