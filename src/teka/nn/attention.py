@@ -87,8 +87,8 @@ class Attention(nn.Module):
         backend: "auto", "dense", "linear", "toeplitz", "rings", "fft" or "windows". Default:
             "auto".
         num_axes: Number of axes of the grids. Default: that of the first call, or of a loaded state
-            dict. Give it for `rotation_joint`, a value convolution, `torch.compile` or distributed
-            training on grids that do not have two axes.
+            dict. Give it for `rotation_joint`, a value convolution, `torch.compile`, distributed
+            training or a moving average of the model on grids that do not have two axes.
         position_heads: Number of heads, the last ones, that attend by position alone; the other
             heads then attend by content alone. With 0, both kernels act in every head. Default:
             half of the heads for `clipped` and `clipped_features`, 0 for other relative kernels.
