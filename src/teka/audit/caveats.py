@@ -244,15 +244,9 @@ def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
     top = int(classes[counts.argmax()])
     share = float(counts.max() / counts.sum())
     labels = responses.labels
-    top_class = f"class {top}"
-    if responses.output in MULTILABEL:  # predictions are codes of label sets
-        top_class = "one set of labels"
+    is_multilabel = responses.output in MULTILABEL  # predictions are codes of label sets
     if labels is not None and len(labels.unique()) == 1:
-        same = (
-            "have one set of labels"
-            if responses.output in MULTILABEL
-            else f"are of class {int(labels[0])}"
-        )
+        same = "have one set of labels" if is_multilabel else f"are of class {int(labels[0])}"
         yield Caveat(
             "one class",
             "limits",
@@ -260,6 +254,7 @@ def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
             "predicts this label is correct at every shift. Use images of several classes.",
         )
     elif share >= COLLAPSED_SHARE:
+        top_class = "one set of labels" if is_multilabel else f"class {top}"
         note = ""
         if labels is not None:
             label_share = format_share(float((labels == top).double().mean()))

@@ -11,7 +11,7 @@ from torch import nn
 from teka import convert
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
-from teka.audit.page.compared import describe_accuracy_cost, explain_excluded_models
+from teka.audit.page.compared import describe_accuracy_cost
 from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
@@ -107,11 +107,10 @@ def fix(
     comparison = compare_models([case, fixed_case], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict
-    cost = " ".join(explain_excluded_models([before, after])) or describe_accuracy_cost(
-        comparison.pairs
-    )
+    if not (before.invalid or after.invalid):
+        first = f"{first} {describe_accuracy_cost(comparison.pairs)}"
     counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
-    verdict = (f"{first} {cost}", f"Fixed without training: {join_words(counts)}.", *rest)
+    verdict = (first, f"Fixed without training: {join_words(counts)}.", *rest)
     comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
     print_and_write_comparison(comparison, results, fix=encode(outcome))
     if out is None:

@@ -32,10 +32,9 @@ def badge_svg(report: AuditReport) -> str:
             f"{metrics.num_images:,} images"
         )
     left, right = (7 * len(text) + 14 for text in (BADGE_LABEL, value))
-    width = left + right
     title = escape(escape_unprintable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
         f'aria-label="{BADGE_LABEL} {escape(value)}" font-family="Verdana,DejaVu Sans,sans-serif" '
         f'font-size="11" text-anchor="middle" fill="#fff"><title>{title}</title>'
         f'<rect width="{left + 4}" height="20" rx="3" fill="#333b46"/>'

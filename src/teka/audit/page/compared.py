@@ -34,16 +34,6 @@ def select_valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) ->
     ]
 
 
-def explain_excluded_models(reports: Sequence[AuditReport]) -> list[str]:
-    """Return a sentence for each model that is not compared because its results are invalid."""
-    return [
-        f"{report.name} is not compared, because its results are invalid: "
-        f"{', '.join(report.invalid)}."
-        for report in reports
-        if report.invalid
-    ]
-
-
 def describe_best_model(
     pairs: Sequence[Pair], reports: Sequence[AuditReport]
 ) -> tuple[str, list[str]]:
@@ -59,7 +49,12 @@ def describe_best_model(
     names = [report.name for report in reports]
     mode = pairs[0].comparison.movement.mode
     competing = [index for index, report in enumerate(reports) if not report.invalid]
-    notes = explain_excluded_models(reports)
+    notes = [
+        f"{report.name} is not compared, because its results are invalid: "
+        f"{', '.join(report.invalid)}."
+        for report in reports
+        if report.invalid
+    ]
     if len(competing) < 2:
         left = f"only {names[competing[0]]} has" if competing else "no model has"
         return f"Mode {mode}: no comparison, because {left} valid results.", notes
