@@ -204,7 +204,9 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     evaluation_file = trained.folder / EVALUATION_FILE
     if evaluation_file.is_file():
         evaluation = read_json(evaluation_file)
-        facts["evaluation"] = {name: evaluation[name] for name in EVALUATION_FACTS}
+        facts["evaluation"] = {
+            name: evaluation[name] for name in EVALUATION_FACTS if name in evaluation
+        }
     config = ModelConfig(
         run.network.model,
         **dataset.sizes,

@@ -56,7 +56,7 @@ def read_training_result(folder: Path) -> dict[str, Any]:
                 result.get(name),
                 "a number, as teka train writes it",
             )
-    return result
+    return {"validation_accuracy": None, **result}
 
 
 def load_data(run: Run) -> Dataset:
