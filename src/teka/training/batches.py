@@ -121,4 +121,7 @@ def _make_worker_options(split: Split) -> dict[str, Any]:
     """Return `DataLoader` options: worker processes for picture files, none for a tensor."""
     if isinstance(split.images, Tensor):
         return {}
-    return {"num_workers": min(MAX_NUM_WORKERS, os.cpu_count() or 1), "persistent_workers": True}
+    num_cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux can reserve some of the cores for this process
+        num_cores = min(num_cores, len(os.sched_getaffinity(0)))
+    return {"num_workers": min(MAX_NUM_WORKERS, num_cores), "persistent_workers": True}
