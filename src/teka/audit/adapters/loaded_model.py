@@ -51,8 +51,8 @@ class LoadOptions:
     ((224, 224), Normalize(mean=(0.5,), deviation=(0.25,)))
 
     Args:
-        input_size: Size of the model's input, one side or (height, width), for models that accept
-            any size.
+        input_size: Size of the model's input, the side of a square or [height,width], for models
+            that accept any size.
         weights: File of weights (of safetensors or `torch.save`, tensors only), or "random" for a
             random initialization with seed 0. Default: the model's own weights.
         num_classes: Number of classes that the model must have. If `weights` is given, the model is

@@ -138,7 +138,7 @@ class OnnxFunction(nn.Module):
                 raise ModelError(
                     f"the model cannot be run on images of shape {shape}. The file does not say "
                     "which sizes the model accepts, so choose the size of its training with "
-                    "--input-size, for example 224, or 48 320 for a height of 48 and a width of "
+                    "--input-size, for example 224, or [48,320] for a height of 48 and a width of "
                     f"320 ({error_message(error)})"
                 ) from error
             tensors = {}
