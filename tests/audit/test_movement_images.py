@@ -56,11 +56,11 @@ def test_blank_margins_count_nan_as_content():
 
 def test_lossless_error_names_axes_and_the_number_of_images():
     margins = torch.tensor([[[0, 2], [3, 1]], [[4, 2], [3, 0]], [[4, 2], [3, 0]]])
-    check_lossless((5, 7), margins, [(2, -3)])
+    check_lossless((5, 7), margins, [(2, -3)], "shifts")
     with pytest.raises(
         ValueError, match=r"axis 0 \(size 5\) 1 of 3 images.*axis 1 \(size 7\) 2 of 3 images"
     ):
-        check_lossless((5, 7), margins, [(-1, 1)])
+        check_lossless((5, 7), margins, [(-1, 1)], "shifts")
 
 
 def test_background_of_wrong_length_or_not_finite_is_an_error():
@@ -123,7 +123,7 @@ def windows(draw):
 @given(windows())
 def test_crop_moves_content_like_a_roll_of_the_whole_image(case):
     sizes, window, shift = case
-    check_window_shifts(sizes, window, [shift])
+    check_window_shifts(sizes, window, [shift], "shifts")
     images = ramp(*sizes)
     no_shift = (0,) * len(sizes)
     assert torch.equal(
@@ -140,7 +140,7 @@ def test_largest_shifts_of_a_crop_reach_the_image_edges():
 def test_crop_shift_beyond_the_image_is_an_error():
     for shift, axis in [((2, 0), 0), ((-3, 0), 0), ((0, 1), 1)]:
         with raises_for((shift, axis), ValueError, match=rf"from -?\d to \d along axis {axis}"):
-            check_window_shifts((8, 13), (5, 13), [shift])
+            check_window_shifts((8, 13), (5, 13), [shift], "shifts")
 
 
 def test_crop_larger_than_the_image_is_an_error():

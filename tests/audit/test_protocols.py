@@ -49,7 +49,7 @@ def random_bits(*shape: int) -> Tensor:
 def horn_result() -> ProtocolResult:
     # Of the 8 blank columns before a bar at column 8, the protocol counts 7. At column 9 it counts 8.
     images = torch.cat([bars(8, 3), bars(9, 5), bars(15, 4), bars(22, 2), bars(23, 7)])
-    return run_horn2021(left_half, images, torch.tensor([1] * 12 + [0] * 9))
+    return run_horn2021(left_half, images, torch.tensor([1] * 12 + [0] * 9), AuditSettings())
 
 
 def test_horn_has_hand_computed_counts_and_accuracies():
@@ -83,7 +83,7 @@ def test_horn_has_hand_computed_counts_and_accuracies():
 )
 def test_horn_with_unsupported_images_or_labels_is_an_error(images, labels, message: str):
     with pytest.raises(ValueError, match=message):
-        run_horn2021(left_half, images, labels)
+        run_horn2021(left_half, images, labels, AuditSettings())
 
 
 def test_zhang_consistency_equals_the_loop_of_the_authors():
@@ -93,7 +93,7 @@ def test_zhang_consistency_equals_the_loop_of_the_authors():
         assert batch.shape[2:] == (224, 224)
         return first_pixel_class(batch)
 
-    result = run_zhang2019(predict, images, settings=AuditSettings(batch_size=3, seed=4))
+    result = run_zhang2019(predict, images, None, AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
     num_equal, num_images = 0, 0
     for _ in range(5):
@@ -109,14 +109,14 @@ def test_zhang_consistency_equals_the_loop_of_the_authors():
     assert 0 < num_equal < num_images
     assert result.counts == {"images": 7, "passes": 5, "batch size": 3}
     with pytest.raises(ValueError, match="256, 256"):
-        run_zhang2019(predict, torch.zeros(2, 1, 224, 224))
+        run_zhang2019(predict, torch.zeros(2, 1, 224, 224), None, AuditSettings())
 
 
 @pytest.mark.parametrize(("side", "max_shift"), [(9, 3), (37, 32)])
 def test_chaman_circular_consistency_equals_the_loop_of_the_authors(side: int, max_shift: int):
     torch.manual_seed(0)
     images = torch.rand(7, 1, side, side + 1) ** 4
-    result = run_chaman2021(corner_class, images, settings=AuditSettings(batch_size=3, seed=4))
+    result = run_chaman2021(corner_class, images, None, AuditSettings(batch_size=3, seed=4))
     np.random.seed(4)
     num_equal = 0
     for start in (0, 3, 6):
@@ -136,7 +136,7 @@ def test_chaman_circular_consistency_equals_the_loop_of_the_authors(side: int, m
 def test_chaman_zero_padded_consistency_equals_the_authors_slices():
     torch.manual_seed(0)
     images, most = torch.rand(7, 1, 9, 10) ** 4, 3
-    result = run_chaman2021(corner_class, images, settings=AuditSettings(batch_size=7, seed=5))
+    result = run_chaman2021(corner_class, images, None, AuditSettings(batch_size=7, seed=5))
     np.random.seed(5)
     shifts = [np.random.randint(-most, most, 2) for _ in range(2)]
     padded = functional.pad(images, (most,) * 4)
@@ -147,7 +147,7 @@ def test_chaman_zero_padded_consistency_equals_the_authors_slices():
     expected = float((predict[0] == predict[1]).double().mean())
     assert result.numbers["consistency of two shifts, zero-padded"].value == pytest.approx(expected)
     with pytest.raises(ValueError, match="at least 3 for protocol 'chaman2021'"):
-        run_chaman2021(corner_class, torch.zeros(2, 1, 2, 9))
+        run_chaman2021(corner_class, torch.zeros(2, 1, 2, 9), None, AuditSettings())
 
 
 def test_images_of_a_batch_share_a_pair_of_random_positions():

@@ -162,7 +162,7 @@ class AuditStages:
                 report. Otherwise the exception is raised.
         """
         settings = self.settings
-        stages: dict[str, Callable[[], None]] = {}
+        stages = {}
         if "layers" in settings.parts:
             stages["layers"] = self.examine_layers
         if settings.protocol is not None:

@@ -463,7 +463,7 @@ def translate(
 
 
 def check_lossless(
-    sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str = "shifts"
+    sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str
 ) -> None:
     """Check that the shifts move only background, and no content, over the edges of the images.
 
@@ -493,10 +493,7 @@ def check_lossless(
 
 
 def check_window_shifts(
-    sizes: Sequence[int],
-    window: Sequence[int],
-    shifts: Iterable[CheckedShift],
-    argument: str = "shifts",
+    sizes: Sequence[int], window: Sequence[int], shifts: Iterable[CheckedShift], argument: str
 ) -> None:
     """Check that the shifts keep the window of mode "crop" inside the images.
 

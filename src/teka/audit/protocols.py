@@ -28,7 +28,6 @@ HORN_MARGIN = 8
 ZHANG_CANVAS = 256
 ZHANG_CROP = 224
 ZHANG_PASSES = 5
-DEFAULT_SETTINGS = AuditSettings()
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ProtocolResult:
 
 
 def run_horn2021(
-    function: Model, images: Images, labels: Labels, settings: AuditSettings = DEFAULT_SETTINGS
+    function: Model, images: Images, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
     """Evaluate the protocol of Horn et al. (2021): accuracy at 17 horizontal shifts.
 
@@ -115,10 +114,7 @@ def run_horn2021(
 
 
 def run_zhang2019(
-    function: Model,
-    images: Images,
-    labels: Labels = None,
-    settings: AuditSettings = DEFAULT_SETTINGS,
+    function: Model, images: Images, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
@@ -157,10 +153,7 @@ def run_zhang2019(
 
 
 def run_chaman2021(
-    function: Model,
-    images: Images,
-    labels: Labels = None,
-    settings: AuditSettings = DEFAULT_SETTINGS,
+    function: Model, images: Images, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
