@@ -2,6 +2,7 @@ import json
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ class Drawing:
     name: str
     points: dict[str, Point]
     corners: tuple[Point, Point]
+    kind: Literal["open", "closed"] = "open"
     file: Path = Path("a")
     counts: list[int] = field(default_factory=list)
     notes: object = None
@@ -37,6 +39,7 @@ drawings = st.builds(
     st.text(),
     st.dictionaries(st.text(), points),
     st.tuples(points, points),
+    st.sampled_from(["open", "closed"]),
     st.just(Path("b/c")),
     st.lists(st.integers()),
     st.none() | st.lists(st.booleans()),
@@ -70,6 +73,7 @@ def test_errors_name_the_field():
             "drawing.corners.0..weight must be a number.*got 'w'",
         ),
         ({"corners": [{}, {}]}, "drawing.corners.0..place is missing"),
+        ({"kind": "round"}, "drawing.kind must be one of 'open', 'closed'.*got 'round'"),
         (
             {"corners": [{"place": [1], "weight": 10**400}, {}]},
             "weight must be a number up to.*got 10+",

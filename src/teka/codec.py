@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -68,6 +68,10 @@ def decode_value(kind: Any, content: object, location: str) -> Any:
         return _decode_fields(kind, content, location)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, content, location)
+    if origin is Literal:
+        if content not in arguments:
+            raise wrong_value(location, content, f"one of {', '.join(map(repr, arguments))}")
+        return content
     if origin in (tuple, list, Sequence):
         has_fixed_length = origin is tuple and arguments[-1] is not Ellipsis
         expected = f"a list of {len(arguments)}" if has_fixed_length else "a list"
