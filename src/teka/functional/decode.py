@@ -135,7 +135,7 @@ def _positions(
     batch, _, num_tokens, _ = query.shape
     if kind is not None and kind.requires_unit_steps:
         if position is not None:
-            hint = "With this relative kernel, neighboring tokens must be 1 unit apart."
+            hint = "This relative kernel assumes that consecutive tokens are 1 unit apart."
             raise wrong_argument("position", "a value", f"None with {kind.name!r}", hint)
         return Positions(Grid(num_tokens))
     if position is None:

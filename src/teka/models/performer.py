@@ -110,7 +110,7 @@ class Performer(nn.Module):
             self.absolute_position = SinusoidalPositionEmbedding(first.dim, num_axes)
         elif config.position == "absolute_table":
             self.absolute_position = LearnedPositionEmbedding(first.dim, self.grid.shape)
-        if config.num_blocks_with_positions == 0 and config.position in RELATIVES:
+        if config.num_position_aware_blocks == 0 and config.position in RELATIVES:
             warnings.warn(
                 "With depth=1 and pool='class', the logits depend only on the class token, which "
                 "has no position. Use a depth of at least 2, or pool='mean', so that "
@@ -280,10 +280,10 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     blocks = []
     stages = config.stages
     for index, stage in enumerate(stages):
-        num_blocks_with_positions = (
-            config.num_blocks_with_positions if index == len(stages) - 1 else stage.depth
+        num_position_aware_blocks = (
+            config.num_position_aware_blocks if index == len(stages) - 1 else stage.depth
         )
-        for _ in range(num_blocks_with_positions):
+        for _ in range(num_position_aware_blocks):
             relative = _relative_option(config, stage, num_axes, shared_frequency)
             blocks.append(
                 TransformerBlock(
@@ -305,7 +305,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
     if is_feature_count_of_relative:
         keywords["num_features"] = None
     last = stages[-1]
-    for _ in range(last.depth - config.num_blocks_with_positions):
+    for _ in range(last.depth - config.num_position_aware_blocks):
         blocks.append(TransformerBlock(last.dim, last.heads, relative=None, **keywords))
     return blocks
 

@@ -238,7 +238,7 @@ class PerformerConfig:
         return "convolution" if self.patch_size == 1 else "patch"
 
     @property
-    def num_blocks_with_positions(self) -> int:
+    def num_position_aware_blocks(self) -> int:
         """Number of blocks of the last stage that use the positions of the tokens.
 
         If the logits come from a class token, the last block does not use positions, because it
@@ -299,7 +299,7 @@ class PerformerConfig:
 
     def _check_positions(self) -> None:
         """Check that options that change the use of positions have an effect."""
-        if self.num_blocks_with_positions == 0:
+        if self.num_position_aware_blocks == 0:
             for option in ("value_convolution", "window_reach"):
                 if getattr(self, option) is not None:
                     expected = "None with depth=1 and pool='class'"

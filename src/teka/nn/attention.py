@@ -36,9 +36,9 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class ProcessGroupHolder:
-    """Holder of the process group among which the tokens of an attention layer are divided.
+    """Wrapper that makes a process group safe to copy, because process groups themselves are not.
 
-    A process group cannot be copied. With this class, a layer that has one can be copied.
+    The tokens of an attention layer are divided among the processes of the group.
     """
 
     group: ProcessGroup

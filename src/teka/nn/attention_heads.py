@@ -106,7 +106,7 @@ class AttentionHeads(nn.Module):
         num_earlier = num_keys - num_queries if is_causal else 0
         placement: dict[str, Any] = {}
         if relative is not None:
-            placement = self._position_arguments(grid, num_prefix_tokens, num_keys, query.device)
+            placement = self._position_kwargs(grid, num_prefix_tokens, num_keys, query.device)
         if num_earlier > 0 and (num_queries > 1 or placement.get("num_prefix_tokens")):
             # The outputs of the earlier tokens are discarded below.
             query = pad(query, (0, 0, num_earlier, 0))
@@ -121,7 +121,7 @@ class AttentionHeads(nn.Module):
                 placement = {"positions": points[-1:], "key_positions": points}
             else:
                 key_placement = {f"key_{name}": value for name, value in placement.items()}
-                placement = self._position_arguments(None, 0, num_queries, query.device)
+                placement = self._position_kwargs(None, 0, num_queries, query.device)
                 placement = {**placement, **key_placement, "num_prefix_tokens": 0}
         output = attention(
             query,
@@ -167,13 +167,13 @@ class AttentionHeads(nn.Module):
             scale=scale,
         )
 
-    def _position_arguments(
+    def _position_kwargs(
         self, grid: GridLike | None, num_prefix_tokens: int, num_tokens: int, device: torch.device
     ) -> dict[str, Any]:
-        """Return the positions of the tokens as keyword arguments of `attention`.
+        """Return the keyword arguments of `attention` that describe the positions of the tokens.
 
-        A grid that is passed to the call takes precedence over the grid of `teka.on`, and both take
-        precedence over the grid of the layer. Without any grid, the tokens are one unit apart on a
+        The grid is the first one that is set: the argument, the grid of the enclosing `teka.on`
+        context, or the grid of this layer. Without any grid, the tokens are one unit apart on a
         line.
         """
         candidates = [(grid, 0), get_grid_and_prefix(), (self.grid, self.num_prefix_tokens)]

@@ -223,9 +223,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-    """Convert an attention mask of PyTorch to a boolean mask that is True for keys to attend to.
+    """Convert a PyTorch attention mask to a boolean mask that is True for keys to attend to.
 
-    The mask of PyTorch is True or −∞ for keys to ignore, and False or 0 for keys to attend to.
+    PyTorch masks are True or −∞ for keys to ignore, and False or 0 for keys to attend to.
 
     Raises:
         ValueError: `mask` has elements other than booleans, or other than 0 and −∞.

@@ -158,9 +158,10 @@ def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
 
 
 def separable_cost(query_grid: Grid, key_grid: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the work of linear attention that processes the axes of a grid one at a time.
+    """Estimate the cost of linear attention that processes the axes of a grid one at a time.
 
-    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
+    The cost counts multiply-adds and bytes moved. It is compared with the costs of other backends
+    to choose the fastest.
     """
     channels = num_features * (dim_value + 1)
     multiply_adds, moved, size = 0, 0, key_grid.num_tokens

@@ -99,15 +99,15 @@ def decayed_sums(
         index = _indices(flat.shape[2], rate)
         matrix = torch.exp(-rate[:, None, None] * (index[:, None] - index).abs())
         return (matrix @ flat).reshape(cells.shape)
-    before = _decayed_sums_before(flat, rate)
-    after = _decayed_sums_before(flat.flip(2), rate).flip(2)
+    before = _sum_earlier_cells(flat, rate)
+    after = _sum_earlier_cells(flat.flip(2), rate).flip(2)
     return (flat + torch.exp(-rate)[:, None, None] * (before + after)).reshape(cells.shape)
 
 
-def _decayed_sums_before(
+def _sum_earlier_cells(
     cells: Float[Tensor, "batch heads side size"], rate: Rate
 ) -> Float[Tensor, "batch heads side size"]:
-    """Return the decaying sum of all earlier vectors, for each position along an axis.
+    """Return the decaying sum of the vectors at all earlier positions along an axis.
 
     The sum at position i is Σ_{j < i} exp(−rate · (i − 1 − j)) · cells[j]. Sums within a block of
     positions are matrix products. The sums of whole blocks are accumulated recursively.
@@ -123,7 +123,7 @@ def _decayed_sums_before(
     blocks = pad(cells, (0, 0, 0, num_blocks * BLOCK - side)).unflatten(2, (num_blocks, BLOCK))
     decay = torch.exp(-rate[:, None] * index)[:, None]
     block_sums = (decay.flip(-1)[:, None] @ blocks)[..., 0, :]
-    from_blocks = _decayed_sums_before(block_sums, rate * BLOCK)
+    from_blocks = _sum_earlier_cells(block_sums, rate * BLOCK)
     sums = matrix[:, None] @ blocks + decay.mT[:, None] * from_blocks[..., None, :]
     return sums.flatten(2, 3)[:, :, :side]
 

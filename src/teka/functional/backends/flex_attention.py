@@ -77,7 +77,7 @@ def attend_with_flex(inputs: DenseAttentionInputs, position_bias: PairFunction) 
         )
         block_mask = causal_blocks(query.shape[2], query.device)
     attend = _compiled() if query.is_cuda else flex_attention
-    padded = [_padded(tensor) for tensor in (left, right, value)]
+    padded = [_pad_head_dim(tensor) for tensor in (left, right, value)]
     output = attend(*padded, score_mod=score, block_mask=block_mask, scale=1.0)
     assert isinstance(output, Tensor)
     return output[..., : value.shape[-1]]
@@ -98,10 +98,10 @@ def _causal_block_mask(num_tokens: int, device: torch.device) -> BlockMask:
 _cached_causal_block_mask = functools.lru_cache(maxsize=8)(_causal_block_mask)
 
 
-def _padded(
+def _pad_head_dim(
     vectors: Float[Tensor, "batch heads tokens size"],
 ) -> Float[Tensor, "batch heads tokens padded"]:
-    """Pad vectors with zeros to a size that FlexAttention supports."""
+    """Pad the head dimension with zeros to a size that FlexAttention supports."""
     size = max(MIN_SIZE, 2 ** math.ceil(math.log2(vectors.shape[-1])))
     return pad(vectors, (0, size - vectors.shape[-1]))
 
@@ -138,12 +138,12 @@ def _make_score_function(
 OffsetTable = tuple[Float[Tensor, "offsets axes"], Int[Tensor, "queries"], Int[Tensor, "keys"]]
 
 
-def _common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
-    """Find a regular lattice of points that contains the tokens of two grids.
+def _find_common_lattice(positions: Positions) -> list[tuple[float, int, int]] | None:
+    """Find the coarsest regular lattice on which all tokens of two grids lie.
 
-    For every axis, return the distance between neighboring lattice points, and the spacing of each
-    grid in multiples of this distance. Return None if there is no such lattice, or if it has too
-    many points.
+    For every axis, return the distance between neighboring lattice points, and the number of such
+    steps between neighboring tokens of each grid. Return None if there is no such lattice, or if it
+    has too many points.
     """
     if positions.grids is None:
         return None
@@ -177,7 +177,7 @@ def make_offset_table(positions: Positions, like: Tensor) -> OffsetTable | None:
     Return None if the table would be large, or if the grids do not lie on one regular lattice. The
     offsets have the dtype and the device of `like`.
     """
-    axes = _common_lattice(positions)
+    axes = _find_common_lattice(positions)
     if axes is None or positions.grids is None:
         return None
     query, key = positions.grids

@@ -233,6 +233,6 @@ def _common_offset_unit(query_grid: Grid, key_grid: Grid, axis: int) -> float:
     width = min(spacings) if spacings else query_grid.spacing[axis]
     for distance in (*spacings, query_grid.origin[axis] - key_grid.origin[axis]):
         if abs(distance / width - round(distance / width)) > MAX_MISALIGNMENT:
-            hint = "With relative='table', offsets between grids must be whole numbers of cells."
+            hint = "With relative='table', all offsets must be multiples of the grid spacing."
             raise wrong_value("key_grid", key_grid, f"aligned with {query_grid}", hint)
     return width

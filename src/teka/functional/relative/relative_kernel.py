@@ -205,10 +205,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
         return self
 
     def adapt_to_positions(self, positions: Positions) -> "RelativeKernel":
-        """Return a copy of this relative kernel that fits the positions of the tokens.
+        """Return a copy of this relative kernel that is adapted to the positions of the tokens.
 
-        For example, sinusoids are changed so that they repeat with the period of the grid. By
-        default, the relative kernel itself is returned.
+        For example, on a periodic grid, the frequencies of sinusoids are rounded so that the
+        sinusoids repeat with the grid. The default returns the kernel unchanged.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.

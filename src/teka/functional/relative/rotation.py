@@ -147,7 +147,7 @@ class SinusoidalBias(SeparableRelativeKernel):
 
     @classmethod
     def make_random_example(cls, generator: Generator, **sizes: Any) -> "SinusoidalBias":
-        """Create an example with random weights of sinusoids, and the frequencies of the paper."""
+        """Create an example with random weights and the frequencies of Horn et al. 2021."""
         scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().make_random_example(generator, **sizes)
         return replace(kernel, frequency=initial_frequencies(NUM_FREQUENCIES), scale=scale)

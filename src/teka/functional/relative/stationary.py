@@ -37,7 +37,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
 
     @abstractmethod
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return the log of the position-dependent weight for each head and offset."""
+        """Return the logarithm of the relative kernel for each head and offset."""
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_weight_at(offsets)

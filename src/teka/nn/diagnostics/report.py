@@ -43,10 +43,9 @@ RECOMMENDATIONS = {
     "projection='orthogonal', which does not have this error.",
     "long queries and keys": "Random features have a large error for queries and keys with a large "
     "norm. Use query_key='normalized', or make the weights of the two projections smaller.",
-    "large outputs": "Outputs may be larger for other tokens. Use kernel='squared_relu' or "
-    "kernel='positive', whose outputs are bounded. With relative='rotary', use "
-    "rotary_normalizer='nonnegative', or the default 'mixed' and a kernel without negative "
-    "weights.",
+    "large outputs": "Other inputs may cause even larger outputs. For bounded outputs, use "
+    "kernel='squared_relu' or kernel='positive'. With relative='rotary', also use "
+    "rotary_normalizer='mixed' (the default) or 'nonnegative'.",
     "float16 overflow": "Compute in bfloat16, normalize the tokens, or use smaller weights. If a "
     "layer has large outputs, choose a kernel that bounds them.",
     "even weights": "If all attention weights are still equal after training, scale queries and "
@@ -55,9 +54,10 @@ RECOMMENDATIONS = {
     "almost 0. Use float64, backend='dense', or a kernel without negative weights.",
     "constant waves": "A sinusoid is constant if its wavelength is much longer than the periodic "
     "grid. Choose frequencies near multiples of 2π / period.",
-    "shift sensitivity": "If relative='rotation_joint', use relative='rotation', which is the same "
-    "kernel and exactly equivariant. If relative='clipped', check that distances are multiples of "
-    "the ring width. If the relative kernel is your own, check it.",
+    "shift sensitivity": "The outputs change when all positions are shifted. Instead of "
+    "relative='rotation_joint', use relative='rotation', which is exactly equivariant. With "
+    "relative='clipped', distances between tokens must be multiples of the ring width. A custom "
+    "relative kernel must depend only on offsets between tokens.",
     "rounding under shifts": "Compute in a wider dtype if this error matters.",
 }
 

@@ -1,4 +1,4 @@
-"""Functions of the Triton kernels for linear attention: loads, feature maps and gradients.
+"""Device functions that the Triton kernels of linear attention share.
 
 A block holds the query or key vectors of some tokens of one attention head, in float32. The
 functions use these names:

@@ -130,11 +130,11 @@ def add_keys_without_overflow(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Add a block of keys to the recurrent state of linear attention, without overflow.
+    """Accumulate a block of keys into the state of linear attention, without overflow.
 
-    The features of a key are stored divided by a power of 2, whose exponent is given. The state is
-    divided by 2^peak, where the peak is the largest exponent of its keys. The new state and its new
-    peak are returned.
+    The features of each key are divided by 2^exponent, and the state is divided by 2^peak. The peak
+    is the largest exponent of all keys in the state, so that the sums do not overflow. Return the
+    updated state and its peak.
     """
     new_peak = tl.maximum(tl.max(tl.where(keep, exponent, NO_KEY), axis=0), peak)
     weights = tl.where(keep, tl.exp2(tl.minimum(exponent - new_peak, 0.0)), 0.0)
@@ -266,10 +266,10 @@ def load_output_gradients(
 
 
 @triton.jit
-def load_peak_before_block(block_peaks, head, token, num_tokens, block: tl.constexpr):
-    """Load the largest exponent of the features of all keys before a block of tokens.
+def load_peak_of_earlier_blocks(block_peaks, head, token, num_tokens, block: tl.constexpr):
+    """Load the largest feature exponent of all keys in earlier blocks of tokens.
 
-    Features are stored divided by a power of 2 with this exponent, to prevent overflow.
+    The sums over these keys are divided by 2^exponent, so that they do not overflow.
     """
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1
@@ -591,7 +591,7 @@ def compute_query_gradients(
     peak = 0.0
     if is_causal:
         state_index = segment_index
-        peak = load_peak_before_block(peaks, head, index * segment, num_tokens, block)
+        peak = load_peak_of_earlier_blocks(peaks, head, index * segment, num_tokens, block)
     first_peak = peak
     value_sum, plain_sum, length_sum = load_state(states + state_index * length, size, channels)
     grad_value_sum, grad_plain_sum, grad_length_sum = empty_state(size, channels)
@@ -819,7 +819,7 @@ def compute_key_gradients(
         if is_causal:
             poison += value_poison
             keep = keep & (poison == poison)
-            peak = load_peak_before_block(peaks, head, start + block, num_tokens, block)
+            peak = load_peak_of_earlier_blocks(peaks, head, start + block, num_tokens, block)
         else:
             peak = tl.load(peaks + head)
         weights = tl.where(keep, tl.exp2(tl.minimum(exponent - peak, 0.0)), 0.0)
@@ -854,7 +854,7 @@ def compute_key_gradients(
             grad_numerator, grad_denominator = load_output_gradients(
                 gradient, output, inverse, rows, head_rows, inside, is_causal, dim_value, channels
             )
-            first_peak = load_peak_before_block(peaks, head, start, num_tokens, block)
+            first_peak = load_peak_of_earlier_blocks(peaks, head, start, num_tokens, block)
             decay, largest = compute_causal_pair_scales(exponent, keep, first_peak)
             pairs, _ = compute_pair_weights(
                 query_rotated,

@@ -335,7 +335,7 @@ def _angles(angles: Tensor | None, query: Tensor) -> Tensor:
 
 @functools.cache
 def _num_pipeline_stages(device: torch.device) -> int:
-    """Return the number of software pipeline stages for which the GPU has enough shared memory."""
+    """Return the largest number of pipelining stages that fits in the shared memory of the GPU."""
     if device.type != "cuda":
         return 2
     properties = torch.cuda.get_device_properties(device)
