@@ -17,7 +17,7 @@ import torch
 import teka
 from reproduction.baselines.self_attention_network import POSITIONS as ENCODINGS
 from teka.checks import PRECISIONS
-from teka.cli.model_options import make_model_options_class
+from teka.cli.model_options import build_model_options_class
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.backends import triton as triton_backend
 from teka.functional.kernels import DETERMINISTIC_KERNELS
@@ -82,7 +82,7 @@ def test_lists_of_names_are_complete(argument: str):
 @pytest.mark.parametrize("argument", ["kernel", "position", "backend", "model", "query_key"])
 def test_command_line_lists_all_run_options(argument: str):
     _, parameter = get_args(
-        get_type_hints(make_model_options_class(), include_extras=True)[argument]
+        get_type_hints(build_model_options_class(), include_extras=True)[argument]
     )
     assert all(f'"{name}"' in parameter.help for name in TAKES[argument])
 

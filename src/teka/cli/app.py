@@ -1,4 +1,4 @@
-"""Command-line parser of `teka`: its commands, and the types of option values."""
+"""The command-line parser of `teka`, and the conversion of option values to their types."""
 
 import json
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budg
 
 
 def make_app(name: str = "teka") -> App:
-    """Return the command-line parser of teka, to which other packages can add commands.
+    """Create the command-line app `teka`. Other packages can add their own commands to it.
 
     A command is imported when it is first used, so that `teka --help` is fast.
 
@@ -89,9 +89,9 @@ def make_app(name: str = "teka") -> App:
 
 
 class _HelpConsole(Console):
-    """Console that prints the help of commands.
+    """Console for help pages.
 
-    If a program such as `head` closes the output, the console raises BrokenPipeError.
+    It raises BrokenPipeError if the output is closed early, for example by `teka --help | head`.
     """
 
     def on_broken_pipe(self) -> None:
@@ -99,17 +99,20 @@ class _HelpConsole(Console):
 
 
 def _format_default(value: Any) -> Any:
-    """Return a default value as the help shows it, or None for a flag and an empty tuple."""
+    """Format the default value of an option for its help text.
+
+    Return None for flags and empty tuples, so that the help shows no default.
+    """
     if value is False or value == ():
         return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _count_option_words(kind: Any, **options: Any) -> tuple[int, bool]:
-    """Return how many command-line words an option of the type `kind` takes.
+def _count_option_arguments(kind: Any, **options: Any) -> tuple[int, bool]:
+    """Return how many command-line arguments an option of the type `kind` consumes.
 
-    cyclopts 4 raises an error for a type such as `int | tuple[int, int]`. teka reads the value of
-    such an option from one word, for example "32" or "[32, 48]".
+    cyclopts 4 raises an error for types such as `int | tuple[int, int]`. Options of such a type
+    consume one argument, for example "32" or "[32, 48]".
     """
     try:
         return _convert.token_count(kind, **options)
@@ -118,46 +121,46 @@ def _count_option_words(kind: Any, **options: Any) -> tuple[int, bool]:
 
 
 if cyclopts.__version__.startswith("4."):  # on Python 3.10
-    setattr(_argument, "token_count", _count_option_words)  # noqa: B010, it is private
+    setattr(_argument, "token_count", _count_option_arguments)  # noqa: B010, it is private
 
 
 def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert the command-line words of an option to a value of its type.
+    """Convert an option's command-line arguments to a value of the type `kind`.
 
-    A word that is valid JSON, such as "3" or "[1, 2]", is read as JSON. The word "None" is the
-    value None, except for strings. Any other word is a string. An empty word is an error.
+    Arguments that are valid JSON, such as "3" or "[1, 2]", are parsed as JSON. "None" means None,
+    unless the option is a string. All other arguments are strings. Empty arguments are errors.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
-    words = [token.value for token in tokens]
-    if "" in words:
+    arguments = [token.value for token in tokens]
+    if "" in arguments:
         raise wrong_value(name, "", "a value")
-    if words == ["None"] and kind is not str:  # cyclopts 4 omits None from the type
+    if arguments == ["None"] and kind is not str:  # cyclopts 4 omits None from the type
         return None
-    json_values = [_parse_json_or_text(word) for word in words]
+    json_values = [_parse_json_or_text(text) for text in arguments]
     takes_only_lists = all(
         get_origin(option) in (list, tuple, Sequence)
         for option in (get_args(kind) if type(None) in get_args(kind) else (kind,))
         if option is not type(None)
     )
-    is_list = len(words) > 1 or (takes_only_lists and not isinstance(json_values[0], list))
+    is_list = len(arguments) > 1 or (takes_only_lists and not isinstance(json_values[0], list))
     try:
         return decode_value(kind, json_values if is_list else json_values[0], name)
     except ValueError as error:
         try:  # a string that looks like JSON, such as a file named 5
-            return decode_value(kind, words if is_list else words[0], name)
+            return decode_value(kind, arguments if is_list else arguments[0], name)
         except ValueError:
             raise error from None
 
 
-def _parse_json_or_text(word: str) -> object:
+def _parse_json_or_text(text: str) -> object:
     try:
-        return json.loads(word)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return word
+        return text
 
 
 def describe_error(error: CycloptsError, program: str) -> str:
-    """Return a message for the user that names the wrong option or argument.
+    """Return the message for a command-line error, which names the wrong option or argument.
 
     Args:
         error: Error of the parser.

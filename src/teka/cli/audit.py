@@ -1,4 +1,4 @@
-"""Commands `audit` and `compare`: how models react to shifted images."""
+"""The commands `audit` and `compare`, which measure how models react to shifted images."""
 
 import sys
 import traceback
@@ -81,15 +81,15 @@ def audit(
     results = options.results
     settings = options.make_audit_settings([part for part in PARTS if part not in skip])
     results.check_output_files((model, options.images.data), badge=badge)
-    case = options.make_audit_inputs(options.load_model(model), settings)
-    print("\n".join(case.description), flush=True)
+    inputs = options.make_audit_inputs(options.load_model(model), settings)
+    print("\n".join(inputs.description), flush=True)
     main_results: list[AuditReport] = []
 
     def print_result(report: AuditReport) -> None:
         main_results.append(report)
         print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
-    report = audit_with_progress(case, command, results, on_result=print_result)
+    report = audit_with_progress(inputs, command, results, on_result=print_result)
     write_audit_results(
         [report],
         report.to_dict(),
@@ -97,7 +97,7 @@ def audit(
         additional_findings_text(main_results[0], report),
         badge=badge,
     )
-    return 0 if fail_under is None or print_verdict(report, metric, fail_under) else NOT_PASSED
+    return 0 if fail_under is None or check_threshold(report, metric, fail_under) else NOT_PASSED
 
 
 def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine) -> None:
@@ -129,46 +129,47 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
             subjects[index] = replace(subjects[index], name=model)
     # No model sees images that any of the models was trained on.
     held_out = any(is_trained_on(subject, options.images) for subject in subjects)
-    cases = [
+    audit_inputs = [
         options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
     ]
-    print_and_write_comparison(audit_models(cases, command, results), results)
+    print_and_write_comparison(audit_models(audit_inputs, command, results), results)
 
 
-def print_verdict(report: AuditReport, metric: str, least: float) -> bool:
-    """Print whether a metric reaches the required value, and return True if it does.
+def check_threshold(report: AuditReport, metric: str, minimum: float) -> bool:
+    """Print whether an audit passes its threshold, and return True if it does.
 
-    An audit passes if its results are valid, and if the metric is at least `least` in every mode.
+    An audit passes if its results are valid and the metric is at least `minimum` in every shift
+    mode.
     """
     if report.invalid:
         print(f"not passed: the results are invalid ({', '.join(report.invalid)})")
         return False
     value = report.number(metric)
-    verdict = "passed" if value >= least else "not passed"
-    print(f"{verdict}: {metric} is {100 * value:.2f} %, at least {100 * least:.2f} % is required")
-    return value >= least
+    verdict = "passed" if value >= minimum else "not passed"
+    print(f"{verdict}: {metric} is {100 * value:.2f} %, at least {100 * minimum:.2f} % is required")
+    return value >= minimum
 
 
 def audit_with_progress(
-    case: AuditInputs,
+    inputs: AuditInputs,
     command: str,
-    results: ResultOptions,
-    folder: str = "",
+    result_options: ResultOptions,
+    subfolder: str = "",
     on_result: Callable[[AuditReport], object] | None = None,
 ) -> AuditReport:
-    """Audit a model, and show the progress of the audit on standard error.
+    """Audit a model and show a progress display on standard error.
 
     Args:
-        case: Model and images.
-        command: Command line to record.
-        results: Options for resuming and for tracebacks.
-        folder: Name of a subfolder of `--resume` for this audit.
-        on_result: See `teka.audit.audit`. The progress is hidden while this function runs.
+        inputs: The model, its test images and the audit settings.
+        command: Command line to record in the report.
+        result_options: The options `--resume` and `--debug`.
+        subfolder: Subfolder of the `--resume` folder for this audit.
+        on_result: See `teka.audit.audit`. The progress display is hidden while this function runs.
     """
-    name = case.subject.name
+    name = inputs.subject.name
     state = None
-    if results.resume is not None:
-        state = make_directory("resume", Path(results.resume, folder))
+    if result_options.resume is not None:
+        state = make_directory("resume", Path(result_options.resume, subfolder))
     with ProgressDisplay() as display:
 
         def handle_result(report: AuditReport) -> None:
@@ -178,48 +179,49 @@ def audit_with_progress(
 
         try:
             return teka.audit.audit(
-                case.function,
-                case.images,
-                case.labels,
-                settings=case.settings,
+                inputs.function,
+                inputs.images,
+                inputs.labels,
+                settings=inputs.settings,
                 name=name,
-                **case.known,
+                **inputs.known,
                 checkpoint=state,
                 progress=lambda part, done, total, _: display.show(f"{name}, {part}", done, total),
                 on_result=on_result and handle_result,
                 command=command,
             )
         except ValueError:
-            if results.debug:
+            if result_options.debug:
                 traceback.print_exc()
             raise
 
 
 def audit_models(
-    cases: Sequence[AuditInputs], command: str, results: ResultOptions
+    audit_inputs: Sequence[AuditInputs], command: str, result_options: ResultOptions
 ) -> ModelComparison:
-    """Audit models on the same shifted images, and compare each pair of models."""
-    check_comparable(cases)
-    print("\n".join(line for case in cases for line in case.description), flush=True)
+    """Audit several models on the same shifted images, and compare each pair of models."""
+    check_comparable(audit_inputs)
+    print("\n".join(line for inputs in audit_inputs for line in inputs.description), flush=True)
     reports = [
-        audit_all_modes(case, command, results, str(index)) for index, case in enumerate(cases)
+        audit_all_modes(inputs, command, result_options, str(index))
+        for index, inputs in enumerate(audit_inputs)
     ]
-    return compare_models(cases, reports)
+    return compare_models(audit_inputs, reports)
 
 
 def audit_all_modes(
-    case: AuditInputs, command: str, results: ResultOptions, folder: str
+    inputs: AuditInputs, command: str, result_options: ResultOptions, subfolder: str
 ) -> AuditReport:
-    """Audit a model, and raise an error unless every mode of shifting could be measured.
+    """Audit a model in all shift modes of its settings, and raise an error if one mode fails.
 
     Raises:
-        ValueError: A mode of shifting could not be measured. The message names the model.
+        ValueError: A shift mode could not be measured. The message names the model.
     """
     try:
-        report = audit_with_progress(case, command, results, folder)
+        report = audit_with_progress(inputs, command, result_options, subfolder)
     except ValueError as error:
-        raise ValueError(f"{case.subject.name}: {error}") from error
-    if len(report.metrics) < len(case.settings.modes):
+        raise ValueError(f"{inputs.subject.name}: {error}") from error
+    if len(report.metrics) < len(inputs.settings.modes):
         messages = "; ".join(failure.message for failure in report.failures)
         raise ValueError(f"{report.name}: {messages}")
     return report
@@ -227,38 +229,37 @@ def audit_all_modes(
 
 def write_audit_results(
     reports: Sequence[AuditReport],
-    content: Mapping[str, object],
-    results: ResultOptions,
-    text: str,
+    json_content: Mapping[str, object],
+    result_options: ResultOptions,
+    terminal_text: str,
     pairs: Sequence[Pair] = (),
     badge: str | None = None,
 ) -> None:
-    """Print the results of audits, and write them to the files in the options.
+    """Print audit reports and write the files named by --html, --json, --markdown and --badge.
 
-    The options are `--html`, `--json`, `--markdown` and `--badge`. If one file cannot be written,
-    the other files are still written. Then the error is raised.
+    If one file cannot be written, the other files are still written before the error is raised.
 
     Args:
-        reports: Results of the audits.
-        content: Content of the JSON file.
-        results: Options with the paths of the files.
-        text: Results as text for the terminal.
-        pairs: Comparisons of two models each.
-        badge: SVG file for a badge of the first report.
+        reports: Report of each audited model.
+        json_content: Content of the JSON file.
+        result_options: Paths of the HTML, JSON and Markdown files.
+        terminal_text: Text to print on the terminal.
+        pairs: Pairwise comparisons of the models.
+        badge: Path of an SVG badge with the result of the first report.
     """
-    if results.debug:
+    if result_options.debug:
         for report in reports:
             for failure in report.failures:
                 print(f"{failure.part}:\n{failure.traceback or failure.message}", file=sys.stderr)
-    print(text)
+    print(terminal_text)
     writers: list[tuple[str | None, Callable[[Path], object]]] = [
         (badge, lambda path: write_bytes(path, badge_svg(reports[0]).encode())),
         (
-            results.markdown,
+            result_options.markdown,
             lambda path: write_bytes(path, summary_markdown(reports, pairs).encode()),
         ),
-        (results.json, lambda path: write_json(path, content)),
-        (results.html, lambda path: write_page(reports, path, pairs)),
+        (result_options.json, lambda path: write_json(path, json_content)),
+        (result_options.html, lambda path: write_page(reports, path, pairs)),
     ]
     errors = []
     for file, write in writers:
@@ -275,20 +276,20 @@ def write_audit_results(
 
 
 def print_and_write_comparison(
-    comparison: ModelComparison, results: ResultOptions, **content: object
+    comparison: ModelComparison, result_options: ResultOptions, **json_fields: object
 ) -> None:
-    """Print a comparison of models, and write it to the files in the options.
+    """Print a model comparison and write the files named by --html, --json and --markdown.
 
     Args:
-        comparison: The compared models.
-        results: Options with the paths of the files.
-        content: Further fields of the JSON file.
+        comparison: Reports of the models and their pairwise comparisons.
+        result_options: Paths of the files.
+        json_fields: Additional fields of the JSON file.
     """
     reports, pairs = comparison.reports, comparison.pairs
     write_audit_results(
         reports,
-        {**comparison.to_dict(), **content},
-        results,
+        {**comparison.to_dict(), **json_fields},
+        result_options,
         f"{audit_text(reports)}\n\n{comparison_text(pairs, reports)}",
         pairs,
     )

@@ -1,4 +1,4 @@
-"""Options that the commands audit, compare and fix share."""
+"""Options shared by the commands `audit`, `compare` and `fix`."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ SHIFT_SETS = ("square", "axes", "dy", "dx")
 
 @dataclass(frozen=True)
 class ShiftOptions:
-    """Options that choose the shifts of an audit.
+    """Options that choose how far and in which mode an audit shifts the images.
 
     Args:
         mode: How images are shifted. Several modes are measured one after the other. By default,
@@ -73,7 +73,7 @@ class ShiftOptions:
     step: int | float = 1
 
     def make_shifts(self) -> CheckedShifts | None:
-        """Return the chosen shifts (dy, dx), or None if no option chooses them.
+        """Return the chosen shifts (dy, dx) in pixels, or None if the options do not choose any.
 
         Raises:
             ValueError: There are too many shifts, or `max_shift` is not a multiple of `step`.
@@ -102,15 +102,15 @@ class ShiftOptions:
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """Options for the files that an audit writes.
+    """Options for an audit's output files.
 
     Args:
         html: HTML file for the report. It contains all results and figures.
         json: JSON file for the report.
         markdown: Markdown file for a summary, for example for a pull request.
-        resume: Folder that keeps finished measurements. After an interruption, the same command
-            continues from there.
-        debug: Print the traceback of each stage that failed.
+        resume: Folder for intermediate measurements. After an interruption, the same command
+            resumes from them.
+        debug: Print the traceback of each failed stage.
     """
 
     html: str | None = None
@@ -119,20 +119,20 @@ class ResultOptions:
     resume: str | None = None
     debug: bool = False
 
-    def check_output_files(self, inputs: Sequence[str], **more: str | None) -> None:
+    def check_output_files(self, inputs: Sequence[str], **other_outputs: str | None) -> None:
         """Raise an error if an output file cannot be written or would overwrite another file.
 
-        Other files are those of the model, of the data and of other options. Missing folders are
-        created.
+        An output file must not overwrite the model, the data or another output file. Missing
+        folders are created.
 
         Args:
-            inputs: Names or files of models and data. A model's file may be followed by ":" and the
+            inputs: Names or paths of the models and the data. A model path may end with ":" and the
                 name of a function.
-            more: Other files to write, by the names of their options.
+            other_outputs: Paths of additional output files, by option name.
         """
         candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
         uses = {path.resolve(): "a model or the data" for path in candidates if path.is_file()}
-        files = {"html": self.html, "json": self.json, "markdown": self.markdown, **more}
+        files = {"html": self.html, "json": self.json, "markdown": self.markdown, **other_outputs}
         for option, name in files.items():
             if name is None:
                 continue
@@ -152,7 +152,7 @@ class ResultOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class AuditOptions:
-    """Options that the commands audit, compare and fix share."""
+    """Options shared by the commands `audit`, `compare` and `fix`."""
 
     images: Annotated[ImageOptions, Parameter(name="*", group="Images")]
     shifts: Annotated[ShiftOptions, Parameter(name="*", group="Shifts")] = ShiftOptions()
@@ -169,19 +169,19 @@ class AuditOptions:
     ] = AuditSettings()
     results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()
 
-    def make_audit_settings(self, parts: Sequence[str]) -> AuditSettings:
-        """Return the settings of an audit with the given optional parts, such as "layers"."""
-        modes = self._default_mode[:1] if self._default_mode else self.shifts.mode
+    def make_audit_settings(self, optional_stages: Sequence[str]) -> AuditSettings:
+        """Create the audit settings with the given optional stages, such as "layers"."""
+        modes = self._default_shift_mode[:1] if self._default_shift_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,
             shifts=self.shifts.make_shifts(),
             modes=modes or ("circular",),  # a protocol brings its own
-            parts=parts,
+            parts=optional_stages,
             device=self.load_options.device,
         )
 
     def load_model(self, model: str) -> LoadedModel:
-        """Load a model, and set the time limit `--budget` for each call of the model."""
+        """Load a model and limit the time of each model call to `--budget` seconds."""
         set_model_code_context(model_call_context(self.settings.budget_seconds))
         return load(
             model,
@@ -196,17 +196,20 @@ class AuditOptions:
         read: Callable[..., AuditImages] = load_audit_images,
         held_out: bool | None = None,
     ) -> AuditInputs:
-        """Load the images for the audit of a model, and return the model together with them."""
+        """Load the test images for a model, and combine both with the settings for the audit."""
         note = ""
-        if self._default_mode:
-            note = "{}, the default, because {}".format(*self._default_mode)
+        if self._default_shift_mode:
+            note = "{}, the default, because {}".format(*self._default_shift_mode)
         return make_audit_inputs(
             model, self.images, settings, mode_note=note, held_out=held_out, read=read
         )
 
     @cached_property
-    def _default_mode(self) -> tuple[str, str] | None:
-        """Default mode of shifting and the reason for it, or None if an option sets the mode."""
+    def _default_shift_mode(self) -> tuple[str, str] | None:
+        """Default shift mode and the reason for choosing it.
+
+        The property is None if an option or a protocol sets the mode.
+        """
         if self.shifts.mode or self.settings.protocol is not None:
             return None
         return choose_default_mode(self.images)

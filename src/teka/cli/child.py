@@ -1,8 +1,8 @@
-"""Child process for commands that run the code of a user's model.
+"""Child process for commands that run the code of a user-supplied model.
 
 The child sends its exit code through a pipe. If it ends without an exit code, for example by
-`os._exit`, a signal or a crash, the parent prints an error. Therefore the code of a model cannot
-end a command without an error message.
+`os._exit`, a signal or a crash, the parent prints an error message. Therefore the code of a model
+cannot silently end a command.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ GRACE_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 # The terminal and the parent may both send an interrupt. Within this time, they count as one.
 _INTERRUPT_SECONDS = 1.0
-# Messages to the parent: the time limit of a call of the model's code, and the exit code.
+# Messages to the parent: the time limit of a model call, and the exit code.
 _TIME_LIMIT, _EXIT_CODE = b"time_limit", b"exit_code"
 
 _connection: Connection | None = None  # in the child, the pipe to the parent
@@ -48,20 +48,20 @@ def was_interrupted() -> bool:
 
 
 def run_in_child(
-    run: Callable[[list[str]], int], words: list[str], print_error: Callable[[str], int]
+    run: Callable[[list[str]], int], arguments: list[str], print_error: Callable[[str], int]
 ) -> int:
     """Run a command in a child process, and return its exit code.
 
     Args:
         run: Module-level function that runs the command and returns the exit code.
-        words: The command and its options.
+        arguments: Name of the command, followed by its command-line arguments.
         print_error: Function that prints an error message and returns the exit code.
     """
     _open_closed_streams()
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
-        target=_run_inside_child, args=(run, words, sender), name=f"teka {words[0]}"
+        target=_run_inside_child, args=(run, arguments, sender), name=f"teka {arguments[0]}"
     )
     process.start()
     sender.close()
@@ -86,11 +86,11 @@ def _wait_for_exit_code(
 ) -> int | str | None:
     """Wait until the child process sends its exit code, ends, or exceeds a time limit.
 
-    The limit is `seconds`. If that is None, the child sends the limit for each call of the model.
+    If `seconds` is None, the child itself sends a time limit before each model call.
 
     Returns:
-        The exit code, None if the child ended without one, or an error message if the child must
-        be killed because it takes too long.
+        The exit code, None if the child ended without sending one, or an error message if the child
+        exceeded the time limit and must be killed.
     """
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     reason = ""
@@ -118,7 +118,7 @@ def _wait_for_exit_code(
 
 
 def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
-    """Interrupt the child process, wait until it ends, and return the exit code.
+    """Interrupt the child process, wait for it to end, and return its exit code.
 
     Ctrl-C in a terminal interrupts both processes, but `kill` interrupts only the parent.
     """
@@ -150,7 +150,7 @@ def _describe_unexpected_exit(exit_code: int | None) -> str:
 def _open_closed_streams() -> None:
     """Connect closed standard streams to the null device.
 
-    Otherwise the next pipe would get the number of a standard stream.
+    Otherwise, the next pipe would get the file descriptor of a standard stream.
     """
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -159,7 +159,7 @@ def _open_closed_streams() -> None:
 
 
 def _run_inside_child(
-    run: Callable[[list[str]], int], words: list[str], connection: Connection
+    run: Callable[[list[str]], int], arguments: list[str], connection: Connection
 ) -> None:
     global _connection
     _connection = connection
@@ -167,7 +167,7 @@ def _run_inside_child(
     # A shell starts background jobs with interrupts ignored. Keep it that way.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _make_interrupt_handler())
-    code = run(words)
+    code = run(arguments)
     connection.send_bytes(b"%s %d" % (_EXIT_CODE, code))
     # The result is complete. Hide the output of exit handlers of the model.
     with contextlib.suppress(OSError):
@@ -202,14 +202,14 @@ def _make_interrupt_handler() -> Callable[[int, Any], None]:
 def model_call_context(
     budget: float | None,
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function that makes a context manager for one call of a model.
+    """Return a function that creates the context manager around each model call.
 
-    The context manager limits the time of the call: if it takes longer than `budget`, the parent
-    process kills this process. After the call, the context manager restores standard output and
-    standard error, because the code of the model may have replaced them.
+    If the call takes longer than `budget` seconds, the parent process kills this process. After the
+    call, the context manager restores standard output and standard error, because the model's code
+    may have replaced them.
 
     Args:
-        budget: Time limit of a call in seconds, or None for no limit.
+        budget: Time limit of each call in seconds, or None for no limit.
     """
 
     def send_time_limit(seconds: float) -> None:

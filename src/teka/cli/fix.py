@@ -57,31 +57,31 @@ def fix(
             filter before each stride), polyphase (strides that start at an offset chosen by the
             content), positions (the same position embedding for all positions). By default the
             fixes that the audit advises for the layers that break equivariance first.
-        out: File for the weights of the changed model, in the format of safetensors. It is written
-            only if a fix changes weights.
+        out: safetensors file for the weights of the changed model. It is written only if a fix
+            changes weights.
     """
     fixes = None if fix is None else check_names("fix", fix.split(","), FIXES)
     results = options.results
     settings = options.make_audit_settings(PARTS if results.html is not None else ("layers",))
     results.check_output_files((model, options.images.data), out=out)
-    case = options.make_audit_inputs(options.load_model(model), settings)
-    is_program = case.subject.kind in ("onnx", "torchscript", "torch.export")
-    if is_program or not isinstance(case.function, nn.Module):
+    inputs = options.make_audit_inputs(options.load_model(model), settings)
+    is_program = inputs.subject.kind in ("onnx", "torchscript", "torch.export")
+    if is_program or not isinstance(inputs.function, nn.Module):
         expected = "a torch.nn.Module, whose layers can be changed"
         raise wrong_value("model", model, expected, "Fix a model before you export it.")
     try:
-        copy.deepcopy(case.function)
+        copy.deepcopy(inputs.function)
     except EXTERNAL_ERRORS as error:
         raise wrong_value(
             "model", model, f"a module that can be copied ({first_line_of_error(error)})"
         ) from error
-    print("\n".join(case.description), flush=True)
-    before = audit_all_modes(case, command, results, "before")
+    print("\n".join(inputs.description), flush=True)
+    before = audit_all_modes(inputs, command, results, "before")
     if before.layers is None:
         raise ValueError(
             "; ".join(f"{failure.part}: {failure.message}" for failure in before.failures)
         )
-    fixed, outcome = convert.fix(case.function, before.layers, fixes)
+    fixed, outcome = convert.fix(inputs.function, before.layers, fixes)
     for name in outcome.fixed:
         print(f"{name}: {FIXES[name].does} ({FIXES[name].source})")
     print(escape_unprintable_lines(outcome), flush=True)
@@ -94,17 +94,17 @@ def fix(
             audit_text([before]),
         )
         return
-    name = f"{case.subject.name} (fixed)"
-    facts = {**case.known["model_facts"], "name": name, "fixed": num_layers}
-    fixed_case = replace(
-        case,
+    name = f"{inputs.subject.name} (fixed)"
+    facts = {**inputs.known["model_facts"], "name": name, "fixed": num_layers}
+    fixed_inputs = replace(
+        inputs,
         function=fixed,
-        subject=replace(case.subject, name=name),
-        known={**case.known, "model_facts": facts},
+        subject=replace(inputs.subject, name=name),
+        known={**inputs.known, "model_facts": facts},
     )
-    # The state is kept per set of fixes, because the weights do not tell the sets apart.
-    after = audit_all_modes(fixed_case, command, results, "-".join(num_layers))
-    comparison = compare_models([case, fixed_case], [before, after])
+    # Each set of fixes has its own resume folder, because the weights do not identify the fixes.
+    after = audit_all_modes(fixed_inputs, command, results, "-".join(num_layers))
+    comparison = compare_models([inputs, fixed_inputs], [before, after])
     before, after = comparison.reports
     first, *rest = after.verdict
     if not (before.invalid or after.invalid):
@@ -121,8 +121,8 @@ def fix(
             "; in Python, teka.convert.fix returns the changed model"
         )
         return
-    # Without the module that prepares the images, so that the weights keep their names.
-    modules = case.function.named_modules()
-    path = next((name for name, module in modules if module is case.subject.module), "")
+    # Save only the original model, without the preprocessing wrapper, so that weights keep names.
+    modules = inputs.function.named_modules()
+    path = next((name for name, module in modules if module is inputs.subject.module), "")
     write_bytes(Path(out), serialize_weights(fixed.get_submodule(path), "float32"))
     print(f"written: {escape_unprintable(out)}")

@@ -1,4 +1,4 @@
-"""Loading of finished runs and model files for an audit."""
+"""Loaders that prepare finished runs and model files for an audit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +16,11 @@ from teka.models.model_file import PRETRAINED
 
 
 def load_model_of_run(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load the best model of a finished training run, to audit it.
+    """Load the best checkpoint of a finished training run as a model to audit.
 
     Args:
         path: Folder of the run.
-        load_options: Options for the model, such as `data_dir` if the data set has moved.
+        load_options: Loading options, such as `data_dir` if the data set has moved.
     """
     from teka.training import restore  # needs Lightning
 
@@ -37,13 +37,11 @@ def load_model_of_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a model file, to audit its model.
-
-    A model file is a folder that `teka export` has written, or a packaged model.
+    """Load a model file written by `teka export`, or a packaged model, as a model to audit.
 
     Args:
         path: The folder, or the name of the packaged model, such as "digits".
-        load_options: Options for the model.
+        load_options: Loading options, such as the device.
     """
     config = models.read_config(path)
     run = config.facts.get("run")
@@ -70,10 +68,10 @@ def _make_loaded_model(
     in_channels: int,
     **known: Any,
 ) -> LoadedModel:
-    """Return a model of teka in the form that an audit needs, with its input size.
+    """Wrap one of teka's own models for an audit at the input size that it was trained for.
 
     Raises:
-        ValueError: The model is not for images, or the option `input_size` is another size.
+        ValueError: The model does not classify images, or `input_size` differs from its own size.
     """
     if len(image_size) != 2:
         raise wrong_value("model", name, f"a model of images, not of {len(image_size)} axes")

@@ -1,4 +1,4 @@
-"""Entry point of the command `teka`: it runs a command and reports its errors."""
+"""Entry point of the program `teka`: run a command and report its errors."""
 
 import contextlib
 import io
@@ -27,30 +27,30 @@ ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of 
 def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
     """Run a command and return its exit code.
 
-    Commands that run the code of a model use a child process, so that the code cannot end the
-    command without an error. If `arguments` are passed, everything runs in this process.
+    Commands that run the code of a model start a child process, so that this code cannot silently
+    end the command. If `arguments` are passed, everything runs in this process.
 
     Args:
-        arguments: Command and options. The default is `sys.argv[1:]`.
+        arguments: Command-line arguments. The default is `sys.argv[1:]`.
         app: Parser with the commands. The default is `make_app()`.
 
     Returns:
         - 0: success
-        - 1: an audit stayed below its threshold
+        - 1: an audit did not reach its threshold
         - 2: any other error, with one line on standard error
         - 130: interrupted by Ctrl-C
         - 141: the output was closed, for example by `head`
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and app is None and words and words[0] in ISOLATED_COMMANDS:
-        return child.run_in_child(run, words, partial(print_error, f"teka {words[0]}"))
-    return run(words, app)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and app is None and argv and argv[0] in ISOLATED_COMMANDS:
+        return child.run_in_child(run, argv, partial(print_error, f"teka {argv[0]}"))
+    return run(argv, app)
 
 
-def run(words: list[str], app: App | None = None) -> int:
+def run(arguments: list[str], app: App | None = None) -> int:
     """Run a command in this process and return its exit code."""
     app = app or make_app()
-    command = words[0] if words and words[0] in app else ""
+    command = arguments[0] if arguments and arguments[0] in app else ""
     program = f"{app.name[0]} {command}".rstrip()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -59,7 +59,7 @@ def run(words: list[str], app: App | None = None) -> int:
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # the terminal may lack characters
     try:
-        code = _parse_and_call(words, app, command, program)
+        code = _parse_and_run(arguments, app, command, program)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -79,23 +79,25 @@ def run(words: list[str], app: App | None = None) -> int:
         return print_error(program, _error_message(error, program))
 
 
-def _parse_and_call(words: list[str], app: App, command: str, program: str) -> int:
-    """Call the function of a command with its parsed arguments, and return its exit code.
+def _parse_and_run(arguments: list[str], app: App, command: str, program: str) -> int:
+    """Parse the arguments, run the command, and return its exit code.
 
-    Warnings of Python are printed as one line each.
+    Each Python warning is printed on one line.
     """
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
         f"{program}: warning: {to_one_line(message, MAX_ERROR_LENGTH)}\n"
     )
-    logging.disable(logging.INFO)  # messages of Lightning are not for users of the command
+    logging.disable(logging.INFO)  # users do not need the messages of Lightning
     try:
         if command:
             app[command].help = None  # its help shows the docstring instead of the summary
-        function, bound, unparsed = app.parse_args(words, print_error=False, exit_on_error=False)
+        function, bound, unparsed = app.parse_args(
+            arguments, print_error=False, exit_on_error=False
+        )
         record = {}
         if "command" in unparsed:
-            record = {"command": f"{app.name[0]} {shlex.join(words)}"}
+            record = {"command": f"{app.name[0]} {shlex.join(arguments)}"}
         return function(*bound.args, **bound.kwargs, **record) or 0
     finally:
         logging.disable(logging.NOTSET)
@@ -103,9 +105,9 @@ def _parse_and_call(words: list[str], app: App, command: str, program: str) -> i
 
 
 def _error_message(error: BaseException, program: str) -> str:
-    """Return the message of an error for the user.
+    """Return the message that tells the user about an error.
 
-    If the error is a bug of teka, also print the traceback.
+    If the error is a bug in teka, also print the traceback.
     """
     match error:
         case CycloptsError():

@@ -1,4 +1,4 @@
-"""Dataclass of the command-line options of all models."""
+"""Dataclass with the command-line options of all models."""
 
 import types
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from cyclopts import Parameter
 from teka.models.model_config import MODELS, options_class
 
 
-def make_model_options_class() -> type[Any]:
-    """Make a dataclass that has the command-line options of all registered models as fields.
+def build_model_options_class() -> type[Any]:
+    """Build the dataclass of `teka train` options that configure the model, such as `--dim`.
 
-    Each option has the default None, which selects the default of the model. If several models have
-    an option, the help shows the description of the first model.
+    The fields are the options of all registered models. They default to None, which selects the
+    model's own default. If several models share an option, the help describes it as the first of
+    these models does.
     """
     names = " or ".join(f'"{name}"' for name in MODELS)
     model_option = Annotated[str, Parameter(help=f"Name of the model: {names}.")]
@@ -40,9 +41,9 @@ def make_model_options_class() -> type[Any]:
 
 
 def _make_command_line_type(kind: Any) -> Any:
-    """Return the union of None and the types in `kind` that a command line can express.
+    """Return the union of None and those types in `kind` that can be parsed from arguments.
 
-    None is the default of every option. Lists are first, for the help.
+    None is included because it is the default of every option. List types come first in the help.
     """
     is_union = get_origin(kind) in (Union, types.UnionType)
     members = get_args(kind) if is_union else (kind,)

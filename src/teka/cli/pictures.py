@@ -1,4 +1,4 @@
-"""Commands `download` and `predict`."""
+"""The commands `download` and `predict`."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ from teka.reporting.tables import WIDEST, Table
 
 
 def download(names: list[str], /, *, data_dir: str = "data") -> None:
-    """Download published data sets, and check that their files are complete.
+    """Download published data sets and verify that their files are complete.
 
     Pass the same folder to other commands with `--data-dir`. Complete files are not downloaded
     again.
@@ -70,7 +70,7 @@ def predict(
         json_output: Print JSON instead of a table.
     """
     check_sizes({"top": top})
-    pictures, model = _separate_pictures_and_model(pictures, model)
+    pictures, model = _split_pictures_and_model(pictures, model)
     with ProgressDisplay() as display:
         predictions = prediction.predict(
             pictures,
@@ -97,21 +97,21 @@ def predict(
     print(Table(head, tuple(rows), words=("class", "next")).to_text(WIDEST))
 
 
-def _separate_pictures_and_model(words: list[str], model: str) -> tuple[list[str], str]:
-    """Return the picture files and the model among the arguments of `teka predict`.
+def _split_pictures_and_model(arguments: list[str], model: str) -> tuple[list[str], str]:
+    """Split the positional arguments of `teka predict` into picture files and the model name.
 
-    If the first word is not a picture, it is the model, unless `--model` is given.
+    If the first argument is not a picture and `--model` is not given, it names the model.
     """
-    first = words[0]
+    first = arguments[0]
     path = expand_user(first)
     is_picture = path.is_file() or path.suffix.lower() in SUFFIXES
     if model != DEFAULT_MODEL or is_picture:
-        return words, model
-    if len(words) == 1:
+        return arguments, model
+    if len(arguments) == 1:
         raise wrong_argument(
             "the pictures",
             "none",
             "given after the model",
             f"For example: teka predict {shlex.quote(first)} picture.png.",
         )
-    return words[1:], first
+    return arguments[1:], first

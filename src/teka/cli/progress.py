@@ -1,4 +1,4 @@
-"""Display of the progress of commands that take more than a few seconds."""
+"""Progress display for commands that take more than a few seconds."""
 
 import sys
 import time
@@ -13,10 +13,10 @@ SECONDS_PER_LINE = 5.0
 
 
 class ProgressDisplay(progress.Progress):
-    """Display of the current stage of a command and its remaining time, on standard error.
+    """Progress display on standard error with the current stage and the remaining time.
 
-    On a terminal, the display is a progress bar. Elsewhere, for example in a log file, it prints at
-    most one line every five seconds.
+    On a terminal, it is a progress bar. Elsewhere, for example in a log file, it prints at most one
+    line every five seconds.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ProgressDisplay(progress.Progress):
     def show(self, stage: str, done: int, total: int) -> None:
         """Show that `done` of `total` steps of a stage are finished.
 
-        If `stop` has hidden the display, it appears again.
+        A display that was hidden by `stop` appears again.
         """
         self.start()
         stage = escape_unprintable(stage)

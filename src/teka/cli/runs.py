@@ -1,4 +1,4 @@
-"""Commands `train`, `evaluate` and `export`."""
+"""The commands `train`, `evaluate` and `export`."""
 
 import json
 import shlex
@@ -10,7 +10,7 @@ from cyclopts.argument import ArgumentCollection
 
 from teka import training
 from teka.cli.app import CommandLine
-from teka.cli.model_options import make_model_options_class
+from teka.cli.model_options import build_model_options_class
 from teka.cli.progress import ProgressDisplay
 from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_yaml, resolve_path
@@ -20,20 +20,20 @@ from teka.training import Execution, Run
 from teka.training.recipe import Recipe, list_recipes, read_recipe
 from teka.training.run import EVALUATION_FILE, RUN_FILE, DataOptions
 
-ModelOptions: Any = make_model_options_class()
+ModelOptions: Any = build_model_options_class()
 # Options that can be given together with --resume.
 RESUME_OPTIONS = {"--resume", "--config", "--loggers"}
 RESUME_OPTIONS |= {f"--{name.replace('_', '-')}" for name in Execution.__dataclass_fields__}
 
 
 def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Set options that the command line omits to values from files.
+    """Set the options missing on the command line from the files of --config and --recipe.
 
-    The values in the file `--config` take precedence over those of the recipe.
+    Values from the `--config` file take precedence over the recipe.
 
     Raises:
-        ValueError: A file has an unknown option, or an option of the run is given together with
-            `--resume`.
+        ValueError: A file contains an unknown option, or `--resume` is combined with an option that
+            would change the run.
     """
     # A file does not name further files.
     options = {

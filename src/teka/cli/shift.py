@@ -1,4 +1,4 @@
-"""Commands `shift` and `demo`, which measure trained runs at every shift."""
+"""The commands `shift` and `demo`, which measure the accuracy of trained runs at every shift."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -60,10 +60,10 @@ def shift(
 ) -> None:
     """Measure the accuracy of trained runs at every shift of their test images.
 
-    The command prints three shares for each run, with 95 % intervals: the accuracy on unshifted
-    images, the images that are classified correctly at every shift, and the predictions that a
-    shift does not change. The folder of the report gets a page with figures, `report.html`, and all
-    numbers, `report.json`.
+    For each run, the command prints three percentages with 95 % intervals: the accuracy on
+    unshifted images, the share of images that are classified correctly at every shift, and the
+    share of predictions that a shift does not change. It also writes a page with figures,
+    `report.html`, and all numbers, `report.json`.
 
     For example:
 
@@ -92,7 +92,7 @@ def shift(
 def _audit_and_compare_runs(
     runs: "Sequence[TrainedRun]", settings: AuditSettings, out: str, command: str
 ) -> None:
-    """Audit the models of runs on their test images, and write a report to the folder `out`."""
+    """Audit trained runs on their test images, and write the comparison to the folder `out`."""
     datasets = sorted({(run.dataset.name, run.dataset.image_size) for run in runs})
     if len(datasets) > 1:
         raise wrong_value("runs", datasets, "runs with the same data set and image size")
@@ -101,9 +101,11 @@ def _audit_and_compare_runs(
         names = [f"{run.name}, seed {run.run.seed}" for run in runs]
     if len(set(names)) < len(names):
         names = [str(run.folder) for run in runs]
-    cases = [_make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)]
+    audit_inputs = [
+        _make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)
+    ]
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
-    comparison = audit_models(cases, command, results)
+    comparison = audit_models(audit_inputs, command, results)
     reports = comparison.reports
     write_audit_results(
         reports, comparison.to_dict(), results, results_text(reports), comparison.pairs
@@ -111,7 +113,7 @@ def _audit_and_compare_runs(
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
-    """Return the model and the test images of a run as the inputs of an audit."""
+    """Combine the model, the test images and the settings for the audit of a trained run."""
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)
