@@ -1,4 +1,4 @@
-"""Command line of the reproductions: python -m reproduction COMMAND [options].
+"""Command-line program of the reproductions: python -m reproduction COMMAND [options].
 
 All commands of `teka` are available too. Their option `--model` also accepts the models of
 `reproduction.baselines`, such as `resnet18`.
@@ -11,18 +11,21 @@ from cyclopts import App
 from teka.cli import main, make_app
 
 REPRODUCTION_COMMANDS = {
-    "study": ("reproduction.commands:study", "Train and compare the models of a YAML file."),
+    "study": (
+        "reproduction.commands:study",
+        "Train the models described in a YAML file and compare them.",
+    ),
     "reproduce": (
         "reproduction.commands:reproduce",
         "Reproduce Table 1 or Figure 1 of Horn et al. (2021).",
     ),
     "heads": (
         "reproduction.heads.figures:heads",
-        "Draw which tokens the attention heads of a network attend to.",
+        "Plot which tokens the attention heads of a network attend to.",
     ),
     "sample-efficiency": (
         "reproduction.commands:sample_efficiency",
-        "Train models on few images and compare them.",
+        "Train models on increasing numbers of images and compare them.",
     ),
     "invariant": ("reproduction.invariant:invariant", "Train a shift-invariant classifier."),
     "long-inputs": (
@@ -31,30 +34,30 @@ REPRODUCTION_COMMANDS = {
     ),
     "all-shifts": (
         "reproduction.all_shifts:all_shifts",
-        "Count the test images whose prediction a circular shift changes.",
+        "Count the test images whose prediction is the same at every circular shift.",
     ),
     "prune": (
         "reproduction.heads.prune:prune",
-        "Remove degenerate attention heads of a network, and train it again.",
+        "Remove degenerate attention heads from a network and fine-tune it.",
     ),
 }
 
 
 def make_reproduction_app() -> App:
-    """Create the command-line program with all commands of teka and of the reproductions."""
+    """Create the command-line app with the commands of teka and of the reproductions."""
     app = make_app("python -m reproduction")
     for name, (path, summary) in REPRODUCTION_COMMANDS.items():
         app.command(path, name=name, help=summary)
     return app
 
 
-def run_command(words: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     """Run one command and return its exit code.
 
     Args:
-        words: The command and its options.
+        arguments: Name of the command, followed by its command-line arguments.
     """
-    return main(words, make_reproduction_app())
+    return main(arguments, make_reproduction_app())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `all-shifts`: predictions of a model at every circular shift of the test images."""
+"""The command `all-shifts`, which classifies test images at every circular shift."""
 
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ def all_shifts(
 ) -> None:
     """Count the test images whose prediction is the same at every circular shift.
 
-    The model computes every shift of every image in float32. The same command resumes an
-    interrupted measurement after the last complete batch of images.
+    The predictions are computed in float32. Run the same command again to resume an interrupted
+    measurement after the last complete batch of images.
 
     Args:
         model: Folder of a saved model, or the name of a packaged model.
@@ -71,7 +71,7 @@ def all_shifts(
 def count_changing_shifts(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Tensor:
-    """Count, for each image, the circular shifts that change the prediction of the model."""
+    """Count, for each image, the circular shifts that change the model's prediction."""
     expected = model(images).argmax(dim=1)
     num_changes = torch.zeros(len(images), dtype=torch.long)
     height, width = images.shape[2:]

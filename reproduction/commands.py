@@ -1,4 +1,4 @@
-"""The commands `study`, `reproduce` and `sample-efficiency`, which train the models of a study."""
+"""The commands `study`, `reproduce` and `sample-efficiency`, which train and compare models."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from teka.errors import wrong_value
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of all commands that train the models of a study.
+    """Options shared by the commands that train the models of a study.
 
     Args:
-        only: Train only models with these options, as in --only "kernel=relu,softmax". The seed can
-            be selected too. --only can be repeated.
+        only: Train only models with these option values, as in --only "kernel=relu,softmax". The
+            seed can be selected too. --only can be repeated.
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time.
-        parallel: "loky" for processes of this machine, or "dask:ADDRESS" for a Dask cluster.
-        summary: Train nothing, and write the tables and figures of the models that are trained.
+        parallel: "loky" for processes on this machine, or "dask:ADDRESS" for a Dask cluster.
+        summary: Only write the tables and figures of the models that are already trained.
     """
 
     only: tuple[str, ...] = ()
@@ -51,15 +51,15 @@ def study(
     step_seconds: bool = False,
     command: CommandLine = "",
 ) -> None:
-    """Train all models that a YAML file describes, and write tables that compare them.
+    """Train the models described in a YAML file, and write tables that compare them.
 
-    The same command resumes an interrupted study.
+    Run the same command again to resume an interrupted study.
 
     Args:
         file: YAML file of the study.
         out: Folder of the results, by default next to the file and with its name.
         study_options: Options that all commands of this module share.
-        step_seconds: Train nothing, and time a training step of every model.
+        step_seconds: Only measure the time of one training step of each model.
         command: The command line.
     """
     plan = read_study(file)
@@ -85,14 +85,14 @@ def reproduce(
 ) -> None:
     """Reproduce Table 1 or Figure 1 of Horn et al. (2021).
 
-    The figure shows some of the models of the table. The same command resumes an interrupted
-    reproduction.
+    Figure 1 shows some of the models of Table 1. Run the same command again to resume an
+    interrupted reproduction.
 
     Args:
         target: "table1" or "figure1".
-        scale: "small" for small models on a CPU, "full" for the experiment of the paper on a GPU,
-            "full-cpu" for our models at full resolution, or "one-stem" for the position encodings
-            of the paper behind one stem.
+        scale: "small" for small models on a CPU, "full" for the paper's experiment on a GPU,
+            "full-cpu" for our models at full resolution, or "one-stem" for the paper's position
+            encodings, all with the same convolutional stem.
         out: Folder of the results, runs/reproduce-SCALE by default.
         study_options: Options that all commands of this module share.
         command: The command line.
@@ -111,9 +111,9 @@ def sample_efficiency(
     study_options: SharedOptions = NO_OPTIONS,
     command: CommandLine = "",
 ) -> None:
-    """Train models on different numbers of images, and write tables and a figure of the accuracy.
+    """Train models on increasing numbers of images, and write tables and a plot of their accuracy.
 
-    The same command resumes an interrupted study. Every model is trained on one thread.
+    Run the same command again to resume an interrupted study. Each model uses one thread.
 
     Args:
         out: Folder of the results, by default reproduction/sample_efficiency.
@@ -126,10 +126,10 @@ def sample_efficiency(
     )
 
 
-def parse_levels(options: Iterable[str]) -> dict[str, list[str]]:
-    """Return the levels of each factor that the values of --only select.
+def parse_selected_levels(options: Iterable[str]) -> dict[str, list[str]]:
+    """Parse the values of `--only` into the option values to train, by the name of the option.
 
-    >>> parse_levels(["kernel=relu, softmax", "seed=0"])
+    >>> parse_selected_levels(["kernel=relu, softmax", "seed=0"])
     {'kernel': ['relu', 'softmax'], 'seed': ['0']}
     """
     only: dict[str, list[str]] = {}
@@ -148,12 +148,12 @@ def train_and_report(
     only: Levels | None = None,
     **options: Any,
 ) -> None:
-    """Train the models of a study, and write and print the page of results.
+    """Train the models of a study, then write and print a page that compares them.
 
-    With the option `--summary`, no model is trained.
+    With the option `--summary`, write the page without training.
     """
     if not study_options.summary:
-        selected = {**(only or {}), **parse_levels(study_options.only)}
+        selected = {**(only or {}), **parse_selected_levels(study_options.only)}
         options |= {"data_dir": study_options.data_dir, "processes": study_options.processes}
         run_study(plan, folder, parallel=study_options.parallel, only=selected, **options)
     print(write_page(plan, folder))

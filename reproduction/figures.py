@@ -1,4 +1,4 @@
-"""Conversion of Matplotlib figures to files."""
+"""Conversion of Matplotlib figures to PNG files."""
 
 import io
 
@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return the content of a PNG file of a Matplotlib figure."""
+    """Render a Matplotlib figure as the bytes of a PNG file."""
     file = io.BytesIO()
     figure.savefig(file, format="png", metadata={"Software": "teka"})
     return file.getvalue()

@@ -1,7 +1,7 @@
-"""The command `invariant`: training of shift-invariant image classifiers and of baselines.
+"""The command `invariant`, which trains shift-invariant image classifiers and their baselines.
 
-All models are trained with the recipe of Jordan 2024 (arXiv 2404.00498) for fast convolutional
-networks.
+All models use the training recipe of Jordan 2024 (arXiv 2404.00498), which was designed for fast
+convolutional networks.
 """
 
 import time
@@ -31,7 +31,8 @@ from teka.models.conv_performer import ConvStage
 from teka.prediction import make_picture_settings
 from teka.provenance import provenance
 
-# Choices use seeds 0 to 2 and held-out images. Only these seeds read the test images.
+# Hyperparameters were chosen with seeds 0 to 2 on held-out images. Only the following seeds are
+# evaluated on the test images.
 EVALUATION_SEEDS = (10, 11, 12)
 BATCH_SIZE = 250
 LABEL_SMOOTHING = 0.2
@@ -40,7 +41,7 @@ CROP_SHIFT = 2
 # trains the attention of a ConvPerformer and the whole vision transformer.
 RATE, DECAY, MOMENTUM, BIAS_FACTOR = 1.5, 0.002, 0.85, 64
 ATTENTION_RATE, ATTENTION_DECAY = 2e-3, 0.05
-# Factor of the rates at the start, at the peak and at the end.
+# Learning-rate factor at the start, at the peak and at the end, by the fraction of the steps.
 SCHEDULE = {0.0: 0.2, 0.23: 1.0, 1.0: 0.07}
 WHITENING_IMAGES = 5000
 NO_ATTENTION: dict[str, Any] = {"attention_heads": (0, 0, 0)}
@@ -54,15 +55,15 @@ VIT: dict[str, Any] = {
     "kernel": "softmax",
     "position": "absolute_table",
 }
-# Architectures, options and types of the models that can be trained.
+# Architecture, options and class of each model that can be trained.
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., nn.Module]]] = {
     "attention": ("conv_performer", {}, ConvPerformer),
     "without-attention": ("conv_performer", NO_ATTENTION, ConvPerformer),
     "resnet18": ("resnet18", {}, ResNet18),
     "vit": ("performer", VIT, Performer),
 }
-# The data sets, and whether training mirrors their images.
-IS_MIRRORED = {"cifar10": True, "fashion-mnist": True, "mnist": False}
+# Data sets, and whether their training images are flipped left to right.
+IS_FLIPPED = {"cifar10": True, "fashion-mnist": True, "mnist": False}
 IMAGE_SIZE = 32
 # Consistency is measured for this number of test images, at shifts of at most two pixels.
 CONSISTENCY_IMAGES = 1000
@@ -81,18 +82,18 @@ def invariant(
     eager: bool = False,
     command: CommandLine = "",
 ) -> None:
-    """Train a classifier, and save it with its accuracy and its consistency under shifts.
+    """Train an image classifier, and save it with its accuracy and its consistency under shifts.
 
-    The images are resized to 32 × 32 pixels. The same command resumes an interrupted training
-    after its last complete epoch.
+    The images are resized to 32 × 32 pixels. Run the same command again to resume an interrupted
+    training run after its last complete epoch.
 
     Args:
         data: Data set.
-        seed: Seed. Choices use seeds 0 to 2. Seeds 10 to 12 are evaluated on the test images.
+        seed: Random seed. The test images are evaluated only for seeds 10 to 12.
         out: Folder of the results of all seeds.
         data_dir: Folder with the files of the data set.
         epochs: Number of epochs.
-        threads: Number of threads.
+        threads: Number of CPU threads.
         model: A ConvPerformer with or without attention, or for comparison a ResNet-18 or a vision
             transformer with softmax attention and absolute positions.
         eager: Do not compile the model.
@@ -110,7 +111,7 @@ def invariant(
         seed=seed,
         epochs=epochs,
         checkpoint=path.with_suffix(".pt"),
-        is_mirrored=IS_MIRRORED[data],
+        is_flipped=IS_FLIPPED[data],
         is_compiled=not eager,
     )
     result |= {"data": data, "model": model, **provenance(command)}
@@ -120,16 +121,16 @@ def invariant(
         options=options,
         class_names=dataset.class_names,
         pictures=encode(make_picture_settings(data, dataset.image_size)),
-        facts=make_model_facts(result),
+        facts=collect_model_facts(result),
     )
     save(network, path, config, dtype="float16")
     print(f"written: {write_json(path.with_suffix('.json'), result)}")
 
 
-def make_model_facts(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts about the training and the test accuracy that a model file contains.
+def collect_model_facts(result: dict[str, Any]) -> dict[str, Any]:
+    """Collect the facts about training and test accuracy that are saved with the model.
 
-    The keys are those of the model files that `teka.training.export` writes.
+    The keys match those of model files written by `teka.training.export`.
     """
     facts: dict[str, Any] = {"run": {name: result[name] for name in ("data", "seed")}}
     training = {
@@ -148,19 +149,21 @@ def train_classifier(
     seed: int,
     epochs: int,
     checkpoint: Path,
-    is_mirrored: bool,
+    is_flipped: bool,
     is_compiled: bool,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train a model on the images of a data set, and measure its accuracy.
+    """Train an image classifier and measure its accuracy.
+
+    For `EVALUATION_SEEDS`, also measure the test accuracy and the consistency under shifts.
 
     Args:
         make_model: Function that creates the model.
         dataset: Training, held-out and test images.
-        seed: Seed of the weights, the order of the images and the augmentation.
-        epochs: Number of epochs. An incomplete last batch of an epoch is left out.
-        checkpoint: File of the state after the last complete epoch.
-        is_mirrored: Whether training mirrors the images.
-        is_compiled: Whether the model is compiled.
+        seed: Seed of the initial weights, the image order and the augmentation.
+        epochs: Number of epochs. An incomplete last batch of an epoch is dropped.
+        checkpoint: Checkpoint file, which is updated after each epoch.
+        is_flipped: Flip training images left to right.
+        is_compiled: Compile the model.
 
     Returns:
         The model in evaluation mode, and the results to save.
@@ -185,7 +188,7 @@ def train_classifier(
     train_steps(
         model.train(),
         make_optimizers(model),
-        make_batch_function(dataset.train, steps_per_epoch, seed, is_mirrored=is_mirrored),
+        make_batch_function(dataset.train, steps_per_epoch, seed, is_flipped=is_flipped),
         num_steps=num_steps,
         rate_factor=lambda step: compute_rate_factor(step, num_steps),
         label_smoothing=LABEL_SMOOTHING,
@@ -201,20 +204,19 @@ def train_classifier(
         "epochs": epochs,
         "seconds": None if is_resumed else round(seconds, 1),
         "parameters": count_parameters(model),
-        "held_out": measure_accuracies(model, dataset.validation, is_mirrored),
+        "held_out": measure_accuracies(model, dataset.validation, is_flipped),
     }
     if seed in EVALUATION_SEEDS:
-        result["test"] = measure_accuracies(model, dataset.test, is_mirrored)
+        result["test"] = measure_accuracies(model, dataset.test, is_flipped)
         result["consistency"] = measure_consistency(model, dataset.test.images)
     return model, result
 
 
 def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Create the optimizers of a model: SGD for convolutions and AdamW for attention.
+    """Create the optimizers of a model: Nesterov SGD for convolutions, AdamW for attention.
 
-    A ResNet-18 is trained with Nesterov SGD, and a vision transformer with AdamW. For a
-    `ConvPerformer`, SGD trains the convolutions, and AdamW trains the attention. The biases of its
-    batch normalizations have a learning rate 64 times as large as that of the convolutions.
+    A ResNet-18 needs only SGD and a vision transformer only AdamW, but a `ConvPerformer` needs
+    both. Its batch-norm biases have 64 times the learning rate of its convolutions.
     """
     rate, decay = RATE * BATCH_SIZE / 1024, DECAY / RATE
     attention: list[nn.Parameter] = []
@@ -243,22 +245,21 @@ def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def compute_rate_factor(step: int, num_steps: int) -> float:
-    """Return the factor by which the learning rates are multiplied at a training step.
+    """Return the learning-rate factor of a training step.
 
-    The factor rises linearly from 0.2 to 1 during 23 % of the steps. Then it falls linearly to
-    0.07.
+    The factor rises linearly from 0.2 to 1 during the first 23 % of the steps, and then falls
+    linearly to 0.07.
     """
     return float(np.interp(step / num_steps, list(SCHEDULE), list(SCHEDULE.values())))
 
 
 def make_batch_function(
-    split: Split, steps_per_epoch: int, seed: int, *, is_mirrored: bool
+    split: Split, steps_per_epoch: int, seed: int, *, is_flipped: bool
 ) -> MakeBatch:
-    """Return a function that makes the batch of a training step: augmented images and labels.
+    """Return a function that takes the index of a training step and returns its augmented batch.
 
-    The argument of the function is the number of the step. If `is_mirrored` is true, every image
-    is mirrored in every second epoch: a random half of the images in even epochs, and the other
-    half in odd epochs.
+    If `is_flipped` is true, each image is flipped in every second epoch: a random half of the
+    images in even epochs, and the other half in odd epochs.
     """
     is_first_half = torch.rand(len(split), generator=Generator().manual_seed(seed)) < 0.5
 
@@ -268,25 +269,25 @@ def make_batch_function(
         order = torch.randperm(len(split), generator=generator)
         rows = order[part * BATCH_SIZE : (part + 1) * BATCH_SIZE]
         images, labels = split[rows]
-        if is_mirrored:
-            images = mirror_images(images, is_first_half[rows] == (epoch % 2 == 0))
+        if is_flipped:
+            images = flip_images(images, is_first_half[rows] == (epoch % 2 == 0))
         shifts = torch.randint(-CROP_SHIFT, CROP_SHIFT + 1, (len(split), 2), generator=generator)
         return shift_images(images, shifts[rows]), labels
 
     return make_batch
 
 
-def mirror_images(
+def flip_images(
     images: Float[Tensor, "batch channels height width"], is_flipped: Bool[Tensor, " batch"]
 ) -> Float[Tensor, "batch channels height width"]:
-    """Mirror the images for which `is_flipped` is true, left to right."""
+    """Flip the images for which `is_flipped` is true from left to right."""
     return torch.where(is_flipped[:, None, None, None], images.flip(3), images)
 
 
 def shift_images(
     images: Float[Tensor, "batch channels height width"], shifts: Int[Tensor, "batch 2"]
 ) -> Float[Tensor, "batch channels height width"]:
-    """Shift each image by at most two rows and columns, and fill the border by reflection."""
+    """Shift each image by up to two pixels along each axis, with reflection padding."""
     height, width = images.shape[2:]
     padded = pad(images, (CROP_SHIFT,) * 4, mode="reflect")
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)
@@ -294,15 +295,15 @@ def shift_images(
     return windows[torch.arange(len(images)), :, rows, columns]
 
 
-def measure_accuracies(model: nn.Module, split: Split, is_mirrored: bool) -> dict[str, Any]:
+def measure_accuracies(model: nn.Module, split: Split, is_flipped: bool) -> dict[str, Any]:
     """Measure the accuracy of a model with its 95 % Wilson interval.
 
-    If training mirrored the images, the results have a second accuracy, for which the logits of
-    each image and of its mirror image are added.
+    If training flips images, also measure the accuracy with test-time flipping, which adds the
+    logits of each image and of its mirror image.
     """
     result: dict[str, Any] = {"images": len(split)}
     scores = {"accuracy": compute_logits(model, split.images)}
-    if is_mirrored:
+    if is_flipped:
         mirrored = compute_logits(model, split.images.flip(3))
         scores["accuracy_with_mirror_image"] = scores["accuracy"] + mirrored
     for name, class_scores in scores.items():
@@ -313,9 +314,10 @@ def measure_accuracies(model: nn.Module, split: Split, is_mirrored: bool) -> dic
 
 
 def measure_consistency(model: nn.Module, images: Tensor) -> dict[str, Any]:
-    """Measure the share of shifted images with the same prediction as the original image.
+    """Measure how often a shifted image has the same prediction as the original image.
 
-    There is one share with its 95 % bootstrap interval for each of three kinds of shifts:
+    The share of equal predictions and its 95 % bootstrap interval are measured for three kinds of
+    shifts:
 
     - "circular": circular shifts by whole pixels.
     - "half_pixel": circular shifts by half a pixel, with Fourier interpolation.

@@ -1,7 +1,8 @@
-"""Training on images of 65,536 tokens, in which the label of a pixel depends on a distant object.
+"""The command `long-inputs`, which trains segmentation models on images of 65,536 tokens.
 
-A scene shows two handwritten digits at random positions. The model has one token for each pixel,
-and labels the pixels of each digit with the class of this digit and the class of the other digit.
+Each image is a scene with two handwritten digits at random positions. Every pixel is a token. The
+model labels the pixels of each digit with the class of this digit and the class of the other digit,
+so that it must combine distant pixels.
 """
 
 import resource
@@ -27,7 +28,7 @@ from teka.nn import TransformerBlock
 from teka.provenance import provenance
 
 AttentionName = Literal["linear", "softmax", "none"]
-# Side of the scenes, and number of scenes of a step, of each part of the training.
+# Side of the scenes in pixels, batch size and number of steps of each training phase.
 SIDES = (48, 128, 256)
 BATCH_SIZES = (16, 2, 1)
 STEPS = (1200, 300, 600)
@@ -50,16 +51,17 @@ def long_inputs(
 ) -> None:
     """Train a segmentation model on images of up to 256 × 256 tokens, and measure its accuracy.
 
-    The accuracy, the time of a training step and the peak memory are saved. The same command
-    resumes an interrupted training. The saved times are then those of the remaining steps.
+    The accuracy, the time per training step and the peak memory are saved. Run the same command
+    again to resume an interrupted training run. The saved times then cover only the remaining
+    steps.
 
     Args:
-        seed: Seed of the weights and of the training scenes.
+        seed: Seed of the initial weights and the training scenes.
         attention: "linear" for the default layer, "softmax" for softmax attention with a rotary
             position embedding, or "none" for convolutions alone.
         out: Folder of the results of all seeds.
         data_dir: Folder with the files of MNIST.
-        steps: Number of steps with scenes of 48, 128 and 256 pixels per side.
+        steps: Number of training steps with scenes of 48, 128 and 256 pixels per side.
         command: The command line.
     """
     check_sizes({"steps": min(steps)})
@@ -84,13 +86,13 @@ def long_inputs(
 
 
 class SceneModel(nn.Module):
-    """Network that labels each pixel of an image, with convolutions followed by attention.
+    """Segmentation network with convolutions followed by transformer blocks.
 
-    The convolutions see 21 × 21 pixels around each pixel. This is enough to recognize the digit at
-    this pixel, but usually not the other digit of the image.
+    The receptive field of the convolutions is 21 × 21 pixels. This is enough to recognize the digit
+    at a pixel, but usually not the other digit in the image.
 
     Args:
-        attention: Attention of the transformer blocks. Without attention, there are no blocks.
+        attention: Attention of the transformer blocks. With "none", there are no blocks.
     """
 
     def __init__(self, attention: AttentionName) -> None:
@@ -113,7 +115,7 @@ class SceneModel(nn.Module):
     def forward(
         self, scenes: Float[Tensor, "batch 1 height width"]
     ) -> Float[Tensor, "batch classes 2 height width"]:
-        """Return the logits of the two labels of each pixel: of its own and of the other digit."""
+        """Return logits of two labels per pixel: the class of its own and of the other digit."""
         features = self.stem(scenes)
         grid = Grid(features.shape[2:])
         tokens = grid.flatten(features)
@@ -126,17 +128,17 @@ class SceneModel(nn.Module):
 def draw_scenes(
     digits: Split, num_scenes: int, side: int, generator: Generator
 ) -> tuple[Float[Tensor, "batch 1 side side"], Int[Tensor, "batch 2 side side"]]:
-    """Draw images of two digits at random positions, and two labels of each pixel.
+    """Draw scenes of two digits at random positions, with two labels for each pixel.
 
-    The first label of a pixel is the class of the digit at this pixel, and the second label is the
-    class of the other digit. Pixels outside of the digits have the label −100, which the loss
-    ignores. The digits have half of their original side and do not overlap.
+    The first label is the class of the digit at the pixel, and the second label is the class of the
+    other digit. Background pixels have the label −100, which the loss ignores. The digits are
+    scaled down to half their size and do not overlap.
 
     Args:
         digits: Images of digits and their classes.
         num_scenes: Number of scenes.
         side: Side of a scene in pixels.
-        generator: Generator of the digits and their positions.
+        generator: Random generator that selects the digits and their positions.
     """
     scenes = torch.zeros(num_scenes, 1, side, side)
     labels = torch.full((num_scenes, 2, side, side), IGNORED)
@@ -158,20 +160,20 @@ def draw_scenes(
 def train_scene_model(
     model: nn.Module, digits: Split, steps: Sequence[int], seed: int, checkpoint: Path
 ) -> dict[int, float]:
-    """Train a model on images of 48, then 128 and then 256 pixels per side.
+    """Train a model on scenes of 48 × 48, then 128 × 128 and then 256 × 256 pixels.
 
     The learning rate rises linearly during the first 100 steps, and falls linearly during the steps
-    with the largest images.
+    with the largest scenes.
 
     Args:
         model: Model from scenes to the logits of both labels.
-        digits: Training images.
-        steps: Number of steps with each of `SIDES`.
+        digits: Training images of digits.
+        steps: Number of training steps for each side in `SIDES`.
         seed: Seed of the scenes.
-        checkpoint: File of the state of the training.
+        checkpoint: Checkpoint file.
 
     Returns:
-        The median time of a step in seconds, by the side of the scenes.
+        The median seconds per step for each side of the scenes.
     """
     parts = [part for part, num_steps in enumerate(steps) for _ in range(num_steps)]
     sides = [SIDES[part] for part in parts]
@@ -205,9 +207,9 @@ def train_scene_model(
 def measure_accuracies_with_margins(
     model: nn.Module, digits: Split, num_scenes: int
 ) -> dict[str, Any]:
-    """Measure the share of digit pixels that a model labels correctly in random test images.
+    """Measure the share of digit pixels that a model labels correctly in random test scenes.
 
-    The results are the means over images, each with its 95 % margin of error. "own_class" is for
+    The result gives the mean over scenes and its 95 % margin of error. "own_class" is for
     the class of the digit at a pixel, and "other_class" for the class of the other digit.
     """
     generator = Generator().manual_seed(0)

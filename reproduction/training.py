@@ -34,27 +34,27 @@ def train_steps(
     save_every: int = 1,
     after_save: Callable[[int], object] = lambda step: None,
 ) -> list[float]:
-    """Train a model with the cross-entropy loss, and save checkpoints regularly.
+    """Train a model for a fixed number of steps with the cross-entropy loss.
 
-    If the checkpoint file exists, the training continues from the step at which it was saved.
+    If the checkpoint file exists, training resumes from it.
 
     Args:
         model: Model from images to logits, in training mode.
-        optimizers: Optimizers with their highest learning rates.
-        make_batch: Function that takes the number of a step and returns its images and labels.
-        num_steps: Number of steps.
-        rate_factor: Function that takes the number of a step and returns a factor of the learning
-            rates. None leaves the learning rates to the optimizers.
-        label_smoothing: Share of the target that is spread evenly over all classes.
-        gradient_clip: Largest norm of the gradient, or None.
-        is_bfloat16: Whether matrix products and convolutions are computed in bfloat16.
-        checkpoint: Checkpoint file, or None to save nothing.
+        optimizers: Optimizers with their peak learning rates.
+        make_batch: Function that takes the index of a step and returns its images and labels.
+        num_steps: Total number of training steps.
+        rate_factor: Learning-rate schedule: a function from the index of a step to the factor of
+            the learning rates. None keeps the learning rates constant.
+        label_smoothing: Label smoothing of the loss, as in `torch.nn.functional.cross_entropy`.
+        gradient_clip: Maximum gradient norm, or None to turn clipping off.
+        is_bfloat16: Compute matrix products and convolutions in bfloat16.
+        checkpoint: Checkpoint file, or None to save no checkpoints.
         save_every: Number of steps between two checkpoints.
         after_save: Function to call with the number of finished steps after each checkpoint.
 
     Returns:
-        The norms of the gradients before clipping, in the order of the steps of this call. The
-        list is empty without `gradient_clip`.
+        Gradient norm before clipping for each step of this call. The list is empty if
+        `gradient_clip` is None.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -96,14 +96,14 @@ def train_steps(
 
 
 def train_custom_model(model: nn.Module, dataset: Dataset, run: Run) -> None:
-    """Train any model in the same way as `teka.training.train`, without saving files.
+    """Train a custom model as `teka.training.train` does, but without writing files.
 
     Afterwards, the model is in evaluation mode.
 
     Args:
         model: Model from images to logits.
         dataset: Data set with the training images.
-        run: Run with the recipe and the seed. Its model is not used.
+        run: Run whose recipe and seed are used. Its model options are ignored.
     """
     recipe = run.recipe
     precision: Any = LIGHTNING_PRECISIONS[recipe.precision]

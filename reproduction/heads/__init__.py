@@ -1,1 +1,1 @@
-"""Attention heads of Cordonnier et al. (2020): where they attend, and their pruning."""
+"""Analysis and pruning of attention heads, following Cordonnier et al. (2020)."""

@@ -1,4 +1,4 @@
-"""The command `heads`: figures and a table that show where the heads of a network attend."""
+"""The command `heads`, which plots where the attention heads of a network attend."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +22,11 @@ NUM_IMAGES = 100
 
 
 def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
-    """Show which tokens the attention heads of a self_attention network attend to.
+    """Plot which tokens the attention heads of a self_attention network attend to.
 
-    The first figure shows how the centers of the attention move during training. The second figure
-    shows attention maps. A table shows how close the heads are to a convolution: how many offsets
-    of a 3 × 3 window they attend to.
+    The first figure shows how the attention centers move during training, and the second figure
+    shows attention maps. A table shows how closely the heads resemble a convolution, for example
+    how many offsets of a 3 × 3 window they attend to.
 
     Args:
         run: Folder of a finished run.
@@ -47,10 +47,10 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
 
 
 def compare_layers(record: Record) -> pd.DataFrame:
-    """Return a table that compares the attention of each layer before and after training.
+    """Return a table that compares each layer's attention heads before and after training.
 
     An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and in
-    parentheses the mean over random initial parameters. The columns are those of `summarize_heads`.
+    parentheses the mean over random initializations. The columns are those of `summarize_heads`.
     """
     table = pd.DataFrame(index=pd.RangeIndex(1, record["layer"].max() + 2, name="layer"))
     for name in LAYER_NUMBERS:
@@ -63,9 +63,9 @@ def draw_attention_centers(record: Record) -> Figure:
     """Draw how the center of each head's attention moves during training.
 
     Each panel shows one layer. The gray frame is the image, and the black square is the query. A
-    colored line is the path of the center of one head. The number of the head marks the end of
-    training. If the attention is a Gaussian, its center is drawn. For other kernels, the mean
-    offset weighted by the attention is drawn.
+    colored line is the path of one head's center, and the head's number marks the end of training.
+    The center is that of the Gaussian if the attention is a Gaussian, and otherwise the mean offset
+    weighted by the attention.
 
     Source: Cordonnier et al. 2020, Figures 3 and 7.
     """
@@ -88,10 +88,10 @@ def draw_attention_centers(record: Record) -> Figure:
 
 
 def draw_attention_maps(maps: Sequence[NDArray]) -> Figure:
-    """Draw an image of the attention weights of one query, for each layer and head.
+    """Draw one query's attention weights as an image for each layer and head.
 
-    A black frame marks the query. White is a weight of 0, and the darkest blue is the largest
-    weight of the head. The number below an image is this largest weight.
+    A black frame marks the query. White is a weight of 0, and the darkest blue is the head's
+    largest weight, which is printed below the image.
 
     Source: Cordonnier et al. 2020, Figure 6.
     """

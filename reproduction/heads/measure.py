@@ -1,4 +1,4 @@
-"""Measurement of where the attention heads of a network attend."""
+"""Measurements of where the attention heads of a network attend."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -28,13 +28,13 @@ LAYER_NUMBERS = ("local", "distinct", "window_3", "window_5", "spread", "distanc
 
 
 def find_middle_token(grid: Grid) -> int:
-    """Return the index of the token in the middle of a grid."""
+    """Return the index of the middle token of a grid."""
     height, width = grid.shape
     return height // 2 * width + width // 2
 
 
 def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
-    """Measure where each attention head attends relative to the query, ignoring the content.
+    """Measure at which offsets from the query each head attends, ignoring the content.
 
     The query is the token in the middle of the grid. An offset (row, column) is the position of a
     key minus the position of the query, in tokens.
@@ -45,7 +45,7 @@ def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Ten
 
     Returns:
         For each head of all layers: the "center" of its Gaussian, or NaN for other kernels; the
-        "mean" and the "covariance" of the offset, weighted by the attention; the "offset" with the
+        "mean" and the "covariance" of the offset, weighted by attention; the "offset" with the
         largest attention weight, and this "weight". For each layer, the results of
         `summarize_heads`.
     """
@@ -114,7 +114,7 @@ def summarize_heads(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
     """Measure how closely layers with random initial parameters resemble a convolution.
 
-    This is the baseline to which trained layers are compared.
+    This is the baseline for trained layers.
 
     Args:
         run: Run with the options `position` and `dim` of the layers.
@@ -138,11 +138,11 @@ def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dic
 
 
 def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]:
-    """Return the attention weights of the middle token in each layer, averaged over images.
+    """Return each layer's attention map for the middle token, averaged over images.
 
     Args:
         model: The network.
-        images: Images, which matter only if the heads also attend by content.
+        images: Input images. They matter only if the heads also attend by content.
 
     Returns:
         For each layer an array of shape (heads, rows, columns). The weights of a head sum to 1.
@@ -167,9 +167,9 @@ def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[
 def compute_attention_weights(
     layer: Attention, tokens: Tokens, grid: Grid
 ) -> Float[Tensor, "batch heads queries queries"]:
-    """Return the attention weights of a layer for some tokens.
+    """Return a layer's attention weights for the given input tokens.
 
-    They are computed as the outputs of the attention for one-hot values.
+    The weights are computed as the attention output for one-hot values.
     """
     num_tokens = tokens.shape[1]
     query, key, value = layer.project(tokens)

@@ -1,6 +1,6 @@
-"""The command `prune`: removal of attention heads that are degenerate.
+"""The command `prune`, which removes degenerate attention heads and fine-tunes the network.
 
-A degenerate head attends to all tokens equally, or to a thin stripe of tokens.
+A degenerate head attends to all tokens equally, or only to a thin stripe of tokens.
 """
 
 import math
@@ -41,14 +41,14 @@ def prune(
     data_dir: str | None = None,
     command: CommandLine = "",
 ) -> None:
-    """Remove the degenerate heads of a self_attention network, and continue its training.
+    """Remove the degenerate heads of a self_attention network, and fine-tune it.
 
-    A degenerate head attends to all tokens equally, or to a thin stripe of tokens. The training
-    continues for a third of the epochs of the run. The result is the folder of a finished run.
+    A degenerate head attends to all tokens equally, or only to a thin stripe of tokens. Fine-tuning
+    takes a third of the original number of epochs. The output folder is that of a finished run.
 
     Args:
         run: Folder of a finished run with position quadratic or generalized_quadratic.
-        out: Folder to write, new or empty.
+        out: Output folder, which must be new or empty.
         condition_number: Also remove heads that attend to a thin stripe: the largest eigenvalue
             of their precision matrix is more than this multiple of the smallest eigenvalue.
         data_dir: Folder with the files of the data set.
@@ -71,26 +71,26 @@ def prune_network(
     command: str = "",
     progress_bar: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Remove the degenerate heads of a trained network, and continue its training.
+    """Remove the degenerate heads of a trained network, and fine-tune it.
 
-    A degenerate head attends to all tokens equally, or to a thin stripe. The second training uses
-    the recipe of the first one, with a third of the epochs and a tenth of the learning rate, as in
-    the published code. The result is the folder of a finished run with an additional file,
-    `pruning.json`. The folder is written atomically.
+    A degenerate head attends to all tokens equally, or only to a thin stripe. Fine-tuning uses the
+    original recipe with a third of the epochs and a tenth of the learning rate, as in the published
+    code. The output folder is that of a finished run, with the additional file `pruning.json`. It
+    is written atomically.
 
     Source: Cordonnier et al. 2020, A.1.
 
     Args:
         trained: A run of "self_attention" with position "quadratic" or "generalized_quadratic",
             without content.
-        out: Folder to write, new or empty.
+        out: Output folder, which must be new or empty.
         condition_number: Threshold of `find_degenerate_heads`.
         command: Command line that is saved with the results.
         progress_bar: Show the progress of the training.
 
     Returns:
-        The table of `find_degenerate_heads`, and the parameters, FLOPs of an image and test
-        accuracy of the model before pruning, after pruning and after training.
+        The table of `find_degenerate_heads`, and a table with the parameters, FLOPs per image and
+        test accuracy of the model before pruning, after pruning and after fine-tuning.
 
     Raises:
         ValueError: The run has another model or no head to prune, or `out` is not empty.
@@ -140,7 +140,7 @@ def prune_network(
 
 
 def require_self_attention(trained: TrainedRun) -> SelfAttentionNetwork:
-    """Return the model of a run, after checking that it is a self-attention network.
+    """Return the model of a run, or raise an error if it is not a self-attention network.
 
     Raises:
         ValueError: The model is not a self-attention network.
@@ -198,7 +198,7 @@ def find_degenerate_heads(
 
 
 def make_weight_loading_callback(weights: Mapping[str, Tensor]) -> LambdaCallback:
-    """Create a Lightning callback that loads weights into a model before its training starts."""
+    """Create a Lightning callback that loads weights into the model before training starts."""
     named = {f"model.{name}": tensor for name, tensor in weights.items()}
     return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 

@@ -1,4 +1,4 @@
-"""Recording of where attention heads attend during training, in the file `heads.npz`."""
+"""Recorder of where attention heads attend during training."""
 
 import io
 from pathlib import Path
@@ -24,8 +24,8 @@ class HeadRecorder(Callback):
     file `heads.npz` and in the checkpoints.
 
     Args:
-        model: Network that is trained.
-        run: Run of the training.
+        model: Network to measure.
+        run: Configuration of the training run.
         folder: Folder for `heads.npz`.
     """
 
@@ -65,7 +65,7 @@ class HeadRecorder(Callback):
 
 
 def load_head_record(path: str | Path) -> dict[str, NDArray]:
-    """Read the file `heads.npz`, in which a `HeadRecorder` saved where heads attend.
+    """Read the measurements that a `HeadRecorder` has saved in `heads.npz`.
 
     Returns:
         - The results of `measure_heads`. The first dimension is the time: the start of the
@@ -73,7 +73,7 @@ def load_head_record(path: str | Path) -> dict[str, NDArray]:
         - "epoch": the number of finished epochs at these times.
         - The results of `measure_random_layers`, for random initial parameters.
         - "layer": the layer of each head.
-        - "grid": the height and width of the grid of tokens.
+        - "grid": the height and width of the token grid.
 
     Raises:
         OSError: The file is missing.

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from reproduction.__main__ import run_command as main
-from reproduction.commands import parse_levels
+from reproduction.commands import parse_selected_levels
 from reproduction.horn2021 import report
 from reproduction.study.results import load_saved_results
 from tests.reproduction.study.conftest import TINY
@@ -73,7 +73,7 @@ def test_a_missing_file_is_an_error_of_one_line(fails, tmp_path):
 
 
 def test_parse_only_splits_levels():
-    assert parse_levels(["kernel=squared relu, softmax", "seed=0", "kernel=elu"]) == {
+    assert parse_selected_levels(["kernel=squared relu, softmax", "seed=0", "kernel=elu"]) == {
         "kernel": ["squared relu", "softmax", "elu"],
         "seed": ["0"],
     }

@@ -10,9 +10,9 @@ from reproduction.__main__ import run_command as main
 from reproduction.invariant import (
     EVALUATION_SEEDS,
     compute_rate_factor,
+    flip_images,
     make_batch_function,
     make_optimizers,
-    mirror_images,
     shift_images,
     train_classifier,
 )
@@ -43,7 +43,7 @@ def run(dataset, folder, seed=10):
         seed=seed,
         epochs=3,
         checkpoint=path,
-        is_mirrored=True,
+        is_flipped=True,
         is_compiled=False,
     )
 
@@ -101,7 +101,7 @@ def test_without_attention_there_is_one_optimizer():
 
 def test_the_test_accuracy_is_saved_as_the_evaluation():
     result = {"data": "mnist", "seed": 10, "epochs": 1, "test": {"accuracy": 0.5}}
-    facts = invariant.make_model_facts(result)
+    facts = invariant.collect_model_facts(result)
     assert facts["run"] == {"data": "mnist", "seed": 10}
     assert facts["evaluation"] == {"dataset": "mnist", "accuracy": 0.5}
     assert facts["training"] == {"epochs": 1}
@@ -112,25 +112,25 @@ def test_rates_rise_and_fall_linearly():
     assert factors == pytest.approx([0.2, 0.6, 1.0, 0.535])
 
 
-def test_every_image_is_mirrored_in_every_second_epoch(monkeypatch):
+def test_every_image_is_flipped_in_every_second_epoch(monkeypatch):
     monkeypatch.setattr(invariant, "BATCH_SIZE", 4)
     monkeypatch.setattr(invariant, "CROP_SHIFT", 0)
     images = torch.arange(8.0)[:, None, None, None] / 8 + torch.tensor([0.0, 0.1])
-    make_batch = make_batch_function(Split(images, torch.arange(8)), 2, 0, is_mirrored=True)
-    is_mirrored = torch.zeros(4, 8, dtype=torch.bool)
+    make_batch = make_batch_function(Split(images, torch.arange(8)), 2, 0, is_flipped=True)
+    is_flipped = torch.zeros(4, 8, dtype=torch.bool)
     for epoch in range(4):
         for step in (2 * epoch, 2 * epoch + 1):
             batch, labels = make_batch(step)
-            is_mirrored[epoch, labels] = batch[:, 0, 0, 0] > batch[:, 0, 0, 1]
-    assert torch.equal(is_mirrored[0], ~is_mirrored[1])
-    assert torch.equal(is_mirrored[:2], is_mirrored[2:])
-    assert 0 < is_mirrored[0].sum() < 8
+            is_flipped[epoch, labels] = batch[:, 0, 0, 0] > batch[:, 0, 0, 1]
+    assert torch.equal(is_flipped[0], ~is_flipped[1])
+    assert torch.equal(is_flipped[:2], is_flipped[2:])
+    assert 0 < is_flipped[0].sum() < 8
 
 
 def test_without_mirroring_the_images_are_only_shifted(monkeypatch):
     monkeypatch.setattr(invariant, "BATCH_SIZE", 4)
     images = torch.rand(4, 1, 6, 6)
-    make_batch = make_batch_function(Split(images, torch.arange(4)), 1, 0, is_mirrored=False)
+    make_batch = make_batch_function(Split(images, torch.arange(4)), 1, 0, is_flipped=False)
     batch, labels = make_batch(0)
     for image, label in zip(batch, labels, strict=True):
         # A shift by at most 2 pixels keeps the 2 × 2 pixels in the middle.
@@ -148,7 +148,7 @@ def test_shifted_images_have_reflected_edges():
 
 def test_flip_mirrors_the_chosen_images():
     images = torch.rand(2, 1, 3, 4)
-    flipped = mirror_images(images, torch.tensor([True, False]))
+    flipped = flip_images(images, torch.tensor([True, False]))
     assert torch.equal(flipped[0], images[0].flip(2))
     assert torch.equal(flipped[1], images[1])
 
