@@ -12,7 +12,7 @@ from reproduction.sample_efficiency.report import write_report
 from reproduction.sample_efficiency.train import train_study_model
 from reproduction.study import Study, read_study, run_study, write_study
 from reproduction.study.study import Levels
-from reproduction.study.train_and_measure import measure_step_seconds
+from reproduction.study.train_and_measure import time_training_steps
 from teka.cli.app import CommandLine
 from teka.errors import wrong_value
 
@@ -69,7 +69,7 @@ def study(
     folder = file.with_suffix("") if out is None else out
     if step_seconds:
         options = {"data_dir": study_options.data_dir, "processes": study_options.processes}
-        print(f"written: {measure_step_seconds(plan, folder, command=command, **options)}")
+        print(f"written: {time_training_steps(plan, folder, command=command, **options)}")
     else:
         train_and_report(plan, folder, study_options, write_study, command=command)
 

@@ -18,19 +18,19 @@ SCALES = ("small", "full", "full-cpu", "one-stem")
 
 
 def read_paper_study(scale: str) -> Study:
-    """Read the study that repeats the experiments of Horn et al. (2021) at a given scale.
+    """Read the study that reproduces the experiments of Horn et al. (2021) at a given scale.
 
     Args:
-        scale: "small" for small models and images on a CPU, "full" for the experiment of the paper
-            on a GPU, "full-cpu" for our models at full resolution, or "one-stem" for the position
-            encodings of the paper behind one stem.
+        scale: "small" for small models and images on a CPU, "full" for the paper's experiment on a
+            GPU, "full-cpu" for our models at full resolution, or "one-stem" for the paper's
+            position encodings, all with the same convolutional stem.
     """
     check_name("scale", scale, SCALES)
     return read_study(FOLDER / f"{scale}.yaml")
 
 
 def select_models(study: Study, target: str) -> dict[str, list[str]]:
-    """Return the options of a study that select the models of Table 1 or Figure 1.
+    """Select the models of a study that belong to Table 1 or Figure 1 of the paper.
 
     Args:
         study: A study of `read_paper_study`.
@@ -48,9 +48,9 @@ def select_models(study: Study, target: str) -> dict[str, list[str]]:
 
 
 def read_paper_table() -> pd.DataFrame:
-    """Read Table 1 of Horn et al. (2021): accuracies in percent and numbers of parameters.
+    """Read Table 1 of Horn et al. (2021), with accuracies in percent and parameter counts.
 
-    The accuracy of strategy 2 on Fashion-MNIST is that of a model with distances clipped at 4.
+    For strategy 2 on Fashion-MNIST, the distances of the model are clipped at 4.
     """
     return pd.read_csv(FOLDER / "horn2021_table1.csv", index_col="model")
 
@@ -76,12 +76,12 @@ def find_name_in_paper(model: str) -> str:
 def write_paper_comparison(study: Study, folder: str | Path) -> str:
     """Write `table1.md` and `figure1.png`, which compare our results with Horn et al. (2021).
 
-    The figure needs models whose accuracy was measured on shifted images of class 1. Without such
-    models, it is not written.
+    The figure is written only if the accuracy of some models was measured on shifted images of
+    class 1.
 
     Args:
         study: A study of `read_paper_study`.
-        folder: Folder of its results.
+        folder: Folder with the study's results.
 
     Returns:
         The text of the page `table1.md`.
@@ -112,7 +112,7 @@ def draw_figure1(results: pd.DataFrame) -> Figure:
     """Draw the accuracy of each model on images of class 1 that are shifted along x.
 
     Solid lines are our means over seeds. Dotted lines are from Figure 1 of Horn et al. (2021), with
-    shifts rescaled to the width of our images.
+    the shifts rescaled to our image width.
 
     Args:
         results: Table of `read_results_table`, measured on shifted images of class 1.

@@ -1,1 +1,1 @@
-"""Accuracy of models with few training images."""
+"""Study of sample efficiency: the accuracy of models with few training images."""

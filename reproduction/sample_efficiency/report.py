@@ -1,4 +1,4 @@
-"""Tables and a figure of the accuracy of models by number of training images."""
+"""Tables and a plot of the accuracy against the number of training images."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ QUANTITIES = {
     "moved_accuracy": "Test images at random positions: accuracy (%)",
     "consistency": "Same prediction for both (%)",
 }
-# Training and model of the lines of the figure.
+# Training method and model of each line in the plot.
 LINES = (
     REFERENCE,
     ("as published", "absolute"),
@@ -45,35 +45,35 @@ of images on a logarithmic scale, and averaged over seeds (geometric mean)."""
 
 
 def estimate_images_needed(accuracy: pd.Series, target: float) -> float:
-    """Return how many training images a model needs to reach an accuracy.
+    """Estimate how many training images a model needs to reach a target accuracy.
 
     Args:
-        accuracy: Accuracy by number of images, ascending.
+        accuracy: Accuracy for each number of training images, in ascending order.
         target: Accuracy to reach.
 
     Returns:
         The number of images, interpolated between the measured numbers. It is at least the smallest
-        measured number, and infinity if the accuracy is never reached.
+        measured number, and infinity if the target is never reached.
     """
     highest = np.maximum.accumulate(accuracy.to_numpy())
     counts = np.log(accuracy.index.to_numpy(dtype=float))
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
-    """Return the number of training images that each model needs to reach a reference accuracy.
+def compare_images_needed(results: pd.DataFrame, accuracy_column: str) -> pd.Series:
+    """Return the number of training images that each model needs to match the default model.
 
-    The reference is the accuracy of the default model with 1,000 images and the same seed.
+    The target is the default model's accuracy with 1,000 images and the same seed.
 
     Args:
-        results: Table with one row for each model.
-        quantity: Name of the column with the accuracy.
+        results: Table with one row for each trained model.
+        accuracy_column: Name of the column with the accuracy.
 
     Returns:
-        The geometric mean over seeds of the number of images of each model, as text.
+        For each model, the geometric mean over seeds, formatted as text.
     """
     index = ["data", "seed", "training", "model"]
-    table = results.set_index([*index, "num_images"])[quantity]
+    table = results.set_index([*index, "num_images"])[accuracy_column]
     curves = table.unstack("num_images", sort=False).sort_index(axis=1)
     targets = {
         name[:2]: curve.get(REFERENCE_IMAGES, np.nan)
@@ -92,9 +92,9 @@ def compare_images_needed(results: pd.DataFrame, quantity: str) -> pd.Series:
 
 
 def write_report(study: Study, folder: Path) -> str:
-    """Write a page and a figure that compare the accuracy of the trained models.
+    """Write `summary.md` and `accuracy.png`, which compare the accuracy of the trained models.
 
-    The files are `summary.md` and `accuracy.png`. The text of the page is returned.
+    Return the text of the page `summary.md`.
     """
     results = read_results_table(study, folder).reset_index()
     tables = {}
@@ -114,7 +114,7 @@ def write_report(study: Study, folder: Path) -> str:
 
 
 def draw_accuracies(results: pd.DataFrame) -> Figure:
-    """Draw the accuracy on moved test images against the number of training images."""
+    """Plot the accuracy on shifted test images against the number of training images."""
     panels = results.groupby("data", sort=False)
     figure = Figure((5 * len(panels), 4), dpi=130, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""Training of a model on few images, and its accuracy on unmoved and moved test images."""
+"""Training of models on few images, and their accuracy on unshifted and shifted test images."""
 
 import functools
 import time
@@ -24,7 +24,7 @@ from teka.provenance import provenance
 from teka.training.classifier import learning_rate_factor, make_optimizer
 
 CANVAS = 32
-TEST_SEED = 0  # the same movements for all models and seeds
+TEST_SEED = 0  # the same test shifts for all models and seeds
 NUM_STEPS = 1200
 SAVE_EVERY = 300
 
@@ -32,13 +32,13 @@ SAVE_EVERY = 300
 def train_study_model(
     study_model: StudyModel, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
-    """Train one model of the study, and measure its accuracy on unmoved and on moved test images.
+    """Train one model of the study, and measure its accuracy on unshifted and shifted images.
 
-    All models are trained for the same number of steps on one thread. An interrupted training
-    continues after its last checkpoint.
+    All models are trained for the same number of steps on one thread. Interrupted training resumes
+    from the last checkpoint.
 
     Args:
-        study_model: The model, with its training run and the number of training images.
+        study_model: Configuration of the model, with the number of training images.
         folder: Folder of the study, for the checkpoint.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
@@ -52,13 +52,13 @@ def train_study_model(
     torch.manual_seed(run.seed)
     model = run.make_model(**dataset.sizes)
     orders = draw_batch_indices(num_images, NUM_STEPS, run.batch_size, run.seed)
-    is_moving = study_model.labels["training"] == "random shifts"
+    is_shifting = study_model.labels["training"] == "random shifts"
 
     def make_batch(step: int) -> tuple[Tensor, Tensor]:
         images, labels = train[orders[step]]
-        if is_moving:
+        if is_shifting:
             generator = Generator().manual_seed(run.seed * 1_000_003 + step)
-            images = make_random_movement(margin)(images, generator)
+            images = make_random_shift(margin)(images, generator)
         return images, labels
 
     checkpoint = make_directory("out", folder / TRAINING / study_model.name) / "state.pt"
@@ -95,7 +95,7 @@ def train_study_model(
 def draw_batch_indices(
     num_images: int, num_steps: int, batch_size: int, seed: int
 ) -> tuple[Tensor, ...]:
-    """Draw the indices of the images of each training step, in a new random order per epoch."""
+    """Draw the image indices for each training step, in a new random order per epoch."""
     generator = Generator().manual_seed(seed)
     num_epochs = -(-num_steps * batch_size // num_images)
     epochs = [torch.randperm(num_images, generator=generator) for _ in range(num_epochs)]
@@ -103,17 +103,17 @@ def draw_batch_indices(
 
 
 def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, float]:
-    """Measure the accuracy of a model on unmoved and on randomly moved test images.
+    """Measure the accuracy of a model on unshifted and on randomly shifted test images.
 
-    "consistency" is the share of images with the same prediction before and after the movement.
+    "consistency" is the share of images whose prediction the shift does not change.
 
     Args:
         model: Model in evaluation mode.
         test: Test images in the middle of the canvas.
-        margin: Blank pixels around the images, or 0 to move them circularly.
+        margin: Number of blank pixels around the images. With 0, the shifts are circular.
     """
     predicted = compute_logits(model, test.images).argmax(dim=1)
-    moved = compute_logits(model, move_test_images(test.images, margin)).argmax(dim=1)
+    moved = compute_logits(model, shift_test_images(test.images, margin)).argmax(dim=1)
     shares = {
         "accuracy": predicted == test.labels,
         "moved_accuracy": moved == test.labels,
@@ -125,9 +125,9 @@ def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, 
 def draw_balanced_subset(
     labels: Int[Tensor, " images"], size: int, seed: int
 ) -> Int[Tensor, " chosen"]:
-    """Draw a random subset with equally many images of each class, and return its indices.
+    """Draw the indices of a random subset with the same number of images for each class.
 
-    With the same seed, a larger subset contains the smaller ones.
+    With the same seed, larger subsets contain the smaller ones.
     """
     num_classes = len(labels.unique())
     order = torch.randperm(len(labels), generator=Generator().manual_seed(seed))
@@ -136,18 +136,18 @@ def draw_balanced_subset(
     )
 
 
-def make_random_movement(margin: int) -> RandomShift:
-    """Create a transform that moves images to random positions without cutting anything off.
+def make_random_shift(margin: int) -> RandomShift:
+    """Create a transform that shifts images at random without cropping their content.
 
     Args:
-        margin: Blank pixels around the images. Without a margin, images move circularly.
+        margin: Number of blank pixels around the images. With 0, the shifts are circular.
     """
     return RandomShift(margin) if margin else RandomShift(CANVAS // 2, mode="circular")
 
 
 @functools.lru_cache(maxsize=1)
 def load_dataset_on_canvas(data: str, image_size: int, data_dir: str | None) -> Dataset:
-    """Load a data set, and place its images in the middle of a blank canvas of 32 × 32 pixels.
+    """Load a data set with its images in the middle of a blank canvas of 32 × 32 pixels.
 
     The data set has no validation split.
     """
@@ -160,8 +160,8 @@ def load_dataset_on_canvas(data: str, image_size: int, data_dir: str | None) -> 
     return replace(dataset, **splits)
 
 
-def move_test_images(
+def shift_test_images(
     images: Float[Tensor, "images channels 32 32"], margin: int
 ) -> Float[Tensor, "images channels 32 32"]:
-    """Move each test image to its own random position, which is the same in every call."""
-    return make_random_movement(margin)(images, Generator().manual_seed(TEST_SEED))
+    """Shift each test image by its own random offset, which is the same in every call."""
+    return make_random_shift(margin)(images, Generator().manual_seed(TEST_SEED))

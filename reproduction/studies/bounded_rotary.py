@@ -1,10 +1,12 @@
-"""Study of rotary attention with six denominators: accuracy, and size of outputs and gradients.
+"""Study that compares denominators of rotary linear attention.
+
+The models are compared by accuracy and by the magnitude of their outputs and gradients.
 
     python -m reproduction.studies.bounded_rotary --data-dir data --processes 2
     python -m reproduction.studies.tables
 
 The first command trains the models of bounded_rotary.yaml that have no results in the folder
-bounded_rotary. The second command writes the tables of the page README.md.
+bounded_rotary yet. The second command updates the tables in README.md.
 """
 
 from pathlib import Path
@@ -22,14 +24,14 @@ STUDY = read_study(Path(__file__).with_suffix(".yaml"))
 RESULTS = Path(__file__).with_suffix("")
 SELECTION_SEEDS = range(6)
 EVALUATION_SEEDS = range(10, 16)
-# λ of the denominator, which no option of `Run` sets.
+# Values of λ in the denominator. `Run` has no option for them.
 LENGTH_SHARES = {"mixed, λ = 0.1": 0.1, "mixed, λ = 0.3": 0.3}
 
 
 def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
-    """Register hooks that record how large the outputs of an attention layer are.
+    """Register hooks that record how much larger an attention layer's outputs are than its values.
 
-    Each call of the layer appends a ratio to `ratios`: the largest absolute output of the attention
+    Each call of the layer appends one ratio to `ratios`: the largest absolute attention output
     divided by the largest absolute entry of the value vectors.
     """
     largest_values: list[float] = []
@@ -46,7 +48,7 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
 
 
 def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
-    """Train a model with one of the denominators, and measure the size of its outputs."""
+    """Train a model with one of the denominators, and measure the magnitude of its outputs."""
     ratios: list[float] = []
 
     def change_attention(layer: Attention) -> None:
@@ -61,7 +63,7 @@ def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> 
 
 
 def main(*, data_dir: str | None = None, processes: int = 1) -> None:
-    """Tune the learning rate of each denominator, and train all models without saved results."""
+    """Tune the learning rate for each denominator, and train all models without saved results."""
     *_, largest_rate = STUDY.factors["rate"]
     options = {"data_dir": data_dir, "processes": processes}
     run_tuned_study(STUDY, RESULTS, train_study_model, last_rate=largest_rate, **options)

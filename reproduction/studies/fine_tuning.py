@@ -1,10 +1,10 @@
-"""Study of a ResNet-18 that `teka.convert.fix` makes equivariant, before and after fine-tuning.
+"""Study that fine-tunes a ResNet-18 after `teka.convert.fix` has made it equivariant.
 
     python -m reproduction.studies.fine_tuning --data-dir data
 
-The results are in fine_tuning.csv, and the networks of each seed in runs/fine_tuning, so that the
-same command resumes. Each seed has four networks: the original, the fixed one, and both after
-fine-tuning with the same images for the same number of epochs.
+The command writes fine_tuning.csv and stores its networks in runs/fine_tuning. Run it again to
+resume. For each seed, it measures four networks: the original and the fixed network, and both after
+fine-tuning on the same images for the same number of epochs.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ SHIFTS, MOVEMENT = axis_shifts(3), Movement("circular")
 
 
 def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
-    """Return the accuracy of a model, and the share of images that are correct at every shift."""
+    """Measure a model's accuracy and the share of images that are correct at every shift."""
     shifted = test.take(torch.arange(NUM_SHIFTED))
     responses = measure_responses(model, shifted.images, SHIFTS, MOVEMENT, labels=shifted.labels)
     assert responses.correct is not None
@@ -71,7 +71,7 @@ def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
 
 
 def main(*, data_dir: str) -> None:
-    """Train and measure the networks of all seeds, write a table, and print means over seeds."""
+    """Train and measure the networks of all seeds, save a table, and print means over seeds."""
     torch.set_num_threads(1)
     run: Any = Memory(RUNS, verbose=0).cache(train_and_measure_networks)
     results = pd.concat([run(seed, data_dir) for seed in SEEDS])

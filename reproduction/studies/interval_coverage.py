@@ -1,12 +1,12 @@
-"""Study of the confidence intervals of an audit: how often they contain the true value.
+"""Study of how often the confidence intervals of an audit contain the true value.
 
     python -m reproduction.studies.interval_coverage
     python -m reproduction.studies.tables
 
-The first command writes interval_coverage.csv, the second one the table of interval_coverage.md.
-The study simulates the responses of a model to 20,000 images at 25 shifts. Each audit draws some of
-the images with replacement. Its intervals are compared with the true values, which are those of all
-images.
+The first command writes interval_coverage.csv, and the second command updates the table in
+interval_coverage.md. The study simulates the responses of a model to 20,000 images at 25 shifts.
+Each simulated audit draws some of the images with replacement. Its intervals are compared with the
+true values, which are computed from all images.
 """
 
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ ROUNDING = 1e-12
 class SimulatedModel(NamedTuple):
     """Parameters of a simulated classifier.
 
-    The classifier is correct for a shifted image if the margin of the image plus the effect of the
-    shift is positive.
+    A shifted image is classified correctly if the image's margin plus the effect of the shift is
+    positive.
 
     Attributes:
         margin: Mean margin of the images, in standard deviations.
-        effect: Median over images of the standard deviation of the effect of shifts.
-        spread: Standard deviation over images of the logarithm of this standard deviation.
-        tail: Standard deviation over images of the logarithm of the error of the output.
+        effect: Standard deviation of the shift effect, as the median over images.
+        spread: Standard deviation over images of the logarithm of `effect`.
+        tail: Standard deviation over images of the logarithm of the output error.
     """
 
     margin: float
@@ -71,13 +71,13 @@ POPULATIONS = {
 
 
 def simulate_responses(model: SimulatedModel, images: Tensor, draw: int) -> Responses:
-    """Simulate the responses of a model to images at all shifts.
+    """Simulate a model's responses to images at all shifts.
 
     Args:
         model: Parameters of the model.
-        images: Normal random numbers (4, N) that give the margin, the effect of shifts, the size of
-            errors and the output norm of each image.
-        draw: Seed of the effects of shifts. Another seed gives another model.
+        images: Normal random numbers of shape (4, N). They determine the margin, the shift effect,
+            the output error and the output norm of each image.
+        draw: Random seed of the shift effects. Each seed simulates another model.
     """
     generator = torch.Generator().manual_seed(1000 + draw)
     shape = (len(SHIFTS), images.shape[1])
@@ -108,7 +108,7 @@ def simulate_responses(model: SimulatedModel, images: Tensor, draw: int) -> Resp
 def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
     """Simulate a model's responses to all 20,000 images, and compute the true metrics.
 
-    The names of the true values at each shift have the prefix "curve ".
+    True values at each shift are stored under the name of the metric with the prefix "curve ".
     """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
@@ -120,7 +120,7 @@ def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses
 
 
 def select_responses(responses: Responses, indices: Tensor) -> Responses:
-    """Return the responses to the images with the given indices."""
+    """Select the responses to the images with the given indices."""
     tables = {name: table[:, indices] for name, table in responses.tables().items()}
     assert responses.labels is not None
     return replace(responses, labels=responses.labels[indices], **tables)
@@ -132,7 +132,7 @@ def simulate_audit(
     """Simulate an audit of a model, and check which intervals contain the true value.
 
     Yields:
-        The kind of the interval, its metric, and True if it contains the true value.
+        The kind of interval, its metric, and True if it contains the true value.
     """
     responses, truth = simulate_population(model)
     better, better_truth = simulate_population(model._replace(margin=model.margin + 0.2), 1)
@@ -171,15 +171,17 @@ def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
 
 
 def compute_coverage_upper_bound(is_covered: pd.Series) -> float:
-    """Return the upper limit of the 95 % interval of a coverage, the share of true elements."""
+    """Return the upper bound of the 95 % interval of a coverage: the share of True elements."""
     return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
 
 
-def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFrame:
-    """Simulate audits of a model, and return how often each interval contains the true value."""
+def measure_coverage(population: str, num_images: int, num_simulations: int) -> pd.DataFrame:
+    """Simulate audits of a model, and measure how often each interval contains the true value."""
     torch.set_num_threads(1)
-    model = POPULATIONS[name]
-    rows = [row for seed in range(simulations) for row in simulate_audit(model, num_images, seed)]
+    model = POPULATIONS[population]
+    rows = [
+        row for seed in range(num_simulations) for row in simulate_audit(model, num_images, seed)
+    ]
     table = pd.DataFrame(rows, columns=["kind", "metric", "covered"])
     covered = table.groupby(["kind", "metric"], sort=False).covered
     columns = {
@@ -188,11 +190,11 @@ def measure_coverage(name: str, num_images: int, simulations: int) -> pd.DataFra
         "upper": covered.agg(compute_coverage_upper_bound),
     }
     counts = pd.DataFrame(columns).round(3).reset_index()
-    return counts.assign(population=name, images=num_images)
+    return counts.assign(population=population, images=num_images)
 
 
 def main(*, processes: int = 1) -> None:
-    """Simulate audits, and write a file with the share of intervals that contain the true value."""
+    """Simulate audits, and save how often their intervals contain the true value."""
     jobs = product(POPULATIONS, NUM_IMAGES)
     tables: Any = Parallel(processes)(
         delayed(measure_coverage)(*job, NUM_SIMULATIONS) for job in jobs

@@ -1,13 +1,13 @@
-"""Study of linear attention with relative positions: methods of other papers and of teka.
+"""Study that compares relative positions for linear attention from other papers and from teka.
 
     python -m reproduction.studies.linear_positions --data-dir data --processes 2
     python -m reproduction.studies.linear_positions --times     # on a quiet machine
     python -m reproduction.studies.tables
 
 The first command trains the models of linear_positions.yaml that have no results in the folder
-linear_positions. The last command writes the table of the page README.md. PermuteFormer (Chen
-2021) and stochastic positions (Liutkus et al. 2021) are implemented here after their papers, for
-tokens on a square whose opposite edges are neighbors.
+linear_positions yet. The second command times attention layers. The last command updates the table
+in README.md. This module implements PermuteFormer (Chen 2021) and stochastic positions (Liutkus et
+al. 2021) for square token grids whose opposite edges are neighbors.
 """
 
 import math
@@ -40,13 +40,13 @@ TIMES = RESULTS / "times.json"
 SIDE = 14  # tokens along each axis
 CYCLE = 7  # length of a permutation, a divisor of SIDE
 DRAWS = 64  # random features of stochastic positions
-WAVES = 10  # sinusoids for each entry of a vector, as in the code of Liutkus et al.
-FeatureMap = Callable[[Tensor, float], Tensor]  # from vectors and the scale of attention
+WAVES = 10  # sinusoids per vector entry, as in the code of Liutkus et al.
+FeatureMap = Callable[[Tensor, float], Tensor]  # from vectors and the attention scale to features
 
 
 @dataclass(frozen=True)
 class PositionDependentFeatures(FeatureKernel):
-    """Kernel with nonnegative features that depend on the tokens and on their positions."""
+    """Kernel whose nonnegative features depend on the tokens and their positions."""
 
     name: ClassVar[str] = "positioned_features"
     nonnegative = True
@@ -65,12 +65,12 @@ class PositionDependentFeatures(FeatureKernel):
 
 
 class PermutedFeatures(nn.Module):
-    """Random features of PermuteFormer, which are permuted according to the position of a token.
+    """Random features of PermuteFormer, which are permuted according to each token's position.
 
-    As a result, the inner product of two tokens depends on their positions only through their
-    offset. The 49 features of a token form a 7 × 7 matrix. If the token is at row y and column x of
-    the grid, the rows of the matrix are permuted y times by a random cycle of length 7. Its columns
-    are permuted x times by another random cycle.
+    As a result, the inner product of a query and a key depends on their positions only through
+    their offset. The 49 features of a token form a 7 × 7 matrix. For a token at row y and column x
+    of the grid, the rows of this matrix are permuted y times by a random cycle of length 7, and its
+    columns x times by another random cycle.
 
     Source: Chen 2021 (PermuteFormer), eq. 6 with r = 1.
 
@@ -89,7 +89,7 @@ class PermutedFeatures(nn.Module):
         self.register_buffer("orders", orders)
 
     def permute_features(self, features: Tensor) -> Tensor:
-        """Permute the features of each token by its position."""
+        """Permute the features of each token according to its position."""
         num_tokens = features.shape[-2]
         rows, columns = self.get_buffer("orders")
         tokens, side = torch.arange(num_tokens), math.isqrt(num_tokens)
@@ -106,10 +106,10 @@ class PermutedFeatures(nn.Module):
 
 
 class StochasticPositions(nn.Module):
-    """Random features of queries and keys that are multiplied by random sinusoids.
+    """Random features of queries and keys multiplied by random sinusoids of their positions.
 
-    The sinusoids depend on the position of a token. On average, the inner product of a query and a
-    key therefore depends on their positions only through their offset. Entry d of a query at
+    On average over the random draws, the inner product of a query and a key depends on their
+    positions only through their offset. Entry d of a query at
     position x is multiplied by Ω(ω_d x + θ_d) λ_d z, and entry d of a key at position y by
     Ω(ω_d y) λ_d z:
 
@@ -159,10 +159,10 @@ class StochasticPositions(nn.Module):
 
 
 def replace_kernel(layer: Attention, candidate: str) -> None:
-    """Replace the kernel of an attention layer if the study implements the kernel of a candidate.
+    """Replace an attention layer's kernel for PermuteFormer and stochastic positions.
 
-    These are the kernels of PermuteFormer and of stochastic positions. For other candidates, the
-    layer does not change, because teka has their kernels.
+    This module implements the kernels of these two candidates. For all other candidates, the layer
+    does not change, because teka provides their kernels.
     """
     if candidate == "PermuteFormer, positive":
         layer.kernel = PermutedFeatures(layer.kernel)
@@ -174,7 +174,7 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
 
 
 def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
-    """Train one model of the study, and measure how much circular shifts change its logits."""
+    """Train one model of the study, and measure its accuracy and its equivariance error."""
     change_attention = partial(replace_kernel, candidate=study_model.labels["candidate"])
     model, dataset, result = train_small_model(study_model, change_attention, **options)
     if "accuracy" in result:
@@ -185,10 +185,10 @@ def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> 
 
 
 def time_attention_layers() -> dict[str, dict[str, float]]:
-    """Time one attention layer of each kind that the study compares, forward and backward.
+    """Time a forward and backward pass of one attention layer for each candidate of the study.
 
     Returns:
-        The median time in milliseconds, by the number of tokens and the candidate.
+        The median time in milliseconds, by number of tokens and candidate.
     """
     torch.set_num_threads(1)
     times = {}
@@ -213,7 +213,7 @@ def run_layer(layer: Attention, tokens: Tensor, grid: Grid | None) -> None:
 
 
 def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False) -> None:
-    """Train the models that have no saved results yet, or with --times, time the layers."""
+    """Train the models that have no saved results yet, or time attention layers with --times."""
     if times:
         write_json(TIMES, time_attention_layers())
     else:

@@ -1,11 +1,11 @@
-"""Study of networks without their degenerate heads, before and after further training.
+"""Study that removes degenerate attention heads from networks, before and after fine-tuning.
 
     python -m reproduction.studies.pruned_heads
 
-The networks have Gaussians of any shape and are those of cordonnier2020_small.yaml. The results are
-written to pruned_heads.json, and the runs to runs/pruned_heads, so that the same command resumes.
-Each network is pruned with the first of `THRESHOLDS` that removes a head. These are condition
-numbers: 1e5 is the threshold of the paper, and 1,000 that of its code.
+The networks are those of cordonnier2020_small.yaml with Gaussians of any shape. The command writes
+pruned_heads.json and stores its runs in runs/pruned_heads. Run it again to resume. Each network is
+pruned with the first of `THRESHOLDS` that removes a head. The thresholds are condition numbers: 1e5
+is the threshold in the paper, and 1,000 the threshold in its code.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ THRESHOLDS = (1e5, 1e3, 100.0, 10.0, 3.0)
 
 
 def train_and_prune(seed: int) -> dict[str, Any]:
-    """Train the network of a seed, remove its degenerate heads, and train it again."""
+    """Train the network of a seed, remove its degenerate heads, and fine-tune it."""
     folder, pruned = RUNS / f"seed-{seed}", RUNS / f"seed-{seed}-pruned"
     run = STUDY.make_study_model({"model": "SA quadratic generalized"}, seed).run
     train(run, folder, resume=True, progress_bar=False)

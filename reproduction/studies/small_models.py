@@ -1,4 +1,4 @@
-"""Training of small models, each with its best learning rate."""
+"""Training of small models with tuned learning rates."""
 
 import statistics
 import time
@@ -34,16 +34,16 @@ def train_small_model(
     """Train a small model on one thread with AdamW and a one-cycle schedule, and measure it.
 
     Args:
-        study_model: Model of a study, with the number of epochs, the largest learning rate and the
-            seed.
-        change_attention: Function that changes an attention layer of the new model in place.
+        study_model: Configuration of the model, with the number of epochs, the peak learning rate
+            and the seed.
+        change_attention: Function that modifies each attention layer of the new model in place.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the result.
 
     Returns:
-        The model, its data set, and the content to save: the CPU seconds, the loss on the held-out
-        images, statistics of the norm of the gradient, and the hardware and versions. The test
-        accuracy is measured only if the seed does not tune the learning rate.
+        The model, its data set, and the results to save: the CPU seconds, the loss on held-out
+        images, statistics of the gradient norm, the hardware and the software versions. The test
+        accuracy is measured only for seeds that do not tune the learning rate.
     """
     torch.set_num_threads(1)
     run = study_model.run
@@ -94,15 +94,15 @@ def run_tuned_study(
     data_dir: str | None = None,
     processes: int = 1,
 ) -> None:
-    """Tune the learning rate of each candidate on each data set, and train it at the best rate.
+    """Tune the learning rate of each candidate on each data set, then train with the best rate.
 
-    Each learning rate is tried with the tuning seeds only.
+    The learning rate is tuned with separate tuning seeds.
 
     Args:
         study: Study with the factors "data", "candidate" and "rate".
-        folder: Folder of its results.
+        folder: Folder with the study's results.
         train_study_model: Function that trains one model, see `run_study`.
-        last_rate: Learning rate that is trained only where the largest of the others is the best.
+        last_rate: Learning rate that is tried only if the largest of the other rates is the best.
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time.
     """
@@ -124,11 +124,11 @@ def run_tuned_study(
 def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     """Find the best learning rate of each candidate on each data set.
 
-    The best rate has the smallest held-out loss, averaged over the tuning seeds. Models with tuning
-    seeds have no test accuracy.
+    The best rate has the smallest held-out loss, averaged over the tuning seeds. These are the
+    models without a test accuracy.
 
     Returns:
-        For each candidate on each data set, the levels that select its models with the best rate.
+        For each candidate and data set, the levels that select the models with the best rate.
     """
     results = read_results_table(study, folder)
     tuning = results[results.accuracy.isna()]

@@ -1,4 +1,4 @@
-"""Script that writes the tables of two Markdown pages from the results of the studies.
+"""Script that updates the tables of two Markdown pages from the results of the studies.
 
     python -m reproduction.studies.tables
 
@@ -29,7 +29,7 @@ DATA = {
 }
 COVERAGE_POPULATIONS = ["usual", "heavy tails"]
 COVERAGE_IMAGES = 100
-# The bound of the outputs with each denominator of rotary attention.
+# Upper bound of the attention outputs with each denominator of rotary attention.
 BOUNDS = {
     "softmax": "1",
     "features (before)": "none",
@@ -44,11 +44,8 @@ DIFFERENCE = {"at_equal_steps": "difference"}
 
 
 @cache
-def read_results_with_differences(name: str) -> Any:
-    """Read the results of a study, and compare the accuracy of each model with its reference model.
-
-    The differences in accuracy are additional columns of the returned table.
-    """
+def load_results_with_accuracy_differences(name: str) -> Any:
+    """Read a study's results, with each model's accuracy difference from its reference model."""
     study = read_study(STUDIES / f"{name}.yaml")
     results = read_results_table(study, STUDIES / name)
     if study.script:
@@ -58,11 +55,11 @@ def read_results_with_differences(name: str) -> Any:
 
 
 def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of means over seeds, with a column for each data set and quantity.
+    """Return a table of means over seeds, with one column for each data set and quantity.
 
     Args:
-        results: Table of `read_results_with_differences`.
-        headings: Names of the columns to summarize, and their headings.
+        results: Table of `load_results_with_accuracy_differences`.
+        headings: Column names to summarize, and their headings.
     """
     table = summarize_seeds(results, headings).drop(columns="seeds").unstack("data", sort=False)
     table.columns = [f"{DATA.get(data, data)}: {heading}" for heading, data in table]
@@ -70,17 +67,17 @@ def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -
 
 
 def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of the results of a study: means over seeds for each data set."""
-    return make_table_by_data_set(read_results_with_differences(name), headings)
+    """Return a table of a study's results, as means over seeds for each data set."""
+    return make_table_by_data_set(load_results_with_accuracy_differences(name), headings)
 
 
 def make_kernel_table() -> pd.DataFrame:
-    """Return a table of the accuracy of each content kernel minus the accuracy of softmax.
+    """Return a table of the accuracy difference between each content kernel and softmax.
 
-    All models have rotary positions. They are compared after the same number of training steps and
+    All models use rotary positions. They are compared after the same number of training steps and
     after the same training time.
     """
-    results = read_results_with_differences("kernels").xs("rotary", level="position")
+    results = load_results_with_accuracy_differences("kernels").xs("rotary", level="position")
     table = make_table_by_data_set(results, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
@@ -88,8 +85,8 @@ def make_kernel_table() -> pd.DataFrame:
 def make_denominator_accuracy_table(
     seeds: Iterable[int], headings: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return a table of the accuracy of each denominator of rotary attention, for some seeds."""
-    results = read_results_with_differences("bounded_rotary")
+    """Return a table of the accuracy with each denominator of rotary attention, for some seeds."""
+    results = load_results_with_accuracy_differences("bounded_rotary")
     table = make_table_by_data_set(results[results.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))
 
@@ -97,10 +94,10 @@ def make_denominator_accuracy_table(
 def make_denominator_table() -> pd.DataFrame:
     """Return a table that compares the denominators of rotary attention.
 
-    It gives the accuracy on each data set, the bound and the largest size of the outputs, and the
-    largest gradient.
+    Its columns are the accuracy on each data set, the bound of the outputs, the largest output and
+    the largest gradient norm.
     """
-    results = read_results_with_differences("bounded_rotary")
+    results = load_results_with_accuracy_differences("bounded_rotary")
     results = results.assign(largest_gradient=results.gradient_norm.str.get("largest"))
     columns = {"largest_output": "largest output", "largest_gradient": "largest gradient"}
     largest = results.groupby("candidate")[list(columns)].max().map("{:,.3g}".format)
@@ -111,9 +108,9 @@ def make_denominator_table() -> pd.DataFrame:
 def make_linear_attention_table() -> pd.DataFrame:
     """Return a table that compares teka's linear attention with that of other papers.
 
-    It gives the accuracy, the change of the logits under shifts, and the time of one layer.
+    Its columns are the accuracy, the change of the logits under shifts, and the time of one layer.
     """
-    results = read_results_with_differences("linear_positions")
+    results = load_results_with_accuracy_differences("linear_positions")
     errors = results.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
     table = make_table_by_data_set(results, ACCURACY | DIFFERENCE).assign(
@@ -123,9 +120,9 @@ def make_linear_attention_table() -> pd.DataFrame:
 
 
 def make_coverage_table() -> pd.DataFrame:
-    """Return a table of the percentage of simulated intervals that contain the true value.
+    """Return a table with the percentage of simulated intervals that contain the true value.
 
-    Percentages that are significantly below 95 are bold.
+    Percentages significantly below 95 are bold.
     """
     rows = pd.read_csv(interval_coverage.RESULTS)
     rows = rows[rows.images == COVERAGE_IMAGES]
@@ -159,14 +156,14 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
 
 
 def update_tables(name: str, page: str) -> str:
-    """Replace the tables in the text of a page by tables of the current results.
+    """Replace the tables in a page by tables of the current results, and return the new page.
 
     Args:
         name: Path of the page in the repository.
-        page: Text of the page.
+        page: Markdown text of the page.
 
     Raises:
-        ValueError: The line before a table is missing, or occurs twice.
+        ValueError: The comment before a table is missing or occurs twice.
     """
     for title, make_table in TABLES[name].items():
         mark = f"<!-- table: {title} -->"

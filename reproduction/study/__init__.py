@@ -1,4 +1,4 @@
-"""Studies: training one model for each combination of options, and comparing the models."""
+"""Studies, which train one model for each combination of options and compare the models."""
 
 from reproduction.study.report import write_study
 from reproduction.study.results import read_results_table

@@ -1,4 +1,4 @@
-"""Measurement of the accuracy, the cost and the shift sensitivity of a study model."""
+"""Measurement of the accuracy, cost and shift sensitivity of the models of a study."""
 
 import copy
 from typing import Any
@@ -21,12 +21,12 @@ NUM_EQUIVARIANCE_IMAGES = 16
 def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) -> dict[str, Any]:
     """Measure the accuracy, cost and shift sensitivity of a model on the test images.
 
-    - The cost is the number of operations in matrix products for one image.
+    - The cost is the number of floating-point operations in a forward pass for one image.
     - The equivariance error is the largest relative change of the logits under the shifts.
-    - The noise floor is the change of the logits without a shift: between two calls, or between
-      float32 and float64. The larger change counts.
+    - The noise floor is the larger of two relative changes of the logits of unshifted images:
+      between two calls, and between float32 and float64.
 
-    If there is a GPU, the model runs on it.
+    The model runs on a GPU if one is available.
 
     Args:
         model: Model in evaluation mode.
@@ -34,7 +34,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
         measure: Settings of the measurements.
 
     Returns:
-        The measurements by the names that the results file of a study uses.
+        The measurements, with the keys of a study's results file.
     """
     forward_flops = count_flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,7 +57,7 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
 def compute_logits(
     model: nn.Module, images: Float[Tensor, "images channels height width"]
 ) -> Float[Tensor, "images classes"]:
-    """Compute the logits of images in batches, on the device of the model."""
+    """Compute the logits of images in batches, on the model's device."""
     device = next(model.parameters()).device
     with torch.inference_mode():
         # `forward` is never compiled. A compiled model would be compiled again for each size.
@@ -67,13 +67,13 @@ def compute_logits(
 
 
 def measure_accuracy(model: nn.Module, split: Split) -> float:
-    """Return the share of images that a model classifies correctly."""
+    """Return the fraction of images that a model classifies correctly."""
     return _mean(compute_logits(model, split.images).argmax(dim=1) == split.labels)
 
 
 @torch.no_grad()
 def count_flops_per_image(model: nn.Module, dataset: Dataset) -> int:
-    """Count the floating-point operations of a forward pass for one image."""
+    """Count the floating-point operations in a forward pass for one image."""
     with make_flop_counter() as counter:
         model(dataset.test.images[:1])
     return counter.get_total_flops()
@@ -82,7 +82,7 @@ def count_flops_per_image(model: nn.Module, dataset: Dataset) -> int:
 def draw_images(split: Split, count: int | None) -> Split:
     """Draw `count` random images with a fixed seed, or return all images if `count` is None.
 
-    Images are not taken in order, because published images may be sorted by class.
+    The images are not taken in order, because published data sets may be sorted by class.
     """
     if count is None or count >= len(split):
         return split
@@ -125,7 +125,7 @@ def measure_stability(
     """Measure how many predictions stay the same when the test images are shifted.
 
     Returns:
-        The number of images and shifts; the share of equal predictions ("consistency"); and the
+        The number of images and shifts, the share of equal predictions ("consistency"), and the
         share of images whose prediction is the same under every shift ("unchanged").
     """
     split = draw_images(test, settings.images)
@@ -157,9 +157,9 @@ def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Mo
 
 
 def _select_images_to_shift(test: Split, measure: MeasureSettings) -> Split:
-    """Return the test images that are measured under shifts: the first `measure.shifted_images`.
+    """Return the first `measure.shifted_images` test images, which are measured under shifts.
 
-    In mode "lossless", images that would lose content at a shift along x are left out.
+    In mode "lossless", images that would lose content at a shift along x are skipped.
     """
     if measure.mode == "lossless":
         margin = max(abs(dx) for _, dx in measure.shifts)

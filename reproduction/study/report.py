@@ -1,4 +1,4 @@
-"""Markdown pages with tables that compare the trained models of a study."""
+"""Markdown pages that compare the trained models of a study in tables."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -51,7 +51,7 @@ If there is a table of unchanged predictions, it gives the lowest percentage of 
 
 
 def format_number(number: float | int) -> str:
-    """Format a number with at least three significant digits and no exponent: "1.23", "1,234"."""
+    """Format a number with at least three significant digits, such as "1.23" or "1,234"."""
     if number == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(number))))
@@ -64,14 +64,14 @@ def compute_margin_of_error(values: Any) -> Any:
     The margin of a single value is NaN.
 
     Args:
-        values: Series of values, or a table or grouped series to return the margin of each column
-            or group.
+        values: A series, a table or a grouped series. The result has one margin for the series, for
+            each column or for each group.
     """
     return values.sem() * stats.t.ppf(0.975, values.count() - 1)
 
 
 def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
-    """Format the mean of shares as a percentage with its margin of error, such as "96.0 ± 2.5".
+    """Format the mean of fractions as a percentage with its margin of error, such as "96.0 ± 2.5".
 
     Missing values are ignored.
 
@@ -89,19 +89,19 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
 
 
 def add_differences(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
-    """Add columns with the accuracy of each model minus the accuracy of its reference model.
+    """Add columns with the accuracy difference between each model and its reference model.
 
-    The reference model of a model has the levels in `reference`, and otherwise the same levels and
-    the same seed. There are two columns:
+    The reference model has the option values in `reference`, and otherwise the same options and
+    seed as the model. There are two columns:
 
-    - `at_equal_steps` compares test accuracies. If one training was longer, it compares the
-      accuracies on held-out images after the same number of steps.
-    - `at_equal_time` compares the accuracies on held-out images after the CPU time of the training
-      of the reference model.
+    - `at_equal_steps` compares test accuracies. If the models were trained for different numbers of
+      steps, it compares the accuracies on held-out images after the same number of steps.
+    - `at_equal_time` compares the accuracies on held-out images after the CPU time that the
+      reference model took to train.
 
     Args:
         results: Table of `read_results_table`, with one row for each model.
-        reference: Levels of the reference model by factor.
+        reference: Level of each factor in which the reference model differs.
     """
     rows = dict(zip(results.index, results.to_dict("records"), strict=True))
     differences = []
@@ -134,24 +134,24 @@ def _interpolate(curve: pd.DataFrame, along: str, position: Any) -> float:
 
 
 def group_by_model(results: pd.DataFrame) -> Any:
-    """Group the rows of a table, so that each group contains all seeds of one model."""
+    """Group the rows of a results table by model, so that each group contains all its seeds."""
     return results.groupby(
         level=[name for name in results.index.names if name != "seed"], sort=False
     )
 
 
 def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Summarize the results of all seeds of each model in one row of a table.
+    """Summarize all seeds of a model in one table row.
 
-    - Accuracies are given as means over seeds with the margin of error.
-    - Equivariance errors and noise floors are the largest of all seeds.
+    - Accuracies are means over seeds with the margin of error.
+    - Equivariance errors and noise floors are maxima over seeds.
     - Other numbers are means over seeds.
 
-    Columns without any value are left out.
+    Columns without any value are dropped.
 
     Args:
         results: Table of `read_results_table`, with one row for each model.
-        headings: Names of the columns of `results` to summarize, and their headings in the result.
+        headings: Column names of `results` to summarize, and their headings in the new table.
     """
     groups = group_by_model(results)
     table = pd.DataFrame({"seeds": groups.accuracy.count()})
@@ -166,10 +166,10 @@ def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.Da
 
 
 def make_stability_table(results: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the percentage of predictions that shifts of the images do not change.
+    """Return a table with the percentage of predictions that shifts do not change.
 
-    There is one row for each model and each kind of shift. A second column gives the percentage of
-    images without any changed prediction. Both percentages are the lowest of all seeds.
+    There is one row for each model and shift mode. A second column gives the percentage of images
+    whose prediction is the same under every shift. Both percentages are minima over seeds.
     """
     modes = results.stability.dropna().apply(pd.Series)
     table = modes.stack().dropna().rename_axis([*results.index.names, "mode"]).apply(pd.Series)
@@ -190,9 +190,9 @@ def write_study(
 
     Args:
         study: The study.
-        folder: Folder of its results.
-        name: Name of the page without the suffix ".md".
-        tables: Tables by heading that come first, instead of the table of accuracies.
+        folder: Folder with the study's results.
+        name: File name of the page without the suffix ".md".
+        tables: Tables by heading, which replace the accuracy table at the top of the page.
     """
     results = add_differences(read_results_table(study, folder), study.reference)
     tables = dict(tables or {})
@@ -208,10 +208,10 @@ def write_study(
 def write_page(
     path: Path, study: Study, results: pd.DataFrame, tables: Mapping[str, pd.DataFrame], notes: str
 ) -> str:
-    """Write a Markdown page with tables and the conditions of the training, and return its text.
+    """Write a Markdown page with tables and the training conditions, and return its text.
 
     Args:
-        path: File to write.
+        path: Markdown file to write.
         study: The study.
         results: Table of `read_results_table`, with one row for each model.
         tables: Tables by heading.
@@ -228,7 +228,7 @@ def write_page(
 
 
 def describe_training(study: Study, results: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the hardware, the versions and the dates of the training."""
+    """Return a table with the hardware, software versions and dates of the training runs."""
     conditions = {
         "trained models": f"{results.accuracy.count()} of {len(study.models())}",
         "diverged models": results.failed.count(),

@@ -1,4 +1,4 @@
-"""Results file of a study, a compressed file with one line of JSON for each trained model."""
+"""The results file of a study: compressed JSON with one line for each trained model."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from teka.files import make_directory, read_json, write_bytes
 RESULTS_FILE = "cells.jsonl.gz"
 TRAINING = "training"  # folder of the models that are being trained
 STEP_SECONDS = "step_seconds.json"
-# A model has no value if its loss diverged, if no image could be shifted, or if the file is old.
+# Columns that may be missing: the loss diverged, no image could be shifted, or the file is old.
 NUMBERS = [
     "accuracy",
     "minimum_accuracy",
@@ -31,9 +31,9 @@ OTHERS = ["failed", "learning_curve", "accuracy_by_shift", "classes", "stability
 
 
 def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the results of all models of a study, by the name of the model.
+    """Read a study's results file into a dictionary from model names to saved results.
 
-    If the file does not exist, the result is an empty dictionary.
+    If the file does not exist, the dictionary is empty.
     """
     if not path.exists():
         return {}
@@ -42,10 +42,10 @@ def load_saved_results(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
-    """Add the results of one model to the results file of a study.
+    """Add the results of one model to a study's results file.
 
-    The models in the file are sorted by name, so that its content does not depend on the order in
-    which they were trained.
+    The file is sorted by model name, so that it does not depend on the order in which the models
+    were trained.
     """
     with FileLock(make_directory("out", path.parent / TRAINING) / f"{path.name}.lock"):
         results = load_saved_results(path) | {name: content}
@@ -57,14 +57,14 @@ def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def read_results_table(study: Study, folder: str | Path) -> pd.DataFrame:
-    """Read the saved results of a study as a table with one row for each trained model.
+    """Read a study's results as a table with one row for each trained model.
 
-    The index gives the level of each factor, and the seed. If the loss of a model diverged, the
-    column "failed" has the error message, and the measurements are missing. If the folder has the
-    file `step_seconds.json`, the CPU seconds are the number of steps times the seconds of one step.
+    The index gives the level of each factor and the seed. If a model's loss diverged, the column
+    "failed" contains the error message, and the measurements are missing. If the folder contains
+    `step_seconds.json`, the CPU seconds are the number of steps times the seconds per step.
 
     Raises:
-        ValueError: The folder has no results of the study.
+        ValueError: The folder contains no results of the study.
     """
     folder = Path(folder)
     saved = load_saved_results(folder / RESULTS_FILE)

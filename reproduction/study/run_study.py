@@ -1,4 +1,4 @@
-"""Training of the models of a study in several processes or on a Dask cluster."""
+"""Training of a study's models in several processes or on a Dask cluster."""
 
 import functools
 import logging
@@ -41,21 +41,21 @@ def run_study(
 ) -> Path:
     """Train and measure the models of a study that have no saved results yet.
 
-    The same call resumes an interrupted study: saved results are kept, and the training of a model
-    continues after its last saved state. Calls for different models can share a folder.
+    Call the function again to resume an interrupted study: saved results are kept, and each model
+    continues from its last checkpoint. Calls for different models can share a folder.
 
     Args:
         study: The study.
-        out: Folder of the results.
-        train_study_model: Function that takes a model of the study and the folder, and returns
-            the results to save. The default is `train_and_measure`.
+        out: Folder for the results.
+        train_study_model: Function that trains a `StudyModel`, given the model and the folder, and
+            returns the results to save. The default is `train_and_measure`.
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time, each with an equal share of
             the CPU cores.
-        parallel: "loky" for processes of this machine, or "dask:ADDRESS" for a Dask cluster whose
+        parallel: "loky" for processes on this machine, or "dask:ADDRESS" for a Dask cluster whose
             workers have one thread and share the folder.
-        only: Levels of some factors, to train only models with these levels. "seed" is a factor
-            too.
+        only: Levels of some factors. Only models with these levels are trained. "seed" counts as a
+            factor.
         command: Command line that is saved with the results.
 
     Returns:
@@ -63,8 +63,8 @@ def run_study(
 
     Raises:
         ImportError: Dask is not installed.
-        ValueError: An argument is invalid, or the folder has results of another study.
-        ChildProcessError: A process was killed.
+        ValueError: An argument is invalid, or the folder contains results of another study.
+        ChildProcessError: A training process was killed.
     """
     check_sizes({"processes": processes})
     study_models = study.models(only)
@@ -84,7 +84,7 @@ def run_study(
         if study_model.name not in saved
     ]
     num_saved = len(study_models) - len(calls)
-    with _parallel_config(parallel, processes):
+    with _configure_joblib(parallel, processes):
         results: Any = joblib.Parallel(return_as="generator_unordered", pre_dispatch="all")(calls)
         try:
             for num_finished, (name, content) in enumerate(results, start=num_saved + 1):
@@ -112,10 +112,10 @@ def _train_alone(
 def check_saved_run(
     saved: Mapping[str, dict[str, Any]], study_model: StudyModel, folder: Path
 ) -> None:
-    """Check that the saved results of a study model come from a run with the same options.
+    """Check that the saved results of a model come from a run with the same options.
 
     Args:
-        saved: Saved results of all models, by the name of the model.
+        saved: Saved results of all models, by model name.
         study_model: Model of the study.
         folder: Folder of the results, for the error message.
 
@@ -131,8 +131,8 @@ def check_saved_run(
             raise wrong_value("out", str(folder), expected)
 
 
-def _parallel_config(parallel: str, processes: int) -> joblib.parallel_config:
-    """Create a context manager in which joblib uses local processes or a Dask cluster."""
+def _configure_joblib(parallel: str, processes: int) -> joblib.parallel_config:
+    """Create a context manager that makes joblib use local processes or a Dask cluster."""
     if parallel == "loky":
         return joblib.parallel_config(
             "loky", n_jobs=processes, initializer=_exit_when_parent_ends, initargs=(os.getpid(),)

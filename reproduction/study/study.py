@@ -1,4 +1,4 @@
-"""Descriptions of studies: the models to train, their options and their measurements."""
+"""Descriptions of studies: which models to train, and how to measure them."""
 
 import functools
 import itertools
@@ -16,12 +16,12 @@ from teka.files import read_yaml
 from teka.training import Run, read_recipe
 
 _read_recipe = functools.cache(read_recipe)
-Levels = Mapping[str, Sequence[str]]  # some levels of some factors, to select models
+Levels = Mapping[str, Sequence[str]]  # selected levels by factor
 
 
 @dataclass(frozen=True)
 class StudyModel:
-    """One model of a study, before its training.
+    """Configuration of one model in a study.
 
     Attributes:
         labels: Level of each factor, such as `{"kernel": "softmax"}`.
@@ -38,7 +38,7 @@ class StudyModel:
 
 
 def make_file_name(text: str) -> str:
-    """Convert a text to a file name: lower case, with dashes instead of special characters.
+    """Convert a text to a lowercase file name with dashes instead of special characters.
 
     >>> make_file_name("Performer (absolute)")
     'performer-absolute'
@@ -48,11 +48,11 @@ def make_file_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class StabilitySettings:
-    """Settings for measuring how many predictions stay the same when images are shifted.
+    """Settings for measuring how many predictions a shift of the images does not change.
 
     Args:
-        shifts: Shifts (dy, dx) in pixels. An empty tuple stands for every circular shift.
-        images: Number of test images; None for all.
+        shifts: Shifts (dy, dx) in pixels. An empty tuple means every circular shift.
+        images: Number of test images, or None for all.
         crop_size: Side of the window in mode "crop".
     """
 
@@ -66,18 +66,18 @@ class MeasureSettings:
     """Settings for measuring the trained models of a study.
 
     Args:
-        images: Number of test images, drawn with a fixed seed; None for all.
-        shifted_images: Number of these images that are shifted; None for all.
-        shifts: Shifts (dy, dx) in pixels. The zero shift is always added as the first one.
-        mode: How images are shifted, a mode of `teka.audit.translate`. In mode "lossless", only
-            images with wide enough blank margins are shifted.
+        images: Number of test images, drawn with a fixed seed, or None for all.
+        shifted_images: Number of these images to shift, or None for all.
+        shifts: Shifts (dy, dx) in pixels. The zero shift is always added at the start.
+        mode: Shift mode of `teka.audit.translate`. In mode "lossless", only images with wide enough
+            blank margins are shifted.
         classes: Classes whose accuracy at every shift is measured separately.
-        stability: Settings for measuring unchanged predictions, by mode of `teka.audit.translate`.
-        weights: Weights to measure: "last", or "best" for those of the epoch with the highest
+        stability: Settings for measuring unchanged predictions, by shift mode.
+        weights: Epoch whose weights are measured: "last", or "best" for the epoch with the highest
             validation accuracy.
-        curve_points: Number of points of the learning curve, equally spaced. A run with early
+        curve_points: Number of equally spaced points of the learning curve. A run with early
             stopping has one point per epoch instead.
-        save: Save each model as a model file with weights of this dtype; None to save no models.
+        save: Dtype of the weights in the saved model files, or None to save no models.
     """
 
     images: int | None = None
@@ -102,7 +102,7 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class Study:
-    """Description of the models that a study trains and compares.
+    """Description of a study, which trains and compares several models.
 
     An option that differs between the models is called a factor, and its values are called levels.
     The study trains one model for each combination of levels and each seed.
@@ -119,13 +119,13 @@ class Study:
         factors: Levels of each factor, with the fields of `Run` that each level sets. Later factors
             override earlier ones. The field `recipe` sets all fields of a recipe.
         base: Fields of `Run` that all models share.
-        leave_out: Combinations of levels that are not trained. "seed" is a factor too.
+        leave_out: Combinations of levels that are not trained. "seed" counts as a factor.
         seeds: Seeds of the models.
         measure: Settings for measuring the trained models.
-        reference: Levels of some factors. The tables compare each model with the one that has
-            these levels, and otherwise the same levels and seed.
-        description: Purpose of the study, for the page of results.
-        script: Module that trains the study, or "" if the command `study` can train it.
+        reference: Level of the reference model for some factors. The tables compare each model with
+            the reference model of the same seed and the same levels of the other factors.
+        description: Purpose of the study, for the results page.
+        script: Module that trains the models, or "" if the command `study` can train them.
 
     Raises:
         ValueError: A factor or level is unknown, a name occurs twice, or a run is invalid.
@@ -155,8 +155,8 @@ class Study:
         """Return the models of the study, ordered by seed.
 
         Args:
-            only: Levels of some factors, to return only models with these levels. "seed" is a
-                factor too.
+            only: Levels of some factors. Only models with these levels are returned. "seed" counts
+                as a factor.
         """
         only = only or {}
         self._check_levels("only", only)
@@ -177,7 +177,7 @@ class Study:
         return study_models
 
     def make_study_model(self, labels: Mapping[str, str], seed: int) -> StudyModel:
-        """Create the study model with the given level of each factor and the given seed."""
+        """Create the configuration of the model with the given level of each factor and seed."""
         fields: dict[str, Any] = {}
         for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
             if "recipe" in options:
@@ -198,7 +198,7 @@ class Study:
 
 
 def read_study(path: str | Path) -> Study:
-    """Read a study from a YAML file, whose keys are the arguments of `Study`.
+    """Read a study from a YAML file whose keys are the arguments of `Study`.
 
     Raises:
         ValueError: The file is missing, or a key or a value is invalid.

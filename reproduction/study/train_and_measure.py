@@ -1,4 +1,4 @@
-"""Training and measurement of a study model, and the CPU time of its training steps."""
+"""Training, measurement and timing of the models of a study."""
 
 import functools
 import shutil
@@ -30,20 +30,20 @@ from teka.training.run import DataOptions
 from teka.training.trained_run import TrainedRun, evaluate, export
 from teka.training.trainer import load_data
 
-SECONDS = 2.0  # mean time that each model is timed
+SECONDS = 2.0  # mean duration of timing each model
 WEIGHT_FILES = {"last": LAST, "best": BEST}
 
 
 class LearningCurve(Callback):
     """Lightning callback that measures accuracy and loss on held-out images during training.
 
-    It also measures the CPU time of the training steps. This time does not include the loading of
-    batches and the measurements themselves. The measured values are saved in the checkpoints.
+    It also measures the CPU time of the training steps, without the time for loading batches and
+    for the measurements. The learning curve is saved in the checkpoints.
 
     Args:
         split: Held-out images.
-        num_points: Number of measurements, equally spaced in steps. None measures after every
-            epoch.
+        num_points: Number of measurements, at equally spaced training steps. None measures after
+            every epoch.
     """
 
     def __init__(self, split: Split, num_points: int | None) -> None:
@@ -52,13 +52,13 @@ class LearningCurve(Callback):
         self.state: dict[str, Any] = {"points": [], "process_seconds": 0.0}
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Store the CPU time at the start of a step."""
+        """Store the CPU time at the start of a training step."""
         self.started = time.process_time()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        """Add the CPU time of a step, and measure accuracy and loss after some of the steps."""
+        """Add the CPU time of a step, and measure accuracy and loss if a measurement is due."""
         self.state["process_seconds"] += time.process_time() - self.started
         if self._is_due(trainer):
             pl_module.eval()
@@ -96,12 +96,12 @@ def train_and_measure(
 ) -> dict[str, Any]:
     """Train and measure one model of a study, and return the results to save.
 
-    An interrupted training continues after its last complete epoch. If the loss diverges, the
-    results have the error message as "failed", and no measurements.
+    Interrupted training resumes after the last complete epoch. If the loss diverges, the results
+    contain no measurements, but the error message under the key "failed".
 
     Args:
         study_model: Model of the study, with its training run.
-        folder: Folder of the study, for checkpoints, the model file and the record of the heads.
+        folder: Folder of the study, for checkpoints, model files and measurements of heads.
         measure: Settings of the measurements.
         data_dir: Folder with the files of the data sets.
         command: Command line that is saved with the results.
@@ -152,11 +152,11 @@ def train_and_measure(
 
 @functools.lru_cache(maxsize=1)
 def load_dataset(images: DataOptions) -> Dataset:
-    """Load a data set, and keep it in memory for the next model of the study."""
+    """Load a data set, and cache it for the next model of the study."""
     return load_data(Run(images=images))
 
 
-def measure_step_seconds(
+def time_training_steps(
     study: Study,
     out: str | Path,
     *,
@@ -164,16 +164,17 @@ def measure_step_seconds(
     processes: int = 1,
     command: str = "",
 ) -> Path:
-    """Time a training step of every model of a study, and write the times to a file.
+    """Measure the CPU time of one training step for each model of a study, and save the times.
 
-    The models take turns, so that other work on the machine slows all of them alike. The tables of
-    the study then give the number of steps times the time of a step as CPU seconds.
+    The timing alternates between the models, so that other work on the machine slows all of them
+    equally. The tables of the study then compute CPU seconds as the number of steps times this
+    time.
 
     Args:
         study: The study.
-        out: Folder of its results.
+        out: Folder with the study's results.
         data_dir: Folder with the files of the data sets.
-        processes: Number of models that share the CPU cores in the training of the study.
+        processes: Number of models that share the CPU cores when the study is trained.
         command: Command line that is saved with the results.
 
     Returns:

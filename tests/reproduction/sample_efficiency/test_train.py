@@ -11,7 +11,7 @@ from reproduction.sample_efficiency.train import (
     draw_balanced_subset,
     draw_batch_indices,
     load_dataset_on_canvas,
-    move_test_images,
+    shift_test_images,
     train_study_model,
 )
 from reproduction.study import Study, read_study, run_study
@@ -164,19 +164,19 @@ def test_images_stand_in_the_middle_of_the_canvas():
 
 def test_images_with_a_margin_move_without_loss():
     images = load_dataset_on_canvas("digits", 16, None).test.images[:50]
-    moved = move_test_images(images, margin=8)
+    moved = shift_test_images(images, margin=8)
     torch.testing.assert_close(moved.sum(dim=(1, 2, 3)), images.sum(dim=(1, 2, 3)))
     assert not torch.equal(moved, images)
 
 
 def test_images_that_fill_the_canvas_move_circularly():
     images = torch.rand(20, 1, CANVAS, CANVAS)
-    moved = move_test_images(images, margin=0)
+    moved = shift_test_images(images, margin=0)
     assert torch.equal(moved.flatten(1).sort().values, images.flatten(1).sort().values)
 
 
 def test_all_models_see_the_same_moved_images():
     images = torch.rand(20, 1, CANVAS, CANVAS)
-    first = move_test_images(images, margin=0)
+    first = shift_test_images(images, margin=0)
     torch.manual_seed(17)
-    assert torch.equal(move_test_images(images, margin=0), first)
+    assert torch.equal(shift_test_images(images, margin=0), first)

@@ -8,7 +8,7 @@ import torch
 from reproduction.study import read_results_table, read_study
 from reproduction.study.measure import count_flops_per_image
 from reproduction.study.results import load_saved_results
-from reproduction.study.train_and_measure import measure_step_seconds, train_and_measure
+from reproduction.study.train_and_measure import time_training_steps, train_and_measure
 from teka.codec import encode
 from teka.files import read_json
 from teka.models import read_config
@@ -118,7 +118,7 @@ def test_every_model_is_timed_and_the_tables_use_the_seconds(
     shutil.copy(finished_folder / "cells.jsonl.gz", tmp_path)
     study, threads = read_study(tiny_study), []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    path = measure_step_seconds(study, tmp_path, processes=2, command="study tiny.yaml")
+    path = time_training_steps(study, tmp_path, processes=2, command="study tiny.yaml")
     content: Any = read_json(path)
     assert [model["labels"] for model in content["models"]] == [
         {"kernel": "softmax", "position": "none"},
