@@ -1,4 +1,4 @@
-"""Baseline models: convolutional networks and transformers of other authors.
+"""Baseline models: convolutional networks and transformers from other papers.
 
 Every model takes `image_size`, `in_channels`, `num_classes` and its own options. Importing this
 package registers the models, so that they can be trained by name, as in `--model resnet18`.

@@ -1,4 +1,4 @@
-"""Parts that the baseline models share: a base class, transformer blocks and attention heads."""
+"""Building blocks of the baseline models: a base class, transformer blocks and head reshaping."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ Logits = Float[Tensor, "batch classes"]
 
 
 class ImageClassifier(nn.Module):
-    """Base class of models that map images of a fixed size to logits.
+    """Base class for image classifiers with a fixed image size.
 
-    A subclass defines the method `logits`. Calling the model also checks the shape of the images.
+    Subclasses define the method `logits`. Calling the model also checks the shape of the images.
 
     Args:
         image_size: Height and width of the images, or one number for both.
@@ -27,7 +27,7 @@ class ImageClassifier(nn.Module):
         num_classes: Number of logits.
         smallest: Smallest height and width that the model supports.
         depth: Number of blocks.
-        sizes: Other sizes of the model, which must be positive integers.
+        sizes: Other sizes to check, which must be positive integers.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class ImageClassifier(nn.Module):
         self.in_channels = in_channels
 
     def forward(self, images: Images) -> Logits:
-        """Return the logits of images, after checking the shape of the images."""
+        """Check the shape of the images, and return their logits."""
         check_tensor("images", images, "batch", self.in_channels, *self.image_size)
         return self.logits(images)
 
     def logits(self, images: Images) -> Logits:
-        """Return the logits of images. A subclass defines this method."""
+        """Return the logits of images. Subclasses define this method."""
         raise NotImplementedError
 
 
 class PreNormBlock(nn.Module):
-    """A pre-norm transformer block with any attention module.
+    """A pre-norm transformer block with an arbitrary attention module.
 
     It computes x ← x + attention(norm(x)), then x ← x + MLP(norm(x)).
 
     Args:
         attention: Module that maps tokens to tokens.
         dim: Size of a token.
-        dropout: Probability of dropping an element after the attention and within the MLP.
+        dropout: Dropout rate after the attention and within the MLP.
     """
 
     def __init__(self, attention: nn.Module, dim: int, *, dropout: float = 0.0) -> None:
@@ -91,7 +91,7 @@ class PostNormBlock(nn.Module):
     Args:
         attention: Attention layer.
         mlp_ratio: Width of the hidden layer of the MLP divided by the size of a token.
-        dropout: Probability of dropping an element of the output of W and of the MLP.
+        dropout: Dropout rate of the outputs of W and the MLP.
     """
 
     def __init__(
@@ -119,5 +119,5 @@ def project_heads(linear: nn.Module, tokens: Tokens, dim_head: int) -> Outputs:
 
 
 def join_heads(linear: nn.Module, heads: Outputs) -> Tokens:
-    """Concatenate the heads of each token, and apply a linear layer to the result."""
+    """Concatenate the heads of each token, and apply a linear layer to them."""
     return linear(heads.transpose(1, 2).flatten(2))

@@ -1,7 +1,7 @@
 """Convolutional baselines: AlexNet for small images, VGG-16 and ResNet-18.
 
-Two of them differ from torchvision's models: AlexNet has a single linear layer and smaller pooling
-windows, and ResNet-18 has an option for small images.
+Unlike torchvision's models, AlexNet has a single linear layer and smaller pooling windows, and
+ResNet-18 has an option for small images.
 """
 
 import math
@@ -28,10 +28,7 @@ def make_convolution(
     *,
     is_normalized: bool = False,
 ) -> list[nn.Module]:
-    """Create a convolution and the layer that follows it.
-
-    This layer is a batch normalization if `is_normalized` is true, and otherwise a ReLU.
-    """
+    """Create a convolution followed by a batch norm or, if `is_normalized` is false, by a ReLU."""
     sizes = in_channels, out_channels, kernel_size, stride, kernel_size // 2
     if is_normalized:
         return [nn.Conv2d(*sizes, bias=False), nn.BatchNorm2d(out_channels)]
@@ -46,7 +43,7 @@ class AlexNet(ImageClassifier):
     torchvision's AlexNet (Krizhevsky 2014) in three ways:
 
     - The padding of the first convolution is 5.
-    - The windows of max pooling do not overlap.
+    - The max-pooling windows do not overlap.
     - There are no hidden linear layers.
 
     Three other details follow the code of Horn et al. and differ from Krizhevsky et al. 2012:
@@ -55,7 +52,7 @@ class AlexNet(ImageClassifier):
       linear layers (§4.2).
     - The initial weights are PyTorch's, instead of N(0, 0.01²) with some biases of 1 (§5), which
       suits pixels from 0 to 255.
-    - There is no normalization of local responses (§3.3).
+    - There is no local response normalization (§3.3).
 
     Source: Krizhevsky, Sutskever and Hinton 2012; Krizhevsky 2014 (One weird trick); Horn et al.
     2021, Table 1, and their notebook CNN/CIFAR10.ipynb.
@@ -70,7 +67,7 @@ class AlexNet(ImageClassifier):
         image_size: Height and width of the images, or one number for both; at least 29.
         in_channels: Number of channels of the images.
         num_classes: Number of logits.
-        dropout: Probability of dropping an element.
+        dropout: Dropout rate.
     """
 
     def __init__(
@@ -126,7 +123,7 @@ class VGG16(ImageClassifier):
         num_classes: Number of logits.
         width: Channels of the first convolutions. The others have 2, 4 and 8 times as many.
         hidden: Width of the two hidden linear layers.
-        dropout: Probability of dropping an element in the linear layers.
+        dropout: Dropout rate of the linear layers.
     """
 
     def __init__(
@@ -172,9 +169,9 @@ class VGG16(ImageClassifier):
 
 
 class ResidualBlock(nn.Module):
-    """A residual block with two 3 × 3 convolutions, each followed by a batch normalization.
+    """A residual block with two 3 × 3 convolutions, each followed by a batch norm.
 
-    The shortcut is a 1 × 1 convolution if the shape of the features changes. Otherwise, it is the
+    The shortcut is a 1 × 1 convolution if the shape of the features changes, and otherwise the
     identity.
 
     Source: He et al. 2016, Figure 2, with shortcuts of option B.
@@ -205,8 +202,8 @@ class ResNet18(ImageClassifier):
     - `resnet_stem="7x7"` is for large images. It has stride 2, and a max pooling follows. Horn et
       al. trained this version, with 11,181,642 parameters for 10 classes and 3 channels.
     - `resnet_stem="3x3"` is for small images. It has stride 1, and no pooling follows. Cordonnier
-      et al. trained this version, with 11,173,962 parameters. The network needs 15 times as many
-      operations as with "7x7".
+      et al. trained this version, with 11,173,962 parameters. It needs 15 times as many operations
+      as the other version.
 
     Batch normalization follows every convolution, and there is no dropout (He et al. 2016, §3.4).
     Weights of convolutions are initialized from N(0, 2 / fan_out) (He et al. 2015).

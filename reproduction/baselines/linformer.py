@@ -1,4 +1,4 @@
-"""Linformer for images: attention to a fixed number of weighted sums of all keys and values."""
+"""Linformer for images, which attends to a fixed number of combined keys and values."""
 
 import math
 
@@ -24,9 +24,9 @@ from teka.nn.inputs import Tokens
 
 
 class LinformerAttention(nn.Module):
-    """Softmax attention to k learned combinations of the L tokens, instead of to all L tokens.
+    """Softmax attention to k learned combinations of the L tokens instead of all tokens.
 
-    The cost is therefore O(L k) instead of O(L²). The output of a head is
+    This reduces the cost from O(L²) to O(L k). The output of a head is
 
         softmax(Q (E K)ᵀ / √d) (F V),
 
@@ -34,8 +34,8 @@ class LinformerAttention(nn.Module):
     tokens. All heads share E and F ("headwise sharing"). The layer accepts exactly L tokens.
 
     Queries, keys and values have no bias, as in the code of Horn et al. The initial weights are
-    those of the authors' code (fairseq, examples/linformer): Xavier's uniform distribution, divided
-    by √2 for all matrices except that of the output.
+    those of the authors' code (fairseq, examples/linformer): Xavier uniform, divided by √2 for all
+    matrices except the output matrix.
 
     Source: Wang et al. 2020, eq. 7 and "Parameter Sharing Between Projections".
 
@@ -44,7 +44,7 @@ class LinformerAttention(nn.Module):
         heads: Number of heads, a divisor of `dim`.
         num_tokens: Number of tokens L.
         num_projected: Number of projected keys and values k.
-        dropout: Probability of dropping an attention weight.
+        dropout: Dropout rate of the attention weights.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class LinformerAttention(nn.Module):
     def forward(self, tokens: Tokens) -> Tokens:
         outputs = scaled_dot_product_attention(
             project_heads(self.query, tokens, self.dim_head),
-            self._combine_tokens(self.key, self.key_projection, tokens),
-            self._combine_tokens(self.value, self.value_projection, tokens),
+            self._project_keys_or_values(self.key, self.key_projection, tokens),
+            self._project_keys_or_values(self.value, self.value_projection, tokens),
             dropout_p=self.dropout if self.training else 0.0,
         )
         return join_heads(self.output, outputs)
 
-    def _combine_tokens(
+    def _project_keys_or_values(
         self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Tokens
     ) -> Values:
-        """Return the k learned combinations of the keys or values of all tokens.
+        """Project the keys or values of all tokens to k learned combinations of tokens.
 
-        The linear layer and the projection along the tokens are applied in the cheaper order.
+        The linear layer and the projection along the token axis are applied in the cheaper order.
         """
         if projection.shape[0] < projection.shape[1]:
             return project_heads(linear, projection @ tokens, self.dim_head)
@@ -87,12 +87,12 @@ class LinformerAttention(nn.Module):
 
 
 class Linformer(ImageClassifier):
-    """A vision transformer with the attention of Linformer.
+    """A vision transformer with Linformer attention.
 
     A token is a pixel or the whole image. The logits are computed from a class token.
 
     - With `tokens="pixel"`, each pixel is a token, as in the Performers of Horn et al. 2021.
-    - With `tokens="image"`, the whole image is one token. Horn et al. trained this form with
+    - With `tokens="image"`, the whole image is one token. Horn et al. trained this variant with
       `depth=12, dropout=0.0`. It has 10,261,514 parameters for 10 classes and 3 channels of 32 × 32
       pixels (10.2M in their Table 1).
 
@@ -120,7 +120,7 @@ class Linformer(ImageClassifier):
         depth: Number of blocks.
         heads: Number of heads, a divisor of `dim`.
         num_projected: Number of projected keys and values.
-        dropout: Probability of dropping an element.
+        dropout: Dropout rate.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from teka.functional.shapes import Keys, Outputs, Queries, Values, Vectors
 from teka.nn.inputs import Tokens
 from teka.precision import without_autocast
 
-DECAY = 0.999  # share of a centroid that a training step keeps
+DECAY = 0.999  # decay rate of the moving average of the centroids
 Centroids = Float[Tensor, "heads clusters dim_head"]
 
 
@@ -38,8 +38,8 @@ def clustered_attention(
     """Compute softmax attention within clusters of similar queries and keys.
 
     A cluster consists of the w = `cluster_size` queries and the w keys with the largest inner
-    products with its centroid. A query attends to the keys of its cluster. If the query is in
-    several clusters, their outputs are averaged. If it is in no cluster, the output is 0.
+    products with its centroid. A query attends to the keys of its cluster. If a query belongs to
+    several clusters, their outputs are averaged. If it belongs to no cluster, its output is 0.
 
     The cost of n clusters is O(n L d + n w² d), which is O(L^1.5 d) for n = w = √L.
 
@@ -49,9 +49,9 @@ def clustered_attention(
         query: Queries. All queries and keys must have the same length.
         key: Keys.
         value: Values.
-        centroid: Centroid of each cluster, for each head.
+        centroid: Centroid of each cluster for each head.
         cluster_size: Number of queries, and of keys, in each cluster.
-        dropout: Probability of dropping an attention weight.
+        dropout: Dropout rate of the attention weights.
     """
 
     def gather(vectors: Tensor, members: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def clustered_attention(
 class RoutingAttention(nn.Module):
     """Multi-head attention within clusters of similar queries and keys.
 
-    Each cluster has a centroid. After each forward pass in training, the centroid μ moves towards
+    Each cluster has a centroid. After each forward pass in training, the centroid μ moves toward
     the mean of the set A of queries and keys of the batch that are nearest to it:
 
         μ ← λ μ + (1 − λ) mean(A),   λ = 0.999.
@@ -99,10 +99,10 @@ class RoutingAttention(nn.Module):
 
     Args:
         dim: Size of a token.
-        heads: Number of heads, a divisor of `dim` below it.
+        heads: Number of heads, a divisor of `dim` that is smaller than `dim`.
         num_clusters: Number of clusters of each head.
         cluster_size: Number of queries, and of keys, in each cluster.
-        dropout: Probability of dropping an attention weight.
+        dropout: Dropout rate of the attention weights.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class RoutingAttention(nn.Module):
         self.register_buffer("centroid", centroid)
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """Return the outputs of the attention. In training mode, also move the centroids."""
+        """Return the attention outputs. In training mode, also update the centroids."""
         query, key, value = (
             project_heads(linear, tokens, self.dim_head)
             for linear in (self.query, self.key, self.value)
@@ -138,12 +138,12 @@ class RoutingAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
         )
         if self.training:
-            self.move_centroids(torch.cat([query, key], dim=2))
+            self.update_centroids(torch.cat([query, key], dim=2))
         return join_heads(self.output, outputs)
 
     @torch.no_grad()
-    def move_centroids(self, vectors: Float[Tensor, "batch heads vectors dim_head"]) -> None:
-        """Move each centroid towards the mean of the normalized vectors nearest to it."""
+    def update_centroids(self, vectors: Float[Tensor, "batch heads vectors dim_head"]) -> None:
+        """Move each centroid toward the mean of the normalized vectors nearest to it."""
         with without_autocast(vectors.device.type):  # sums over a batch overflow half precision
             vectors = vectors.to(self.centroid.dtype).transpose(0, 1).flatten(1, 2)
             nearest = (vectors @ self.centroid.mT).argmax(dim=-1)
@@ -185,8 +185,8 @@ class RoutingTransformer(ImageClassifier):
         dim: Size of a token.
         depth: Number of blocks.
         heads: Number of heads, a divisor of `dim`.
-        dropout: Probability of dropping attention weights and elements after the attention, the
-            GELU and the MLP.
+        dropout: Dropout rate of the attention weights and after the attention, the GELU and the
+            MLP.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Network of Cordonnier et al. 2020, which classifies images by attention alone."""
+"""The network of Cordonnier et al. 2020, which classifies images with attention alone."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ PRECISION_NOISE = 0.01
 def make_position_attention(
     position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
 ) -> RelativeModule:
-    """Create the relative kernel of a transformer block, with Gaussians or a learned table.
+    """Create the relative kernel of a transformer block: Gaussians or a learned table.
 
     The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code.
     Centers of Gaussians are drawn from N(0, 2²) along every axis. The standard deviation is one
@@ -55,7 +55,7 @@ def make_position_attention(
 
 
 class SelfAttentionNetwork(ImageClassifier):
-    """An image classifier whose attention weights depend on the relative positions of tokens.
+    """An image classifier whose attention weights depend on relative token positions.
 
         image → normalized channels → 2 × 2 space to depth → linear → blocks → mean → linear
 
@@ -97,7 +97,7 @@ class SelfAttentionNetwork(ImageClassifier):
         downsampling: Side in pixels of the blocks that become tokens, a divisor of height and
             width.
         periodic: Treat opposite edges of the image as neighbors.
-        dropout: Probability of dropping an element of a sublayer's output.
+        dropout: Dropout rate of the sublayer outputs.
         backend: Backend of the attention. "dense" evaluates every pair of tokens, as in the paper.
     """
 

@@ -1,6 +1,6 @@
-"""Errors of attention with random features, compared with exact softmax attention.
+"""Benchmark of how closely attention with random features approximates softmax attention.
 
-    python -m reproduction.benchmarks.approximation             # measures; two minutes
+    python -m reproduction.benchmarks.approximation             # measures, takes two minutes
     python -m reproduction.benchmarks.approximation --table     # prints the committed errors
 
 Two kinds of errors are measured in float64, for each kernel, random projection and number of
@@ -8,8 +8,8 @@ features:
 
 - "output": the relative error of the output for normally distributed queries and keys,
   ‖ÂV − AV‖ / ‖AV‖, where A and Â are the exact and the approximate attention weights.
-- "ball": the largest error of the weights of any query, ½ Σ_j |â_ij − a_ij|, for queries and keys
-  whose lengths are bounded.
+- "ball": the largest attention-weight error of any query i, ½ Σ_j |â_ij − a_ij|, for queries and
+  keys of bounded length.
 
 Source: Choromanski et al. 2021, Rethinking attention with Performers, Figure 4 and Theorem 4.
 """
@@ -47,10 +47,9 @@ LINE = ["kernel", "projection", *PANEL]
 def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) -> list[Tensor]:
     """Draw the queries, keys and values of one head in float64.
 
-    For errors of the kind "output", the queries and keys are normally distributed, and `size` is
-    the standard deviation of their entries. For errors of the kind "ball", the lengths of the
-    queries and keys are drawn uniformly between 0 and size · dim^(1/4). The first query and the
-    first key have the largest length.
+    For the kind "output", queries and keys are normally distributed, and `size` is the standard
+    deviation of their entries. For the kind "ball", their lengths are drawn uniformly between 0 and
+    size · dim^(1/4), and the first query and the first key have the maximum length.
     """
     generator = Generator().manual_seed(0)
     shape = 3, 1, 1, num_tokens, dim
@@ -64,21 +63,21 @@ def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) 
 
 
 def draw_random_feature_kernels(
-    name: str, projection: str, num_features: int, dim: int, draws: int
+    kernel_name: str, projection: str, num_features: int, dim: int, num_draws: int
 ) -> Iterator[ContentKernel]:
-    """Draw several kernels that differ only in their random features."""
-    kernel_class = RANDOM_KERNELS[name]
+    """Create `num_draws` copies of a kernel, each with newly drawn random features."""
+    kernel_class = RANDOM_KERNELS[kernel_name]
     # Some kernels have two features for each drawn vector.
     count = max(1, num_features // kernel_class.features_per_draw)
-    for draw in range(draws):
+    for draw in range(num_draws):
         generator = Generator().manual_seed(1_000_003 * (draw + 1))
         yield kernel_class(draw_projection(count, dim, generator=generator, projection=projection))
 
 
 def compute_attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
-    """Return the attention weights of a kernel.
+    """Return a kernel's attention weights for the given queries and keys.
 
-    They are computed as the outputs of the attention for one-hot values.
+    The weights are computed as the attention output for one-hot values.
     """
     one_hot = torch.eye(key.shape[-2], dtype=key.dtype)[None, None]
     return attention(query, key, one_hot, kernel=kernel, backend="dense")
@@ -87,19 +86,17 @@ def compute_attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor)
 def measure_kernel_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
-    """Measure the approximation errors of all kernels with random features.
-
-    Each error is a mean over random projections.
+    """Measure the approximation error of each random-feature kernel, averaged over projections.
 
     Args:
         dim: Size of queries and keys.
-        num_tokens: Number of queries, of keys and of values.
+        num_tokens: Number of tokens.
         num_features: Numbers of features to compare.
-        num_draws: Number of random projections, at least 2. All see the same queries and keys.
+        num_draws: Number of random projections, at least 2. All use the same queries and keys.
 
     Returns:
         A table with the mean "error" and "half" of its 95 % interval. For comparison,
-        "error_of_mean" is the error of the plain mean of all values.
+        "error_of_mean" is the error of a uniform average of all values.
     """
     rows = []
     for kind, size in SIZES:
@@ -125,25 +122,24 @@ def measure_kernel_errors(
 def fit_error_exponent(errors: pd.DataFrame) -> float:
     """Fit a power law m^p to the errors with m random features, and return the exponent p.
 
-    Only the last half of the rows is used, with the largest numbers of features.
+    Only the half of the rows with the most features is used.
     """
     last = errors.tail((len(errors) + 1) // 2)
     return np.polyfit(np.log(last.num_features), np.log(last.error), deg=1)[0]
 
 
-def print_error_tables(rows: pd.DataFrame) -> None:
-    """Print three tables of the errors of random features.
+def print_error_tables(errors: pd.DataFrame) -> None:
+    """Print the errors of each kernel and how they decrease with the number of features m.
 
-    The first table gives the errors of each kernel. The second table gives the exponent p of the
-    power law m^p that is fitted to the errors with m features. For comparison, the third table
-    gives the error if the output is the mean of all values.
+    The second table gives the exponent p of a power law m^p that is fitted to the errors. For
+    comparison, the third table gives the error of a uniform average of all values.
     """
     tables = {
-        "error": rows.set_index([*LINE, "num_features"]).error,
-        "power of the number of features": rows.groupby(LINE)[["num_features", "error"]].apply(
+        "error": errors.set_index([*LINE, "num_features"]).error,
+        "power of the number of features": errors.groupby(LINE)[["num_features", "error"]].apply(
             fit_error_exponent
         ),
-        "error of the mean of the values": rows.groupby(PANEL).error_of_mean.first(),
+        "error of the mean of the values": errors.groupby(PANEL).error_of_mean.first(),
     }
     for title, values in tables.items():
         table = values.unstack("size")
@@ -151,10 +147,10 @@ def print_error_tables(rows: pd.DataFrame) -> None:
 
 
 def main(*, table: bool = False, out: Path = OUT) -> None:
-    """Measure the errors of random features, and print them.
+    """Measure and print the errors of attention with random features.
 
     Args:
-        table: Print the errors of the result file, and measure nothing.
+        table: Print the errors in the result file without measuring.
         out: Result file.
     """
     if not table:

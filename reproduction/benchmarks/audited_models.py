@@ -1,14 +1,14 @@
-"""Train small models with known faults on digits, so that `teka audit` can find the faults.
+"""Script that trains small models with known faults on digits, as examples for `teka audit`.
 
     python -m reproduction.benchmarks.audited_models --out runs/audited
     teka audit runs/audited/vit --data digits --image-size 32 --mode circular --html vit.html
     teka audit reproduction/benchmarks/audited_models.py:make_invariant \
         --weights runs/audited/invariant.safetensors --data digits --image-size 32 --mode circular
 
-The models are a ViT, a Swin, a ResNet and a ConvNeXt of `transformers`, saved as model folders. A
-fifth model of circular convolutions has no fault: it is exactly invariant. Its weights are saved as
-`invariant.safetensors`. The digits are in the middle of images of 32 × 32 pixels and are never
-shifted in training.
+The models are a ViT, a Swin, a ResNet and a ConvNeXt from `transformers`, saved as model folders. A
+fifth model, which consists of circular convolutions, has no fault: it is exactly invariant. Its
+weights are saved as `invariant.safetensors`. The digits are centered in images of 32 × 32 pixels
+and are never shifted during training.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ CONFIGS: Any = read_yaml("configurations", Path(__file__).with_suffix(".yaml"))
 
 
 class NormalizedClassifier(nn.Module):
-    """Image classifier that normalizes images with values from 0 to 1 before it applies a model."""
+    """Image classifier that normalizes its input images, with values from 0 to 1."""
 
     def __init__(self, model: nn.Module, normalization: Normalize) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class NormalizedClassifier(nn.Module):
 
 
 def make_transformers_model(name: str) -> nn.Module:
-    """Create a model of the library `transformers` with random weights."""
+    """Create a model from the library `transformers` with random weights."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     config = AutoConfig.for_model(name, num_channels=1, num_labels=10, **CONFIGS[name])
@@ -58,7 +58,7 @@ def make_transformers_model(name: str) -> nn.Module:
 
 
 def make_invariant() -> nn.Module:
-    """Create a model of circular convolutions, which is exactly invariant to circular shifts."""
+    """Create a convolutional network that is exactly invariant to circular shifts."""
     layers: list[nn.Module] = []
     for in_channels, out_channels in ((1, 16), (16, 24), (24, 32)):
         convolution = nn.Conv2d(in_channels, out_channels, 5, padding=2, padding_mode="circular")
@@ -67,7 +67,7 @@ def make_invariant() -> nn.Module:
 
 
 def save_transformers_model(classifier: NormalizedClassifier, folder: Path) -> None:
-    """Save a model with its preprocessing, so that the library `transformers` can load it."""
+    """Save a model and its preprocessing in a folder that `transformers` can load."""
     classifier.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue]
     preprocessing = {
         "image_processor_type": "ViTImageProcessor",
@@ -82,7 +82,7 @@ def main(*, out: Path = Path("runs/audited")) -> None:
     """Train and save the five models.
 
     Args:
-        out: Folder to write.
+        out: Output folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     dataset = load("digits", image_size=SIDE, validation_size=0)
@@ -103,7 +103,7 @@ def main(*, out: Path = Path("runs/audited")) -> None:
         save_transformers_model(classifier, out / name)
     torch.manual_seed(0)
     classifier = NormalizedClassifier(make_invariant(), Normalize((0.0,), (1.0,)))
-    # The mean over all positions of a small digit is small, and learns slowly.
+    # The features of a small digit are small after averaging over all positions, and learn slowly.
     train("invariant", classifier, 1e-2)
     save_file(classifier.model.state_dict(), out / "invariant.safetensors")
 

@@ -1,11 +1,11 @@
-"""Times of all attention backends, and the cost model with which teka chooses a backend.
+"""Benchmark of all attention backends, which calibrates the cost model for choosing one.
 
     python -m reproduction.benchmarks.backends             # measures the times
     python -m reproduction.benchmarks.backends --table     # uses the committed times
 
-Attention with many kernels and sizes is timed with every backend that can compute it. The script
-fits the constants of the cost model to these times. It also prints how much slower the backend that
-`backend="auto"` chooses is than the fastest one.
+The script times attention with many kernels and input sizes on every backend that supports it. It
+fits the constants of the cost model to these times. It also prints how much slower the backend
+chosen by `backend="auto"` is than the fastest backend.
 """
 
 import math
@@ -31,7 +31,7 @@ from teka.functional.relative import make_relative
 
 OUT = Path(__file__).with_suffix(".json")
 DIM = 32
-SECONDS = 0.3  # mean total time of a backend for each measurement
+SECONDS = 0.3  # mean total time per backend and measurement
 LINES = [(256,), (1024,), (2048,), (4096,)]
 SQUARES = [(side, side) for side in (16, 32, 48, 64)]
 CUBES = [(side, side, side) for side in (6, 10, 16)]
@@ -41,9 +41,9 @@ OTHERS = ("quadratic", "table", "generalized_quadratic")
 
 
 def make_benchmark_cases() -> list[dict[str, Any]]:
-    """Return the kernels and input sizes to time.
+    """Return the combinations of kernels and input sizes to time.
 
-    Each combination can be computed by at least two backends, so that there is a choice.
+    Only combinations that at least two backends support are included.
     """
     large = [*LINES, *SQUARES, *CUBES]
     cases = [
@@ -57,7 +57,7 @@ def make_benchmark_cases() -> list[dict[str, Any]]:
 
 
 def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
-    """Create the `AttentionPlan` of a benchmark case, from which teka estimates the costs."""
+    """Create the `AttentionPlan` from which teka estimates the costs of a benchmark case."""
     shape = tuple(case["shape"])
     kernel = make_kernel(case["kernel"], DIM)
     relative = None
@@ -69,7 +69,7 @@ def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
 
 
 def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
-    """Return the estimated cost of each backend that can compute a benchmark case."""
+    """Estimate the cost of a benchmark case for each backend that supports it."""
     num_tokens = math.prod(case["shape"])
     return make_attention_plan(case).estimate_costs(
         heads=case["heads"],
@@ -82,7 +82,7 @@ def estimate_costs(case: dict[str, Any]) -> dict[str, Cost]:
 
 
 def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Time all backends that can compute a benchmark case.
+    """Time a benchmark case with all backends that support it.
 
     Returns:
         The median time of each backend in seconds, for the keys "forward" and "forward_backward".
@@ -109,14 +109,14 @@ def time_backends(case: dict[str, Any], seconds: float) -> dict[str, dict[str, f
     }
 
 
-def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a table of the measured times of all backends, next to their estimated times.
+def make_time_table(measurements: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a table of the measured times of all backends and their estimated costs.
 
     Args:
-        rows: Content of the result file: kernels and sizes of an attention, with its times.
+        measurements: Kernels, input size and measured times of each benchmark case.
     """
     records = []
-    for case, row in enumerate(rows):
+    for case, row in enumerate(measurements):
         costs = estimate_costs(row)
         chosen = resolve_backend("auto", costs)
         for direction, times in row["seconds"].items():
@@ -130,8 +130,8 @@ def make_time_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
     """Fit the cost model of each backend to its measured times.
 
-    The constants of the cost model are the nanoseconds that a multiply-add, a byte, a call and an
-    attention head take.
+    The constants are the nanoseconds per multiply-add, per byte of memory traffic, per call and per
+    attention head.
     """
     rates = {}
     for backend, group in times.groupby("backend"):
@@ -143,10 +143,10 @@ def fit_cost_constants(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(*, table: bool = False, out: Path = OUT) -> None:
-    """Time all backends, fit the cost model, and print how good the chosen backends are.
+    """Time all backends, fit the cost model, and print how fast the chosen backends are.
 
     Args:
-        table: Use the times of the result file, and measure nothing.
+        table: Use the times in the result file without measuring.
         out: Result file.
     """
     if not table:

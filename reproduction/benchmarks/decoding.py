@@ -1,4 +1,4 @@
-"""Time of generating a token, compared with processing a whole sequence.
+"""Benchmark of the time per generated token, compared with a forward pass of all tokens.
 
 python -m reproduction.benchmarks.decoding
 """
@@ -14,14 +14,14 @@ from reproduction.benchmarks.measurement import measure_median_times, run_script
 from teka.nn import Attention
 
 OUT = Path(__file__).with_suffix(".json")
-# A compiled step compiles again in its first calls, until it serves any number of earlier tokens.
+# `torch.compile` recompiles the step in its first calls, until it supports any number of tokens.
 WARMUP_TOKENS = 4
-# Number of tokens that are decoded one after another and timed together.
+# Number of consecutive tokens that are timed together.
 TIMED_TOKENS = 32
 
 
 def make_decoder(step: Callable[..., tuple[Tensor, object]], tokens: Tensor) -> Callable[[], None]:
-    """Return a function that decodes more tokens, one after another, in each call."""
+    """Return a function that decodes the next `TIMED_TOKENS` tokens in each call."""
     state = None
     for position in range(WARMUP_TOKENS):
         _, state = step(tokens[:, position], state)
@@ -35,7 +35,7 @@ def make_decoder(step: Callable[..., tuple[Tensor, object]], tokens: Tensor) -> 
 
 
 def measure_decoding(layer: Attention, batch: int, num_tokens: int, seconds: float) -> dict:
-    """Return the times for one token of a causal layer, in microseconds."""
+    """Measure the time per token of a causal layer in microseconds."""
     tokens = torch.randn(batch, num_tokens, DIM)
     functions = {
         "full pass": lambda: layer(tokens, num_tokens),
@@ -51,11 +51,11 @@ def measure_decoding(layer: Attention, batch: int, num_tokens: int, seconds: flo
 def main(
     *, batches: Sequence[int] = (1, 8, 32), tokens: int = 1024, seconds: float = 10, out: Path = OUT
 ) -> None:
-    """Time the causal default layer, and save and print the times for one token.
+    """Time the default causal layer, then print and save its time per token.
 
     Args:
-        batches: Numbers of sequences.
-        tokens: Number of tokens of the whole sequence.
+        batches: Batch sizes to measure.
+        tokens: Sequence length of the full forward pass.
         seconds: Mean total time of each measurement.
         out: Result file.
     """

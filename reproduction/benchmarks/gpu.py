@@ -1,11 +1,11 @@
-"""Time of linear attention on a GPU with Triton, compared with torch.compile and fused softmax.
+"""GPU benchmark of linear attention with Triton, against torch.compile and fused softmax.
 
     python -m reproduction.benchmarks.gpu             # measures
     python -m reproduction.benchmarks.gpu --table     # prints the committed times
 
-A measured time is the time of ten calls in a row, divided by ten, so that it does not depend on the
-speed of Python. The file of version 0.1.0 also has the time of a single call ("seconds_alone"), the
-peak memory and the memory bandwidth as a share of that of a copy.
+Each time is the mean of ten consecutive calls, so that it does not depend on the speed of Python.
+The results of version 0.1.0 also contain the time of a single call ("seconds_alone"), the peak
+memory, and the memory bandwidth as a fraction of a plain copy.
 
 To test the script without a GPU, run it in Triton's interpreter:
 
@@ -35,12 +35,12 @@ OUT = Path(__file__).with_suffix(".json")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, DIM = 8, 64
 NUM_CALLS = 10
-# The largest number of tokens for which softmax attention is timed.
+# Maximum sequence length for which softmax attention is timed.
 MAX_SOFTMAX_TOKENS = {torch.bfloat16: 16384, torch.float32: 4096}
 
 
 def draw_inputs(num_samples: int, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """Draw queries, keys and values with the memory layout of the output of a linear layer."""
+    """Draw queries, keys and values with the memory layout of a linear layer's output."""
     shape = 3, num_samples, length, HEADS, DIM
     inputs = torch.randn(shape, device=DEVICE, dtype=dtype).transpose(2, 3)
     return [tensor.requires_grad_() for tensor in inputs]
@@ -50,8 +50,8 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     """Compute linear attention with the squared ReLU kernel.
 
     Args:
-        inputs: Queries, keys and values, and optionally the frequencies of rotary positions.
-        is_causal: Attend only to earlier tokens.
+        inputs: Queries, keys, values, and optionally the frequencies of rotary positions.
+        is_causal: Do not attend to later tokens.
     """
     query, key, value, *frequency = inputs
     options: dict[str, Any] = {}
@@ -65,13 +65,13 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
 def run_ten_calls(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], *, use_triton: bool, backward: bool
 ) -> None:
-    """Call an attention function ten times in a row, so that the GPU never waits for Python.
+    """Call an attention function ten times in a row, so that the GPU does not wait for Python.
 
     Args:
-        function: Function that computes the attention.
+        function: Attention function.
         inputs: Arguments of the function.
-        use_triton: Let teka use its Triton kernels. Otherwise it uses plain PyTorch.
-        backward: Compute the gradients too.
+        use_triton: Let teka use its Triton kernels instead of plain PyTorch.
+        backward: Also compute the gradients.
     """
     has_triton = triton_backend.HAS_TRITON and use_triton
     with patch.object(triton_backend, "HAS_TRITON", has_triton), torch.set_grad_enabled(backward):
@@ -84,11 +84,11 @@ def run_ten_calls(
 def make_implementations(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
-    """Return the functions whose times the benchmark compares, by name.
+    """Return the attention functions that the benchmark compares, by name.
 
-    They compute linear attention with Triton, with `torch.compile` and in plain PyTorch. Without
-    rotary positions, one of them computes fused softmax attention. The functions take the argument
-    `backward` of `run_ten_calls`.
+    Three functions compute linear attention with Triton, with `torch.compile` and in plain PyTorch.
+    Without rotary positions, a fourth function computes fused softmax attention. Each function
+    takes the argument `backward` of `run_ten_calls`.
     """
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
@@ -112,7 +112,7 @@ def make_implementations(
 def time_implementations(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time implementations of attention, forward and forward with backward, on the same inputs."""
+    """Time the forward pass, and the forward and backward pass, of several implementations."""
     rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}
@@ -130,13 +130,13 @@ def main(
     table: bool = False,
     out: Path = OUT,
 ) -> None:
-    """Time all implementations of each attention, and save the times after each attention.
+    """Time all implementations for each dtype and sequence length, and save the times.
 
     Args:
-        lengths: Numbers of tokens of a sample.
-        tokens: Number of tokens of all samples together.
-        seconds: Mean total time of an implementation for each measurement.
-        table: Print the times of the result file, and measure nothing.
+        lengths: Sequence lengths.
+        tokens: Number of tokens in a batch, over all its sequences.
+        seconds: Mean total time per implementation and measurement.
+        table: Print the times in the result file without measuring.
         out: Result file.
     """
     rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []

@@ -1,4 +1,4 @@
-"""Effect of half-pixel shifts on models with different low-pass filters before downsampling.
+"""Benchmark of how half-pixel shifts affect models with different low-pass filters.
 
 python -m reproduction.benchmarks.half_pixels --data-dir data
 """
@@ -21,10 +21,10 @@ SHIFTS = ((0.5, 0), (0, 0.5), (0.5, 0.5))
 def measure_logit_change(model: Performer, images: Tensor) -> float:
     """Measure how much half-pixel shifts change the logits of a model with random weights.
 
-    For logits f(x) of images x and a shift T, the change is ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖. It
-    is averaged over three shifts.
+    For the logits f(x) of images x and a shift T, the relative change is
+    ‖f(T x) − f(x)‖ / ‖f(x) − mean f‖. It is averaged over three shifts.
     """
-    for _ in range(30):  # for the statistics of batch normalization
+    for _ in range(30):  # update the batch-norm statistics
         model(images)
     model.eval()
     logits = model(images)
@@ -38,7 +38,7 @@ def main(*, data_dir: str = "data") -> None:
     """Print how much half-pixel shifts change the logits of models with random weights.
 
     Args:
-        data_dir: Folder of the data sets.
+        data_dir: Folder with the files of the data sets.
     """
     images = load("mnist", data_dir=data_dir).test.images[:64]
     for patch_size, blur, seed in product((4, 2), (None, 5, "ideal"), range(3)):

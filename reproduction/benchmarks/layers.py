@@ -1,4 +1,4 @@
-"""Times of the default attention layer, of plain PyTorch and of layers of other libraries.
+"""Benchmark of teka's attention layer against plain PyTorch and other libraries.
 
     python -m reproduction.benchmarks.layers             # adds this machine to layers.json
     python -m reproduction.benchmarks.layers --table     # prints the committed times
@@ -29,7 +29,7 @@ from teka.nn import Attention
 from teka.provenance import provenance
 
 DIM, HEADS, DIM_HEAD, BATCH = 256, 8, 32, 2
-# With fewer tokens, layers are timed without torch.compile only.
+# With fewer tokens, layers are not timed with torch.compile.
 MIN_COMPILED_TOKENS = 196
 UNIT = "four products"
 OUT = Path(__file__).with_suffix(".json")
@@ -38,7 +38,7 @@ OUT = Path(__file__).with_suffix(".json")
 class LinearLayersOfAttention(nn.Module):
     """The four linear layers of an attention layer, without the attention itself.
 
-    The benchmark compares the times of all layers with the time of this one.
+    Their time is the unit in which the benchmark expresses the times of all layers.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class LinearLayersOfAttention(nn.Module):
 
 
 class PlainPyTorchLayer(LinearLayersOfAttention):
-    """teka's default layer in plain PyTorch, without masks and protection against overflow."""
+    """Plain PyTorch version of teka's default layer, without masks and overflow protection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class PlainPyTorchLayer(LinearLayersOfAttention):
 
 
 def rotate_feature_pairs(features: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of features by the angles with the given cosines and sines.
+    """Rotate pairs of features by angles that are given by their cosines and sines.
 
-    A pair consists of feature i and feature i + d/2 of d features.
+    The pairs are half-split: feature i of d features forms a pair with feature i + d/2.
 
     Returns:
         The rotated features, and the norm of each pair.
@@ -91,7 +91,7 @@ def rotate_feature_pairs(features: Tensor, cosine: Tensor, sine: Tensor) -> tupl
 
 
 class TekaLayer(nn.Module):
-    """`teka.nn.Attention` with tokens on a line or a square grid."""
+    """`teka.nn.Attention` for tokens on a line or a square grid."""
 
     def __init__(self, num_axes: int = 1, **options: Any) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class TekaLayer(nn.Module):
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention` with the same tokens as queries, keys and values."""
+    """`torch.nn.MultiheadAttention` as self-attention."""
 
     def __init__(self) -> None:
         super().__init__(DIM, HEADS, batch_first=True)
@@ -114,7 +114,7 @@ class SelfAttention(nn.MultiheadAttention):
 
 
 class RotarySoftmax(LinearLayersOfAttention):
-    """PyTorch's softmax attention with rotary positions from the library rotary-embedding-torch."""
+    """PyTorch's softmax attention with rotary positions from rotary-embedding-torch."""
 
     def __init__(self) -> None:
         from rotary_embedding_torch import RotaryEmbedding
@@ -129,7 +129,7 @@ class RotarySoftmax(LinearLayersOfAttention):
 
 
 def make_performer() -> nn.Module:
-    """Create the self-attention layer of the library performer-pytorch."""
+    """Create the self-attention layer of performer-pytorch."""
     from performer_pytorch import SelfAttention as PerformerAttention
 
     return PerformerAttention(dim=DIM, heads=HEADS, dim_head=DIM_HEAD, causal=False)
@@ -147,10 +147,10 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_layer(name: str) -> nn.Module:
-    """Create the layer with a name of `LAYERS`, such as "plain".
+    """Create an attention layer by its name in `LAYERS`, such as "plain".
 
-    Another name, such as "relu × rotary", stands for teka's layer with this content kernel and this
-    relative kernel.
+    Any other name has the form "relu × rotary" and selects teka's layer with this content kernel
+    and this relative kernel.
     """
     if name in LAYERS:
         return LAYERS[name]()
@@ -159,7 +159,7 @@ def make_layer(name: str) -> nn.Module:
 
 
 def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
-    """Compute the output of a layer and, if `backward`, the gradients of tokens and weights."""
+    """Run a layer's forward pass and, if `backward` is true, its backward pass."""
     if not backward:
         with torch.no_grad():
             layer(tokens)
@@ -171,7 +171,7 @@ def run_layer(layer: nn.Module, tokens: Tensor, backward: bool) -> None:
 def time_layers(
     layers: Mapping[str, nn.Module], num_tokens: int, backward: bool, seconds: float
 ) -> dict[str, float]:
-    """Time layers with and without compilation, and return the median times in milliseconds."""
+    """Return the median time of each layer in milliseconds, with and without compilation."""
     variants: dict[str, Any] = dict(layers)
     if num_tokens >= MIN_COMPILED_TOKENS:
         torch.compiler.reset()
@@ -183,10 +183,10 @@ def time_layers(
     return {name: round(1e3 * median, 4) for name, median in medians.items()}
 
 
-def print_time_tables(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the time of each layer by number of tokens, and its ratio to the linear layers."""
+def print_time_tables(measurements: Sequence[dict[str, Any]]) -> None:
+    """Print each layer's time for each number of tokens, and its ratio to the linear layers."""
     for backward, direction in ((False, "forward"), (True, "forward and backward")):
-        columns = {row["tokens"]: row["ms"] for row in rows if row["backward"] == backward}
+        columns = {row["tokens"]: row["ms"] for row in measurements if row["backward"] == backward}
         table = pd.DataFrame(columns)
         print(f"\n{direction}, ms\n{table.to_string(float_format='{:.3g}'.format)}")
         print(f"\n{direction}, multiples of the {UNIT}\n{(table / table.loc[UNIT]).round(2)}")
@@ -203,10 +203,10 @@ def main(
     """Time attention layers on this machine, and add the times to the result file.
 
     Args:
-        tokens: Numbers of tokens. They must be square numbers for "KERNEL × RELATIVE".
+        tokens: Sequence lengths. They must be square numbers for "KERNEL × RELATIVE".
         layers: Names of layers, or "KERNEL × RELATIVE" for teka's layer with these kernels.
-        seconds: Mean total time of a layer for each measurement.
-        table: Print the times of the result file, and measure nothing.
+        seconds: Mean total time per layer and measurement.
+        table: Print the times in the result file without measuring.
         out: Result file.
     """
     saved: dict[str, Any] = read_json(out) if out.exists() else {}
@@ -220,7 +220,7 @@ def main(
             milliseconds = time_layers(modules, num_tokens, backward, seconds)
             rows.append({"tokens": num_tokens, "backward": backward, "ms": milliseconds})
             print(rows[-1], flush=True)
-            # After each measurement, because the largest inputs take many minutes.
+            # Save after each measurement, because the largest inputs take many minutes.
             write_json(out, saved)
     for machine, result in saved.items():
         print(f"\n{machine}")

@@ -1,4 +1,4 @@
-"""Timing, result files and the command line of the benchmark scripts."""
+"""Timing, result files and command line of the benchmark scripts."""
 
 import shlex
 import sys
@@ -20,15 +20,15 @@ MIN_ROUNDS = 3
 def measure_median_times(
     steps: Mapping[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = timer
 ) -> dict[str, float]:
-    """Measure the median time of each of several functions, in seconds.
+    """Measure the median time of several functions in seconds, with interleaved calls.
 
-    The functions are called in turns, so that a slow moment of the machine affects all of them.
-    Before that, each function is called once, so that its compilation is not timed.
+    Interleaving the calls spreads slow moments of the machine over all functions. Each function is
+    first called once without timing, because it may compile.
 
     Args:
         steps: Functions to time, by name.
-        seconds: Mean total time of a function. Each function is called at least three times.
-        clock: Function that returns the time. The default waits until a GPU has finished.
+        seconds: Mean total time per function. Each function is called at least three times.
+        clock: Function that returns the time. The default clock synchronizes with the GPU.
     """
     for step in steps.values():
         step()
@@ -44,14 +44,14 @@ def measure_median_times(
 
 
 def save_results(out: Path, **results: object) -> None:
-    """Write results to a JSON file, with the command, the versions, the hardware and the date."""
+    """Write results to a JSON file, with the command, software versions, hardware and date."""
     module = f"reproduction.benchmarks.{Path(sys.argv[0]).stem}"
     command = shlex.join(["python", "-m", module, *sys.argv[1:]])
     write_json(out, {**provenance(command), **results})
 
 
 def run_script(main: Callable[..., Any]) -> None:
-    """Call `main` with the options of the command line, on one thread and with a fixed seed."""
+    """Run `main` with its command-line options, on one thread and with a fixed random seed."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     app = cyclopts.App(default_parameter=cyclopts.Parameter(consume_multiple=True))

@@ -1,10 +1,10 @@
-"""Time and peak memory of an attention layer with 1,048,576 tokens.
+"""Benchmark of the time and peak memory of an attention layer with 1,048,576 tokens.
 
     python -m reproduction.benchmarks.million_tokens
     python -m reproduction.benchmarks.million_tokens --tokens 65536 --out /tmp/tokens.json
 
-Forward passes, and forward and backward passes, are measured in separate processes. The peak memory
-of a process includes the interpreter, the weights, the tokens and their gradients.
+Each forward pass, with or without a backward pass, is measured in its own process. The peak memory
+includes the interpreter, the weights, the tokens and their gradients.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ LAYERS = ("squared_relu × rotary", "teka, causal")
 
 
 def measure_layer_pass(name: str, num_tokens: int, backward: bool) -> dict[str, object]:
-    """Run a layer once in this process, and return the time and the peak memory."""
+    """Run one forward pass, or forward and backward pass, and measure its time and peak memory."""
     torch.set_num_threads(1)
     layer = make_layer(name)
     tokens = torch.randn(1, num_tokens, DIM)
@@ -39,7 +39,7 @@ def measure_layer_pass(name: str, num_tokens: int, backward: bool) -> dict[str, 
 
 
 def main(*, tokens: int = 1024**2, out: Path = OUT) -> None:
-    """Measure two layers, and save the results after each pass.
+    """Measure the time and peak memory of two layers, and save the results after each pass.
 
     Args:
         tokens: Number of tokens, a square number.

@@ -1,8 +1,8 @@
-"""Accuracy of the packaged models, and the share of their predictions that shifts do not change.
+"""Benchmark of the packaged models: their accuracy and the stability of their predictions.
 
     python -m reproduction.benchmarks.packaged_models --data-dir data --models mnist
 
-The printed results are copied to the card of each model, `README.md` in the folder of its weights.
+The printed results are copied to each model card, `README.md` in the folder of the weights.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from teka.models import load as load_model
 from teka.models.model_file import PRETRAINED
 
 NEIGHBORS = tuple((dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx)
-# Mode, shifts and number of images for each kind of shift.
+# Shift mode, shifts and number of images for each kind of shift.
 KINDS = {
     "circular, every whole shift": ("circular", StabilitySettings(images=250)),
     "zero-filled, one pixel": ("zero", StabilitySettings(NEIGHBORS, 1000)),
@@ -32,7 +32,7 @@ KINDS = {
 
 
 def measure_packaged_model(name: str, data_dir: str) -> pd.DataFrame:
-    """Print the accuracy of a packaged model, and measure its stability under shifts.
+    """Print a packaged model's accuracy, and measure how often shifts change its predictions.
 
     The returned table gives the share of unchanged predictions for each kind of shift.
     """
@@ -49,10 +49,10 @@ def measure_packaged_model(name: str, data_dir: str) -> pd.DataFrame:
 
 
 def main(*, data_dir: str = "data", models: Sequence[str] = PRETRAINED) -> None:
-    """Measure the packaged models, and print a table for each.
+    """Measure the packaged models, and print a table for each model.
 
     Args:
-        data_dir: Folder of the data sets.
+        data_dir: Folder with the files of the data sets.
         models: Names of packaged models.
     """
     for name in models:

@@ -1,9 +1,9 @@
-"""Figure of the README: accuracy of three models on shifted test images.
+"""Script that draws the README's figure: the accuracy of three models on shifted test images.
 
     python reproduction/benchmarks/shift_figure.py
 
-It reads reproduction/benchmarks/demo_report.json, a result of `teka demo`, and writes
-docs/images/shift.png.
+The script reads reproduction/benchmarks/demo_report.json, which `teka demo` has written, and
+writes docs/images/shift.png.
 """
 
 import json
@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
-# Name in the report, label in the figure, shift at which the label stands, color.
+# Name in the report, label in the figure, shift at which the label is placed, and color.
 LINES = (
     ("rotary, squared_relu", "relative positions (teka)", 4, "#0072B2"),
     ("rotary, squared_relu, strided", "the same after an ordinary stride of 2", 3, "#6b7280"),
@@ -22,7 +22,7 @@ LINES = (
 
 
 def main() -> None:
-    """Draw the accuracy of each model by vertical shift: the mean and the range over seeds."""
+    """Plot each model's accuracy against the vertical shift, with the mean and range over seeds."""
     models = json.loads(Path(__file__).with_name("demo_report.json").read_text())["models"]
     figure = Figure(figsize=(7.5, 3), dpi=160, layout="constrained")
     axes = figure.subplots()

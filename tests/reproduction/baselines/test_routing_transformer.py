@@ -109,7 +109,7 @@ def test_centroid_moves_towards_the_mean_of_the_nearest_vectors(monkeypatch):
     monkeypatch.setattr("reproduction.baselines.routing_transformer.DECAY", 0.75)
     layer = RoutingAttention(8, 2, num_clusters=13, cluster_size=2).double()
     before, vectors = layer.centroid.clone(), draw_normal(3, 2, 5, 4)
-    layer.move_centroids(vectors)
+    layer.update_centroids(vectors)
     moved = 0
     for head in range(2):
         nearest = [
