@@ -396,7 +396,7 @@ def test_only_the_feature_normalizer_of_rotary_has_large_outputs_for_a_nearly_bl
         assert measured.largest_gain > 10
         assert diagnosis.findings[0].name == "large outputs"
         assert "are not bounded" in text
-        assert "rotary_normalizer='nonnegative', or the default 'mixed'" in text
+        assert "rotary_normalizer='mixed' (the default) or 'nonnegative'" in text
         assert "bound: None" in text
         assert "No problem found." not in text
     else:
@@ -444,7 +444,7 @@ def test_the_text_of_a_report():
         "room in float16: a factor of",
         "method: moved on a larger grid",
         "findings - ",
-        "relative='rotation', which is the same kernel",
+        "use relative='rotation', which is exactly equivariant",
     ):
         assert part in " ".join(text.split()), text
     assert max(map(len, text.splitlines())) <= 100

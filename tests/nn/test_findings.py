@@ -157,7 +157,7 @@ def test_large_or_frequent_gains_above_the_bound_are_large_outputs():
         assert finding.name == "large outputs"
         assert finding.value == unbounded["largest_gain"]
         assert f"up to {unbounded['output_ratio']:.3g} times the largest value" in finding.message
-        assert "rotary_normalizer='nonnegative', or the default 'mixed'" in str(finding)
+        assert "rotary_normalizer='mixed' (the default) or 'nonnegative'" in str(finding)
         assert "kernel='squared_relu' or kernel='positive'" in str(finding)
 
 
@@ -176,7 +176,7 @@ def test_rounding_under_shifts_is_not_shift_sensitivity():
     assert finding.name == "shift sensitivity"
     assert finding.value == 0.23
     assert "A shift changes the output by 2.4e-01" in finding.message
-    assert "relative='rotation', which is the same kernel and exactly equivariant" in str(finding)
+    assert "use relative='rotation', which is exactly equivariant" in str(finding)
     rounded = dataclasses.replace(GOOD_SHIFT, by_shift={(1.0, 0.0): 0.001})
     (finding,) = find(shift=rounded)
     assert finding.name == "rounding under shifts"
