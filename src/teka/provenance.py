@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import teka
+from teka.reporting.formatting import format_count
 
 
 def provenance(command: str) -> dict[str, str]:
@@ -26,9 +27,9 @@ def provenance(command: str) -> dict[str, str]:
 
 def describe_hardware() -> str:
     """Return a description of the CPU, the threads of PyTorch and the GPU, if there is one."""
-    threads = torch.get_num_threads()
-    unit = "thread" if threads == 1 else "threads"
-    cpu = f"{_get_processor_name()}, {os.cpu_count()} cores, {threads} {unit}"
+    cores = format_count(os.cpu_count() or 1, "core")
+    threads = format_count(torch.get_num_threads(), "thread")
+    cpu = f"{_get_processor_name()}, {cores}, {threads}"
     return f"{cpu}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else cpu
 
 

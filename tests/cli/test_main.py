@@ -100,6 +100,15 @@ def test_closed_output_pipe_ends_the_command_quietly(words):
     assert (run.returncode, run.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGPIPE")
+def test_error_that_nobody_reads_has_the_exit_code_of_an_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([sys.executable, "-m", "teka", "trian"], stderr=writer, check=False)
+    os.close(writer)
+    assert run.returncode == 2
+
+
 def test_model_that_ends_the_process_is_an_error(tmp_path, monkeypatch, capfd):
     (tmp_path / "model.py").write_text(
         "import os\n\n\ndef make():\n    return lambda images: os._exit(0)\n"

@@ -47,7 +47,11 @@ def test_train_options_are_saved_in_the_run(tmp_path, capsys):
     )
     run = Run.load(tmp_path / "r")
     assert (run.position, run.dim, run.betas) == ("clipped", 8, (0.8, 0.9))
-    assert "parameters" in capsys.readouterr().out
+    assert re.search(
+        r"at most 1 epoch, .* 1 epoch, 2 steps, .* parameters, 1 epoch, ",
+        capsys.readouterr().out,
+        re.DOTALL,
+    )
     assert json.loads((tmp_path / "r" / "result.json").read_text())["command"].startswith(
         "teka train --image-size=8"
     )

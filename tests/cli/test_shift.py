@@ -109,7 +109,8 @@ def test_lossless_shifts_without_a_margin_are_an_error(trained_folder, tmp_path,
 def test_bad_shift_options_are_errors_of_one_line(trained_folder, tmp_path, fails):
     assert "mode" in fails("shift", trained_folder, "--mode", "losless")
     assert "different folders" in fails("shift", trained_folder, trained_folder)
-    assert "run.json" in fails("shift", tmp_path)
+    assert "run.json" in fails("shift", tmp_path, "--out", tmp_path / "shift")
+    assert not (tmp_path / "shift").exists()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_old_names_of_options_are_accepted():
         "self_attention", (6, 10), 2, 3, {"dim": 8, "depth": 1, "heads": 2, "encoding": "table"}
     )
     assert config.options["position"] == "table"
-    with pytest.raises(ValueError, match=r"options of performer must be no field 'encoding'"):
+    with pytest.raises(ValueError, match=r"performer.options must be no field 'encoding'"):
         ModelConfig(
             "performer", (6, 10), 2, 3, {"encoding": "table", "dim": 8, "depth": 2, "heads": 2}
         )
@@ -105,14 +105,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"image_size": [6, 0]}, r"image_size\[1\] must be .*got 0"),
     ({"in_channels": True}, r"in_channels must be .*got True"),
     ({"num_classes": "3"}, r"num_classes must be .*got '3'"),
-    ({"options": {"dim": 8, "depth": 2}}, r"options of performer.heads is missing"),
+    ({"options": {"dim": 8, "depth": 2}}, r"performer.options.heads is missing"),
     (
         {"options": {**PERFORMER["options"], "kernl": "relu"}},
-        "options of performer must be no field 'kernl'.*Did you mean 'kernel'",
+        "performer.options must be no field 'kernl'.*Did you mean 'kernel'",
     ),
     (
         {"options": {**PERFORMER["options"], "num_classes": 3}},
-        "options of performer must be no field 'num_classes'",
+        "performer.options must be no field 'num_classes'",
     ),
     (
         {"options": {**PERFORMER["options"], "stem": torch.nn.Identity()}},

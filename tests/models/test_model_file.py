@@ -191,7 +191,7 @@ def test_files_of_the_first_version_have_its_default_stem(tmp_path: Path):
         ({"weights": None}, r"weights must be .*got None"),
         ({"weights": {"sha256": 3, "bytes": 3}}, "weights must be"),
         ({"model": "performr"}, "Did you mean 'performer'"),
-        ({"options": {**TINY, "widht": 3}}, "options of performer must be no field 'widht'"),
+        ({"options": {**TINY, "widht": 3}}, "performer.options must be no field 'widht'"),
         ({"options": {**TINY, "kernel": "sofmax"}}, "Did you mean 'softmax'"),
         ({"options": {**TINY, "dim": 16}}, r"must have shape \(16,\).*got \(8,\)"),
         ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "It has no "),

@@ -106,6 +106,20 @@ def test_second_training_in_the_same_folder_is_an_error(tiny, tmp_path):
     assert train(first, tmp_path / "run", resume=True) == result  # the lock is free again
 
 
+def test_training_that_cannot_start_removes_its_new_folder(tiny, tmp_path):
+    (tmp_path / "mine").mkdir()
+    cases = [
+        ("data", tiny.replace(data="nowhere"), None),
+        ("random_shift", tiny.replace(random_shift=99), None),
+        ("accelerator", tiny, Execution(accelerator="mps")),  # found after the logs are opened
+    ]
+    for message, run, execution in cases:
+        for name in ("new", "mine"):
+            with pytest.raises(ValueError, match=message):
+                train(run, tmp_path / name, execution=execution)
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
+
+
 def test_projections_are_redrawn_on_schedule_and_saved(tiny, tmp_path):
     train(tiny.replace(redraw_every=4), tmp_path / "run")  # of the 6 steps, only the 4th redraws
     model = restore(tmp_path / "run").model

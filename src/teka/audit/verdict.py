@@ -11,7 +11,13 @@ from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import Metrics
 from teka.precision import rounding_bound
-from teka.reporting.formatting import format_number, format_share, format_step, join_words
+from teka.reporting.formatting import (
+    format_count,
+    format_number,
+    format_share,
+    format_step,
+    join_words,
+)
 
 BREAK_PLACES = {
     "interior": "inside the image",
@@ -158,7 +164,8 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
     mode = f"Mode {metrics.movement.mode}"
     if len(metrics.shifts) < 2:
         return f"{mode}: no image was moved{_budget_note(report)}."
-    where = f"{mode} ({len(metrics.shifts)} shifts, {metrics.num_images} images)"
+    images = format_count(metrics.num_images, "image")
+    where = f"{mode} ({len(metrics.shifts)} shifts, {images})"
     if _is_undecided(metrics, report):
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."

@@ -131,7 +131,10 @@ def _error_message(error: BaseException, program: str) -> str:
 
 def print_error(program: str, message: object) -> int:
     """Print an error as one line on standard error, and return the exit code 2."""
-    sys.stderr.write(f"{program}: error: {to_one_line(message, MAX_ERROR_LENGTH)}\n")
+    try:
+        sys.stderr.write(f"{program}: error: {to_one_line(message, MAX_ERROR_LENGTH)}\n")
+    except OSError:  # the program that reads the errors has ended
+        _discard_closed_output()
     return USAGE_ERROR
 
 

@@ -15,6 +15,7 @@ from teka.cli.progress import ProgressDisplay
 from teka.errors import unknown_name_error, wrong_value
 from teka.files import read_yaml, resolve_path
 from teka.models.model_file import WEIGHTS_FILE
+from teka.reporting.formatting import format_count
 from teka.reporting.tables import WIDEST, Table
 from teka.training import Execution, Run
 from teka.training.recipe import Recipe, list_recipes, read_recipe
@@ -131,7 +132,8 @@ def train(
         run = Run.load(Path(resume))
     folder = Path(resume or out or _default_folder(run))
     print_once = rank_zero_only(print)  # several processes may run this command
-    print_once(f"training {run.model} on {run.data}, at most {run.epochs} epochs, in {folder}")
+    most = format_count(run.epochs, "epoch")
+    print_once(f"training {run.model} on {run.data}, at most {most}, in {folder}")
     try:
         result: Any = training.train(
             run,
@@ -145,7 +147,8 @@ def train(
         if (folder / RUN_FILE).is_file():  # the training has begun
             print_once(f"interrupted; resume with: teka train --resume {shlex.quote(str(folder))}")
         raise
-    summary = f"{folder}: {result['parameters']:,} parameters, {result['epochs']} epochs"
+    epochs = format_count(result["epochs"], "epoch")
+    summary = f"{folder}: {result['parameters']:,} parameters, {epochs}"
     summary += f", {result['seconds']:.0f} s"
     if result["validation_accuracy"] is not None:
         summary += f", validation accuracy {100 * result['validation_accuracy']:.1f} %"
@@ -183,8 +186,9 @@ def evaluate(
             progress=lambda done, total: display.show("test images", done, total),
         )
     low, high = evaluation.interval
+    images = format_count(evaluation.test_images, "image")
     print(
-        f"accuracy  {100 * evaluation.accuracy:.2f} % of {evaluation.test_images:,} images   "
+        f"accuracy  {100 * evaluation.accuracy:.2f} % of {images}   "
         f"(95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
     )
     shares = [

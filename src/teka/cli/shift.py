@@ -18,6 +18,7 @@ from teka.cli.audit_options import MODE_HELP, ResultOptions
 from teka.errors import wrong_value
 from teka.files import make_directory, resolve_path
 from teka.models import Performer
+from teka.reporting.formatting import format_count
 from teka.training import Run
 
 if TYPE_CHECKING:
@@ -83,7 +84,6 @@ def shift(
     settings = AuditSettings(
         shifts=axis_shifts(max_shift), modes=(mode,), parts=(), batch_size=batch_size
     )
-    make_directory("out", out)
     _audit_and_compare_runs(
         [training.restore(run, data_dir=data_dir) for run in runs], settings, out, command
     )
@@ -104,6 +104,7 @@ def _audit_and_compare_runs(
     audit_inputs = [
         _make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)
     ]
+    make_directory("out", out)
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
     comparison = audit_models(audit_inputs, command, results)
     reports = comparison.reports
@@ -123,6 +124,7 @@ def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings
     facts = {"seed": trained.run.seed, "run": str(trained.folder)}
     facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
     num_shifts = len(settings.shifts_for(dataset.image_size))
+    images = format_count(len(test), "test image")
     return AuditInputs(
         LoadedModel(name, "teka run", model, model),
         model,
@@ -130,7 +132,7 @@ def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings
         test.labels,
         settings,
         {"model_facts": facts, "data_facts": {"name": dataset.name}},
-        (f"{name}: {len(test):,} test images of {dataset.name} at {num_shifts} shifts",),
+        (f"{name}: {images} of {dataset.name} at {format_count(num_shifts, 'shift')}",),
     )
 
 

@@ -139,7 +139,7 @@ class ModelConfig:
             if not (isinstance(value, Mapping) and _is_json(value)):
                 hint = "JSON data consists of numbers, strings, booleans, lists and mappings."
                 raise wrong_value(argument, value, "a mapping of names to JSON data", hint)
-        decode(options_class(self.model), self.options, f"options of {self.model}")
+        decode(options_class(self.model), self.options, f"{self.model}.options")
         names = self.class_names
         if names is not None and not (
             isinstance(names, tuple)

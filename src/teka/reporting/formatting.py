@@ -3,6 +3,16 @@
 from collections.abc import Sequence
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a count with the singular or plural of a noun, such as "1 step" or "1,300 steps".
+
+    >>> from teka.reporting.formatting import format_count
+    >>> format_count(1, "step"), format_count(1300, "step")
+    ('1 step', '1,300 steps')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def format_share(share: float) -> str:
     """Format a share as a percentage with one decimal, such as "98.1".
 

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from teka.memory import count_parameters
+from teka.reporting.formatting import format_count
 
 # Compilation and memory allocation slow the first steps down.
 WARMUP_STEPS = 2
@@ -58,7 +59,8 @@ class SpeedPrinter(Callback):
         self._print(
             trainer,
             f"{self.num_images:,} training images, {count_parameters(pl_module):,} parameters, "
-            f"{trainer.max_epochs} epochs, {trainer.estimated_stepping_batches:,} steps, "
+            f"{format_count(int(trainer.max_epochs or 0), 'epoch')}, "
+            f"{format_count(int(trainer.estimated_stepping_batches), 'step')}, "
             f"precision {self.precision}",
         )
 

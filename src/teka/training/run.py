@@ -81,7 +81,7 @@ class ModelOptions:
         kind = options_class(self.model)
         known = kind.__dataclass_fields__
         sizes = {name: size for name, size in DEFAULT_SIZES.items() if name in known}
-        options = decode(kind, {**sizes, **self.options}, f"options of {self.model}")
+        options = decode(kind, {**sizes, **self.options}, f"{self.model}.options")
         object.__setattr__(self, "options", vars(options))
         if self.options.get("head", "pooled") != "pooled":
             raise wrong_value(

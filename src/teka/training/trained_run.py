@@ -14,7 +14,7 @@ from teka.checks import check_sizes
 from teka.codec import encode
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import check_output_file, read_json, resolve_path, write_json
+from teka.files import make_directory, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
 from teka.prediction import make_picture_settings
 from teka.provenance import provenance
@@ -145,7 +145,7 @@ def evaluate(
         ValueError: `batch_size` is below 1, or the folder is not writable.
     """
     check_sizes({"batch_size": batch_size})
-    path = check_output_file("run", trained.folder / EVALUATION_FILE)
+    folder = make_directory("run", trained.folder)
     dataset = trained.dataset
     metric = MulticlassConfusionMatrix(dataset.num_classes)
     num_images = 0
@@ -169,7 +169,7 @@ def evaluate(
         ],
         confusion=confusion.tolist(),
     )
-    write_json(path, {**provenance(command), **asdict(evaluation)})
+    write_json(folder / EVALUATION_FILE, {**provenance(command), **asdict(evaluation)})
     return evaluation
 
 

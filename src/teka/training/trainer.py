@@ -1,8 +1,9 @@
 """Function that trains a run from scratch or resumes it."""
 
+import shutil
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,7 @@ def train(
     processes = ProcessLayout.detect(execution.devices, execution.num_nodes)
     recipe = run.recipe
     precision = execution.choose_precision(recipe.precision)
-    folder = make_directory("out", out)
-    with _lock_folder(folder):
+    with _create_and_lock_folder(out) as folder:
         if is_first_process():
             _check_output_folder(folder, run, resume=resume)
         if resume and (folder / RESULT_FILE).is_file():
@@ -267,21 +267,32 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
         raise
 
 
-def _lock_folder(folder: Path) -> AbstractContextManager[object]:
-    """Lock the folder of a run against other trainings, until the returned context ends.
+@contextmanager
+def _create_and_lock_folder(out: str | Path) -> Iterator[Path]:
+    """Create the folder of a run, and lock it against other trainings until the context ends.
 
-    In distributed training, only the first process holds the lock.
+    If an error occurs before the run is saved, a new folder is removed again. In distributed
+    training, only the first process creates, locks and removes the folder.
     """
+    folder = Path(out)
     if not is_first_process():
-        return nullcontext()
+        yield folder
+        return
+    is_new = not folder.exists()
     try:
-        return FileLock(folder / LOCK_FILE).acquire(blocking=False)
+        lock = FileLock(make_directory("out", out) / LOCK_FILE).acquire(blocking=False)
     except Timeout as error:
         raise wrong_value(
-            "out", str(folder), "a folder in which no other training is running"
+            "out", str(out), "a folder in which no other training is running"
         ) from error
     except NotImplementedError:  # the file system has no locks
-        return nullcontext()
+        lock = nullcontext()
+    with lock:
+        try:
+            yield folder
+        finally:
+            if is_new and not (folder / RUN_FILE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_output_folder(folder: Path, run: Run, *, resume: bool) -> None:

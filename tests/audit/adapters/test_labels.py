@@ -64,7 +64,7 @@ def test_names_match_regardless_of_case_spaces_and_synonyms(data_names, model_na
         (
             ("ant", "cat", "fox"),
             ("dog", "cat", "owl", "ant", "bee"),
-            "'dog', 'cat', 'owl', …, got 'fox'. .*--ignore-l",
+            r"be class names of m \('dog', 'cat', 'owl', …\), got 'fox'. .*--ignore-l",
         ),
         (("x", "y", "z"), ("a", "b", "c"), "got 'x', 'y', 'z'"),
         (

@@ -143,7 +143,7 @@ def _match_names_one_to_one(
         if len(indices) != 1:
             problems.append(f"{name!r}, which matches {several}" if several else repr(name))
     if problems:
-        expected = f"each one of those of {model.name}, {_list_some(map(repr, known))}"
+        expected = f"class names of {model.name} ({_list_some(map(repr, known))})"
         raise wrong_argument(_NAMES, _list_some(problems), expected, _HINT)
     owners: dict[int, str] = {}
     for name, (index,) in zip(names, matches, strict=True):

@@ -5,7 +5,7 @@ from html import escape
 from teka.audit.page.metric_formatting import MISSING, format_interval
 from teka.audit.report import AuditReport
 from teka.errors import escape_unprintable
-from teka.reporting.formatting import format_share
+from teka.reporting.formatting import format_count, format_share
 
 BADGE_LABEL = "shift-consistency"
 # Lowest share of each color: green, amber, red. White text is readable on all.
@@ -29,7 +29,7 @@ def badge_svg(report: AuditReport) -> str:
         interval = format_interval("consistency", lowest)
         reason = (
             f"{interval}, mode {metrics.movement.mode}, {len(metrics.shifts)} shifts, "
-            f"{metrics.num_images:,} images"
+            f"{format_count(metrics.num_images, 'image')}"
         )
     left, right = (7 * len(text) + 14 for text in (BADGE_LABEL, value))
     title = escape(escape_unprintable(f"{report.name}: {BADGE_LABEL} {value} ({reason})"))

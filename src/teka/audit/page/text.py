@@ -18,6 +18,7 @@ from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
 from teka.errors import to_one_line
+from teka.reporting.formatting import format_count
 from teka.reporting.tables import LONGEST_TEXT, Table, markdown_text
 
 WIDTH = 100  # columns of a terminal that the text fits into
@@ -144,8 +145,8 @@ def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
         rows.append((f"{metric_title(name)}{unit}", *cells))
     title = (
         f"{reports[pair.first].name} minus {reports[pair.second].name}, mode "
-        f"{comparison.movement.mode}, {len(comparison.shifts)} shifts, the same "
-        f"{comparison.num_images:,} images"
+        f"{comparison.movement.mode}, {format_count(len(comparison.shifts), 'shift')}, the same "
+        f"{format_count(comparison.num_images, 'image')}"
     )
     heads = ("metric", "difference", f"{100 * comparison.confidence:g} % interval", "p-value")
     lines = [_wrap(title), Table(heads, tuple(rows)).to_text(WIDTH)]
