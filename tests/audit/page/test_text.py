@@ -2,7 +2,9 @@ import dataclasses
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
+from teka.audit.page.metric_formatting import format_interval
 from teka.audit.page.text import audit_text, summary_markdown
+from teka.audit.statistics.intervals import BAND, Estimate
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 from tests.audit.page.test_compared import PAIRS, make_reports
 
@@ -26,6 +28,16 @@ def test_metrics_have_intervals_in_the_next_line():
     lines = audit_text([make_report()]).splitlines()
     end = lines[0].index("unshifted") + len("unshifted")
     assert lines[3][:end].split() == ["95.0–98.5"]
+
+
+def test_an_interval_that_spans_more_than_two_decades_is_not_printed():
+    for name, upper, text in (
+        ("mean_error", 2.0, "0.02–2"),
+        ("mean_error", 2.1, "too few images"),
+        ("accuracy", 1.0, "0.0–100.0"),
+    ):
+        lower = 0.0 if name == "accuracy" else 0.02
+        assert format_interval(name, Estimate(0.2, lower, upper, 0.95, BAND)) == text
 
 
 def test_text_fits_a_terminal():

@@ -12,6 +12,7 @@ from teka.audit import wilson_interval
 from teka.audit.statistics.intervals import (
     BAND,
     BOOTSTRAP,
+    MOST_FACTOR,
     NO_INTERVAL,
     NO_SPREAD,
     WILSON_IMAGES,
@@ -165,6 +166,18 @@ def test_band_and_interval_of_skewed_averages_cover():
         interval += curve.lower[0] <= math.exp(0.5) <= curve.upper[0]
     assert band / TRIALS > 0.9
     assert interval / TRIALS > 0.9
+
+
+def test_intervals_of_averages_are_bounded_if_one_image_dominates():
+    values = 1 + 0.001 * np.random.default_rng(0).random((5, 12))
+    values[:, 0] = 1000.0
+    bootstrap = ImageBootstrap(12, num_resamples=NUM_RESAMPLES)
+    curve = estimate_mean_curve(average_estimate(values, bootstrap), bootstrap)
+    means = np.array(curve.values)
+    for lower, upper in ((curve.lower, curve.upper), (curve.band_lower, curve.band_upper)):
+        # Without the bound, the ends differ by a factor of more than 10^50.
+        np.testing.assert_allclose(lower, means / MOST_FACTOR)
+        np.testing.assert_allclose(upper, means * MOST_FACTOR)
 
 
 def test_interval_of_a_mean_covers_with_correlated_shifts():

@@ -8,6 +8,7 @@ from teka.audit.statistics.metrics import CURVES, NUMBERS
 from teka.reporting.formatting import format_number, format_p_value, format_share
 
 MISSING = "–"
+WIDEST = 100
 # Titles of the metrics whose labels are too short to be understood outside a table.
 _TITLES = {
     "accuracy": "accuracy, unshifted",
@@ -39,7 +40,13 @@ def format_metric_with_unit(name: str, value: float) -> str:
 
 
 def format_interval(name: str, estimate: Estimate) -> str:
-    """Format the confidence interval of a metric. If there is none, the result is "–"."""
+    """Format the confidence interval of a metric. If there is none, the result is "–".
+
+    If the upper end of the interval of an error is more than 100 times the lower end, the result is
+    "too few images".
+    """
+    if not is_share(name) and estimate.upper > WIDEST * estimate.lower:
+        return "too few images"
     ends = (format_metric(name, end) for end in (estimate.lower, estimate.upper))
     return "–".join(ends) if has_interval(estimate.method) else MISSING
 
