@@ -38,8 +38,8 @@ def open_page(browser, tmp_path):
 
     messages, requests, pages = [], [], []
 
-    def write_and_open(reports, width=1280, height=900):
-        path = write_page(reports, tmp_path / f"audit-{len(pages)}.html")
+    def write_and_open(reports, width=1280, height=900, pairs=()):
+        path = write_page(reports, tmp_path / f"audit-{len(pages)}.html", pairs)
         page = browser.new_page(viewport={"width": width, "height": height})
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from tests.audit.page.audit_reports import (
     CROSS,
@@ -14,6 +15,7 @@ from tests.audit.page.audit_reports import (
     make_metrics,
     make_report,
 )
+from tests.audit.page.test_compared import PAIRS, make_reports
 
 READ_CANVAS = """canvas => {
   const shown = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -231,20 +233,34 @@ def test_predictions_without_labels_are_compared_with_no_shift(open_page):
     assert "changed" in page.get_by_role("status").text_content()
 
 
-@pytest.mark.parametrize(("width", "count"), [(320, 2), (390, 10), (768, 2), (1280, 10)])
-def test_page_does_not_scroll_horizontally(open_page, width, count):
-    long_names = (
-        "a-model-with-a-very-long-name/" * 4,
-        "a_model_without_any_place_to_break".replace("_", ""),
-    )
-    page = open_page(
-        [make_report(long_names[at] if at < 2 else f"model {at}") for at in range(count)],
-        width=width,
-    )
+def page_kinds():
+    """Return the reports and comparisons of each kind of page, by name.
+
+    Some models have long names, with and without places to break.
+    """
+    breakable = "a-model-with-a-very-long-name/" * 4
+    names = [breakable, "amodelwithoutanyplacetobreak", *map(str, range(8))]
+    void = (Caveat("constant predictor", "invalidates", "All images have the same prediction."),)
+    return {
+        "one model": (make_reports(breakable), ()),
+        "two models": (make_reports(*names[:2]), ()),
+        "ten models": (make_reports(*names), ()),
+        "comparison": (make_reports(*names[:3]), PAIRS),
+        "dense model": (make_reports("dense", metrics=(make_metrics(output="dense"),)), ()),
+        "invalid results": ([make_report(caveats=void)], ()),
+    }
+
+
+@pytest.mark.parametrize("kind", page_kinds())
+def test_page_does_not_scroll_horizontally(open_page, kind):
+    reports, pairs = page_kinds()[kind]
+    page = open_page(reports, pairs=pairs)
     page.evaluate(
         "document.querySelectorAll('details').forEach(details => { details.open = true; })"
     )
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (320, 390, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, width
 
 
 def test_tab_key_reaches_every_control(open_page):
