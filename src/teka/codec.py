@@ -37,10 +37,10 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], content: object, argument: str | None = None) -> T:
-    """Create a dataclass of the type `kind` from JSON data. The inverse is `encode`.
+    """Create an instance of the dataclass `kind` from JSON data, as `encode` returns it.
 
     Args:
-        kind: The dataclass. Missing fields take their default values.
+        kind: The dataclass. Fields that are missing in the data take their default values.
         content: The JSON data.
         argument: Name of the data in error messages, by default the name of the dataclass.
 
@@ -124,10 +124,10 @@ def _decode_fields(kind: Any, content: object, location: str) -> Any:
 
 
 def _decode_union(kinds: tuple[Any, ...], content: object, location: str) -> Any:
-    """Convert JSON data to the first of the types `kinds` that accepts it.
+    """Convert JSON data to the first type in `kinds` that accepts it.
 
-    The type float is tried last, because it accepts integers too. For an optional type such as
-    `int | None`, the error for wrong data is that of the type.
+    The type float is tried last, because it also accepts integers. For an optional type such as
+    `int | None`, the error message is the one for `int`.
     """
     errors = {}
     for kind in sorted(kinds, key=lambda kind: kind is float):

@@ -1,4 +1,4 @@
-"""Functions that read files, and functions that write files and folders atomically."""
+"""Reading of files, and atomic writing of files and folders."""
 
 import contextlib
 import errno
@@ -27,11 +27,10 @@ except ImportError:  # on Windows, temporary files of killed processes are not r
 
 
 def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None = None) -> None:
-    """Write a file atomically: after an interruption, the old or the new file is complete.
+    """Write a file atomically, so that an interruption leaves either the old or the new file.
 
     Examples of interruptions are a killed process, a full disk and a power failure. If the path is
-    a symbolic link, the file that it points to is replaced. Devices and pipes are not replaced: the
-    content is written to them.
+    a symbolic link, its target is replaced. Devices and pipes are not replaced but written to.
 
     Args:
         path: File to write.
@@ -52,7 +51,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None 
 
 
 def _write_and_rename(path: Path, content: bytes | memoryview, backup: Path | None) -> None:
-    """Write a temporary file next to `path`, and rename it when its content is on the disk."""
+    """Write a temporary file next to `path`, and rename it once its content is on disk."""
     _remove_abandoned_files(path)
     temporary, file = _create_temporary_file(path)
     try:
@@ -91,7 +90,7 @@ def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_abandoned_files(path: Path) -> None:
-    """Remove temporary files for `path` that killed processes have left in its folder."""
+    """Remove temporary files of `path` that killed processes have left in its folder."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _try_lock(file):
@@ -113,7 +112,7 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def expand_user(path: str | Path) -> Path:
-    """Replace `~` or `~user` at the start of a path by the home folder of the user.
+    """Replace `~` or `~user` at the start of a path by the user's home folder.
 
     If the user is unknown, the path does not change.
     """
@@ -122,7 +121,7 @@ def expand_user(path: str | Path) -> Path:
 
 
 def check_folder(argument: str, path: str | Path) -> Path:
-    """Check that an argument is the path of a folder that exists, and return it as a `Path`."""
+    """Check that an argument is the path of an existing folder, and return it as a `Path`."""
     folder = expand_user(check_path(argument, path))
     if not folder.is_dir():
         raise wrong_value(argument, str(path), "a folder that exists")
@@ -130,7 +129,7 @@ def check_folder(argument: str, path: str | Path) -> Path:
 
 
 def resolve_path(argument: str, path: str | Path) -> Path:
-    """Return the absolute path of a file, without `~` and symbolic links.
+    """Return the absolute path of a file, with `~` and symbolic links resolved.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -169,7 +168,7 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Raise an error if an unpacked zip archive would fill the memory.
+    """Raise an error if a zip archive would not fit into memory when unpacked.
 
     The check trusts the sizes that the archive declares, because zipfile never reads more bytes
     than declared.
@@ -194,7 +193,7 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 
 
 def check_output_file(argument: str, path: str | Path) -> Path:
-    """Raise an error if a file cannot be written, so that no long computation is lost.
+    """Raise an error if a file cannot be written, before a long computation starts.
 
     Args:
         argument: Name of the argument, for the error message.

@@ -30,15 +30,15 @@ MIN_MNIST_STROKE = 1.6
 # Ink above this fraction of the maximum is fitted to the box, because resizing blurs the edges but
 # does not change the extent of this ink.
 EDGE_LEVEL = 1 / 3
-# A pixel is ink if it exceeds the noise of the border by this factor.
+# A pixel is ink if it differs from the background by more than this multiple of the noise.
 NOISE_FACTOR = 6
-# Strokes are measured and thickened at this multiple of the size of the canvas.
+# Strokes are measured and thickened on a canvas enlarged by this factor.
 OVERSAMPLING = 4
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted classes of a picture and their probabilities, the most probable first.
+    """Predicted classes of a picture with their probabilities, the most probable first.
 
     >>> from teka.prediction import Prediction
     >>> prediction = Prediction("photo.png", ("cat", "dog"), (0.9, 0.1))
@@ -124,9 +124,9 @@ def predict(
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """Settings for the conversion of pictures to input images of a model.
+    """Settings for converting pictures to input images of a model.
 
-    A model file contains these settings.
+    They are stored in the model file.
 
     The field `fit` selects one of two conversions:
 
@@ -181,7 +181,7 @@ class PictureSettings:
 
 
 def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
-    """Return the settings that make pictures look like the training images of a model.
+    """Return the picture settings that imitate the training images of a data set.
 
     In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they
     fill the canvas. In digits, they fit a box of 8×8 pixels.
@@ -203,7 +203,7 @@ def read_images(
     in_channels: int,
     ground: str = "auto",
 ) -> Float[Tensor, "pictures channels height width"]:
-    """Read pictures, and convert them to input images of a model, with values from 0 to 1.
+    """Read pictures and convert them to input images of a model, with values from 0 to 1.
 
     Args:
         pictures: Paths of files, or Pillow images.
@@ -286,10 +286,10 @@ def center_drawing(
 
 
 def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
-    """Return the mean width of the strokes of a drawing in pixels, or 0 if there is no ink.
+    """Return the mean stroke width of a drawing in pixels, or 0 if there is no ink.
 
-    The width is twice the area divided by the length of the outline. The length of the outline is
-    the number of its pixel edges times π/4.
+    The width is twice the area of the ink divided by the length of its outline. The length is
+    estimated as π/4 times the number of pixel edges on the outline.
     """
     padded = np.pad(ink, 1)
     edges = (padded[1:] != padded[:-1]).sum() + (padded[:, 1:] != padded[:, :-1]).sum()
@@ -299,13 +299,11 @@ def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
 def _subtract_background(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return the difference between each pixel of a drawing and the background.
+    """Return how much each pixel of a drawing differs from the background.
 
-    Differences within the noise become 0.
-
-    The level of the background is the median of the border of the picture, and its noise is the
-    median absolute deviation of the border. If `ground` is "auto", the background is light if the
-    mean of the border is closer to the lightest level of the picture than to the darkest.
+    Differences within the noise become 0. The level and the noise of the background are the median
+    and the median absolute deviation of the border pixels. If `ground` is "auto", the background
+    counts as light if the border mean is closer to the lightest than to the darkest pixel.
     """
     band = max(1, round(0.02 * min(levels.shape)))
     is_border = np.ones(levels.shape, dtype=bool)
@@ -326,7 +324,7 @@ def _crop_and_scale(
     scale: float,
     size: tuple[int, int],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
-    """Crop a rectangle of a picture and scale it to a new size.
+    """Crop a rectangle from a picture and scale it to a new size.
 
     Pixels outside the picture are 0.
 

@@ -1,7 +1,7 @@
-"""Functions that change or convert a trained model.
+"""Functions that modify a trained model or convert its layers.
 
-They replace its attention, make it less sensitive to shifts, or convert between a convolution and
-an attention layer.
+They replace attention, make a model less sensitive to shifts, or convert between convolutions and
+attention layers.
 """
 
 from teka.convert.antialias import FixReport, fix

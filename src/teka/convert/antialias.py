@@ -37,7 +37,7 @@ class FixReport:
 
     Attributes:
         fixed: For each fix, the names of the changed layers.
-        left: For each fix, the names of the layers that it could not change, with the reasons.
+        left: For each fix, the layers that it could not change, and the reason for each layer.
     """
 
     fixed: dict[str, tuple[str, ...]]
@@ -140,10 +140,10 @@ def fix(
 
 @torch.no_grad()
 def _average_position_embedding(embedding: Tensor, layers: LayerFindings) -> None:
-    """Give all positions of a learned embedding the same vector, the mean over positions.
+    """Replace the vectors of a learned position embedding by their mean over positions.
 
-    The vectors of class and register tokens do not change. The findings in `layers` tell the grid
-    of the tokens.
+    The vectors of class and register tokens do not change. The token grid comes from the findings
+    in `layers`.
     """
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = find_position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
@@ -159,8 +159,8 @@ def _average_position_embedding(embedding: Tensor, layers: LayerFindings) -> Non
 
 def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
     """Apply the fixes "circular", "blur" and "polyphase" to a layer, in place."""
-    # The class is changed in place, as in torch's parametrizations, so that layers that are used
-    # twice and hooks stay.
+    # Change the class in place, as in torch's parametrizations, so that hooks and layers that are
+    # used twice are kept.
     changed: Any = module
     if isinstance(module, nn.Conv2d) and fixes == {"circular"}:
         changed.padding_mode = "circular"
@@ -172,12 +172,12 @@ def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> 
 
 
 class SharedOffsets:
-    """Offsets at which the strided layers of a model start to sample, shared between layers.
+    """Sampling offsets that the strided layers of a model share in a forward pass.
 
     All branches of a residual block must start sampling at the same offset. Otherwise their sum
     does not move with the content (Chaman & Dokmanić 2021). In each forward pass, the first layer
-    that samples a feature map of some size chooses the offset. The other layers with maps of this
-    size use it. If a layer is called again in the same pass, it chooses a new offset.
+    that samples a feature map of a given size chooses the offset, and the other layers with maps of
+    this size use it. If a layer is called again in the same pass, it chooses a new offset.
 
     Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with the offsets
     of their forward pass.
@@ -191,12 +191,12 @@ class SharedOffsets:
     def downsample(
         self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample
     ) -> Outputs:
-        """Downsample the output of a layer at the offset of all outputs of the same size.
+        """Downsample a layer's output at the offset shared by all outputs of the same size.
 
         Args:
             layer: The layer.
             outputs: Output of the layer with stride 1.
-            sampling: Downsampling, which chooses the offset if no other layer has chosen it.
+            sampling: Downsampling module. It chooses the offset if no other layer has chosen it.
         """
         # The batch size is not part of the grid, because a symbolic size cannot be hashed.
         grid = (self, *outputs.shape[2:], *sampling.stride)
@@ -222,18 +222,15 @@ restore_in_checkpoints(_thread_offsets)
 
 
 class _DownsamplingLayer(nn.Module):
-    """Base class of convolutions and poolings with stride 1, followed by a downsampling.
-
-    They replace layers with a larger stride.
-    """
+    """Base class of layers with stride 1 and separate downsampling. They replace strided layers."""
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
     def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Move the padding and the stride of the layer to operations before and after it.
+        """Move the layer's padding and stride to separate operations before and after it.
 
-        These operations can then be replaced by the fixes.
+        The fixes can then replace these operations.
 
         Args:
             fixes: Names of the fixes to apply.
@@ -267,17 +264,17 @@ class _DownsamplingLayer(nn.Module):
 
 
 class SampledConv2d(_DownsamplingLayer, nn.Conv2d):
-    """Convolution with stride 1, followed by a downsampling."""
+    """Convolution with stride 1, followed by downsampling."""
 
 
 class SampledMaxPool2d(_DownsamplingLayer, nn.MaxPool2d):
-    """Max pooling with stride 1, followed by a downsampling."""
+    """Max pooling with stride 1, followed by downsampling."""
 
     padding_value = -torch.inf
 
 
 class SampledAvgPool2d(_DownsamplingLayer, nn.AvgPool2d):
-    """Average pooling with stride 1, followed by a downsampling."""
+    """Average pooling with stride 1, followed by downsampling."""
 
 
 SAMPLED_CLASSES: dict[type, type[_DownsamplingLayer]] = {

@@ -111,7 +111,7 @@ class BorderedAttention(nn.Module):
 
 
 def _check_ignores_content(attention: Attention) -> None:
-    """Raise an error if attention weights depend on the content of the tokens."""
+    """Raise an error if the attention weights depend on the content of the tokens."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
         raise wrong_argument(
@@ -207,13 +207,13 @@ def attention_from_convolution(
 
 
 class HeadOffset(NamedTuple):
-    """Offset from the query to the key with the largest weight of an attention head.
+    """Offset at which an attention head has its largest attention weight.
 
     Attributes:
-        offset: Position of the key minus that of the query, in cells along each axis.
-        share: Weight at this offset, divided by the sum of the weights at all offsets that are
-            possible on the grid. Each query gives at least this share of its attention to the key
-            at this offset, if there is one.
+        offset: Position of the key minus position of the query, in cells along each axis.
+        share: Weight at this offset, divided by the sum of the weights at all possible offsets on
+            the grid. Each query gives at least this share of its attention to the key at this
+            offset, if there is one.
     """
 
     offset: tuple[int, ...]
@@ -223,8 +223,7 @@ class HeadOffset(NamedTuple):
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     """Find the offset from query to key at which each head has its largest attention weight.
 
-    The weights must depend on positions alone. On a periodic grid, the offset is that of the
-    shorter way around.
+    The weights must depend on positions alone. On a periodic grid, the shorter way around counts.
 
     >>> import torch, teka
     >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))

@@ -1,4 +1,4 @@
-"""Functions of convolutions that their conversion to attention needs, with error bounds."""
+"""Helper functions and error bounds for converting convolutions to attention."""
 
 import copy
 import math
@@ -14,13 +14,13 @@ from teka.nn.local_conv import CONVOLUTION_MODULES
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 # Smallest precision α for which e^(−α) is 0 in every dtype. The smallest float64 is e^−744.4.
 HARD_PRECISION = 800.0
-# Rounding steps of an output besides those of its sum of products: weights, their sum, quotient.
+# Additional rounding steps per output, besides its sum of products: weights, their sum, quotient.
 NUM_FURTHER_ROUNDINGS = 8
 PADDING_MODES = ("zeros", "circular")
 
 
 def check_convolution(convolution: nn.Module) -> Convolution:
-    """Raise an error if attention cannot compute a convolution, or else return it.
+    """Return a convolution, or raise an error if attention cannot compute it.
 
     The kernel sizes must be odd, and the padding must keep the size of the input except for the
     stride. Any stride, dilation and groups are allowed.
@@ -47,7 +47,7 @@ def check_convolution(convolution: nn.Module) -> Convolution:
 
 
 def compute_kernel_radius(convolution: Convolution) -> tuple[int, ...]:
-    """Return, for each axis, the distance from the center of the kernel to its edge in pixels."""
+    """Return the distance in pixels from the center of the kernel to its edge along each axis."""
     return tuple(
         side // 2 * step
         for side, step in zip(convolution.kernel_size, convolution.dilation, strict=True)
@@ -57,10 +57,10 @@ def compute_kernel_radius(convolution: Convolution) -> tuple[int, ...]:
 def split_weight_by_offset(
     convolution: Convolution,
 ) -> Float[Tensor, "offsets out_channels in_channels"]:
-    """Split the weight of a convolution into one matrix for each position in the kernel.
+    """Split a convolution's weight into one float64 matrix for each position in the kernel.
 
-    A matrix maps input channels to output channels. The positions are in row-major order. Entries
-    between channels of different groups are 0. The dtype is float64.
+    Each matrix maps input channels to output channels. The positions are in row-major order.
+    Entries between channels of different groups are 0.
     """
     matrices = convolution.weight.detach().double().flatten(2).permute(2, 0, 1)
     groups = matrices.chunk(convolution.groups, dim=1)
@@ -70,7 +70,7 @@ def split_weight_by_offset(
 def factor_matrices(
     matrices: Float[Tensor, "heads out_channels in_channels"], rank: int
 ) -> tuple[Float[Tensor, "heads rank in_channels"], Float[Tensor, "heads out_channels rank"]]:
-    """Factor the matrix of each head into a value projection and an output projection.
+    """Factor each head's matrix into a value projection and an output projection.
 
     For a matrix W, the product O V of the two projections is the nearest matrix of this rank in the
     Frobenius norm. The factors come from a singular value decomposition. If `rank` equals the
@@ -133,10 +133,10 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def off_center_weight(precision: float, num_axes: int) -> float:
-    """Return an upper bound on the total attention weight off the center of a head.
+    """Return an upper bound on the total attention weight outside the center of a head.
 
-    The weight of a head of precision α is a Gaussian function of the distance from its center. On
-    an infinite grid of n axes, the center gets the weight
+    The weight of a head with precision α is a Gaussian of the distance from its center. On an
+    infinite grid with n axes, the center gets the weight
 
         (Σ_m e^(−α m²))^(−n) ≥ (Σ_m e^(−α |m|))^(−n) = tanh(α/2)^n,
 

@@ -45,8 +45,8 @@ def distill_attention(
     Args:
         model: Model after `teka.convert.replace_attention`, with a kernel that has parameters, such
             as "hedgehog".
-        batches: Inputs for calls of the model. Each input is a tensor, a sequence of positional
-            arguments, or a mapping of keyword arguments.
+        batches: Inputs of the model. Each input is a tensor, a sequence of positional arguments, or
+            a mapping of keyword arguments.
         learning_rate: Step size of Adam.
 
     Returns:
@@ -118,8 +118,8 @@ def _replace_output_by_softmax(
 ) -> Float[Tensor, "batch heads queries dim_value"]:
     """Forward hook that makes a layer return the output of softmax attention.
 
-    The hook also appends a loss to `losses`: the cross-entropy between the attention weights of the
-    layer and those of softmax.
+    The hook also appends the distillation loss to `losses`: the cross-entropy between the layer's
+    attention weights and the softmax weights.
     """
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]

@@ -1,4 +1,4 @@
-"""The function `replace_attention` for models of PyTorch, timm and transformers."""
+"""The function `replace_attention` for PyTorch, timm and transformers models."""
 
 import inspect
 import warnings
@@ -19,7 +19,7 @@ from teka.nn.head_groups import join_kernel_names
 from teka.nn.multihead_attention import is_causal_mask
 from teka.nn.options import AttentionOptions
 
-# Reasons why a layer is not replaced. The first ones apply to every kernel.
+# Reasons why a layer is not replaced. The following reasons apply to every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
 BIASED = "its attention adds a bias to the weights, or attends to selected keys only"
 WINDOWED = "its model limits attention to a window of keys"
@@ -27,7 +27,7 @@ FIXED = "the model does not support set_attn_implementation"
 SUBCLASS = "teka supports no subclass of MultiheadAttention, no add_bias_kv and no add_zero_attn"
 UNKNOWN_SIZE = "its number of heads or their size is not known"
 UNSUPPORTED = "attention of this class is not supported"
-# These apply to relative kernels only.
+# The following reasons apply only to relative kernels.
 COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
 SUBSET = (
     "some patches may be missing, so that positions are unknown; use relative=None to replace it"
@@ -39,14 +39,14 @@ SUPPORTED_HINT = (
     "transformers library."
 )
 TIMM_MODULES = ("timm.layers.attention", "timm.models.vision_transformer")
-# Names of inputs of transformers' models that are sequences, besides text.
+# Input names of Hugging Face models that process sequences other than text.
 SEQUENCE_INPUTS = ("input_features", "input_values", "past_values")
-# Names of cross-attention in models of transformers.
+# Module names of cross-attention in Hugging Face models.
 CROSS_NAMES = frozenset({"encoder_attn", "crossattention", "cross_attn"})
-# Parts of the names of parameters that bias the attention weights in models of transformers.
+# Substrings of the names of parameters that bias the attention weights in Hugging Face models.
 BIAS_NAMES = ("relative_position_bias", "relative_attention_bias", "rel_pos")
 WINDOW_TYPES = ("sliding", "chunked", "local", "sparse", "window")
-# Names of sizes in layers and configs of transformers.
+# Attribute names of sizes in Hugging Face layers and configs.
 NUM_HEADS_NAMES = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_attn_heads")
 HEAD_SIZE_NAMES = ("qk_head_dim", "attention_head_size", "head_dim", "key_value_proj_dim")
 REDUCTION_NAMES = ("sequence_reduction_ratio", "spatial_reduction_ratio", "sr_ratio")
@@ -68,7 +68,7 @@ class ReplacementReport:
             "squared_relu × rotary".
         replaced: Original class of each replaced layer, by the name of the layer in the model.
         left: Reason why each skipped layer was not replaced, by the name of the layer.
-        num_kept: Number of parameters that the model had before. All of them are kept.
+        num_kept: Number of original parameters. All of them are kept.
         num_new: Number of parameters that the new kernels add.
     """
 
@@ -94,14 +94,14 @@ class ReplacementReport:
 
 @dataclass(frozen=True)
 class _AttentionCandidate:
-    """Module that may be an attention layer, with its place in the model.
+    """Module that may be an attention layer, together with its parent modules.
 
     Attributes:
         name: Name of the module in the model.
         module: The module.
-        parents: Modules that contain the module, the nearest first.
-        needs_positions: True if the new kernels depend on the positions of tokens.
-        needs_grid: True if the positions must be found, because the caller passes no grid.
+        parents: Modules that contain the module, innermost first.
+        needs_positions: True if the new kernels depend on token positions.
+        needs_grid: True if the token grid must be found, because the caller passes none.
     """
 
     name: str
@@ -111,8 +111,8 @@ class _AttentionCandidate:
     needs_grid: bool
 
     @property
-    def enclosing_transformers_model(self) -> Any:
-        """Smallest Hugging Face model that contains the module, or None if there is none."""
+    def enclosing_hf_model(self) -> Any:
+        """Innermost Hugging Face model that contains this module, or None if there is none."""
         models = (model for model in self.parents if hasattr(model, "set_attn_implementation"))
         return next(models, None)
 
@@ -132,14 +132,14 @@ class _AttentionCandidate:
 
 @dataclass(frozen=True)
 class _ReplaceableLayer:
-    """Attention layer that can be replaced: its sizes, and the function that replaces it.
+    """Attention layer that can be replaced, with its sizes and the function that replaces it.
 
     Attributes:
         num_heads: Number of heads.
         dim_head: Size of a head.
         install: Function that makes the layer use new `AttentionHeads`.
-        position_options: Arguments of `AttentionHeads` for the positions of the tokens, if the
-            caller passes no grid.
+        position_options: Arguments of `AttentionHeads` for the token positions, if the caller
+            passes no grid.
     """
 
     num_heads: int
@@ -151,7 +151,7 @@ class _ReplaceableLayer:
 def replace_attention(
     model: nn.Module, *, grid: Grid | None = None, num_prefix_tokens: int = 0, **options: Any
 ) -> ReplacementReport:
-    """Replace the attention of a model by teka's kernels, in place, and keep all its parameters.
+    """Replace the attention kernels of a model in place, and keep all its parameters.
 
     Three kinds of layers are supported:
 
@@ -159,17 +159,17 @@ def replace_attention(
     - the attention of timm's vision transformers,
     - layers of transformers that support `attn_implementation`.
 
-    The new kernels are `AttentionHeads` in the layers, and their parameters are trained with those
-    of the model. With kernel="softmax" and relative=None, the outputs change by rounding only. With
-    other kernels, train the model again; see `distill_attention`.
+    Each layer gets `AttentionHeads` with the new kernels, whose parameters are trained together
+    with the model. With kernel="softmax" and relative=None, the outputs change only by rounding.
+    With other kernels, train the model again; see `distill_attention`.
 
     Layers that cannot be replaced are listed in the report with the reason: attention with position
     biases or sliding windows, and, for a relative kernel, attention whose tokens have unknown
     positions.
 
-    `save_pretrained` refuses a replaced model of transformers, because `from_pretrained` would
-    restore the original attention. Save its `state_dict`, and load it into a model whose attention
-    was replaced in the same way.
+    `save_pretrained` refuses to save a Hugging Face model with replaced attention, because
+    `from_pretrained` would restore the original attention. Save its `state_dict`, and load it into
+    a model whose attention was replaced in the same way.
 
     >>> import torch, teka
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -181,11 +181,11 @@ def replace_attention(
 
     Args:
         model: The model.
-        grid: Grid of the tokens after the prefix. By default that of image models of timm and
-            transformers, and a sequence for text, audio and `torch.nn.MultiheadAttention`. A
+        grid: Grid of the tokens after the prefix. By default, the patch grid of timm and Hugging
+            Face image models, and a sequence for text, audio and `torch.nn.MultiheadAttention`. A
             `teka.on` around a call takes precedence.
-        num_prefix_tokens: Number of first tokens without a position. Image models of timm and
-            transformers define it.
+        num_prefix_tokens: Number of tokens at the start that have no position. timm and Hugging
+            Face image models define it.
         **options: Options of the kernels, as for `AttentionHeads`.
 
     Raises:
@@ -248,7 +248,7 @@ def replace_attention(
 
 
 def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str | None:
-    """Find out if a module is an attention layer, and how it can be replaced.
+    """Determine whether a module is an attention layer and how to replace it.
 
     Returns:
         A `_ReplaceableLayer` if the module can be replaced, the reason as a string if it cannot,
@@ -278,12 +278,12 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
     is_subclass = type(layer) is not nn.MultiheadAttention
     if is_subclass or layer.bias_k is not None or layer.add_zero_attn:
         return SUBCLASS
-    main_input = getattr(candidate.enclosing_transformers_model, "main_input_name", None)
+    main_input = getattr(candidate.enclosing_hf_model, "main_input_name", None)
     if candidate.needs_grid and main_input == "pixel_values":
         return UNPLACED
 
     def install(heads: AttentionHeads) -> None:
-        # The class is changed in place, so that layers that are used twice and hooks stay.
+        # Change the class in place, so that hooks and layers that are used twice are kept.
         layer.__class__ = MultiheadAttention
         layer.heads = heads
         # Otherwise nn.TransformerEncoderLayer computes softmax attention itself.
@@ -295,7 +295,7 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
 
 
 def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Raise an error in cross-attention, where the positions of the keys are unknown."""
+    """Raise an error for cross-attention, where the positions of the keys are unknown."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
         raise wrong_value(
@@ -328,9 +328,9 @@ def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | 
 
 
 def _first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
-    """Return the first attribute that is a positive integer, or 0 if there is none.
+    """Return the first attribute of the objects that is a positive integer, or 0 if there is none.
 
-    The attributes of an object are tried in the order of `names`.
+    The attributes of each object are tried in the order of `names`.
     """
     for holder in objects:
         for name in names:
@@ -342,9 +342,9 @@ def _first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
 
 @cache
 def _get_attention_source(module_class: type[nn.Module]) -> str:
-    """Return the source code of the forward method of a Hugging Face attention class.
+    """Return the source code of a Hugging Face attention class's forward method.
 
-    For a class that does not use the `AttentionInterface` of transformers, return "".
+    Return "" if the class does not use the `AttentionInterface` of transformers.
     """
     if not module_class.__module__.startswith("transformers.models."):
         return ""
@@ -362,7 +362,7 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
     )
 
     layer = candidate.module
-    model = candidate.enclosing_transformers_model
+    model = candidate.enclosing_hf_model
     config = getattr(layer, "config", None)
     if not getattr(model, "_can_set_attn_implementation", lambda: True)():
         return FIXED
@@ -411,9 +411,9 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
 
 
 def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -> bool:
-    """Return True if the config of a Hugging Face layer tells the positions of its tokens.
+    """Return True if a Hugging Face layer's config determines the positions of its tokens.
 
-    The tokens are then a sequence, or the patches of an image of known size.
+    This is the case for sequences and for the patches of images of known size.
     """
     from teka.integrations.transformers.attention import NUM_CLASS_TOKENS
 
@@ -421,7 +421,7 @@ def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -
     model_type = str(getattr(config, "model_type", ""))
     if patches is not None:
         return model_type in NUM_CLASS_TOKENS
-    main_input = getattr(candidate.enclosing_transformers_model, "main_input_name", "input_ids")
+    main_input = getattr(candidate.enclosing_hf_model, "main_input_name", "input_ids")
     is_text = hasattr(config, "vocab_size") and main_input != "pixel_values"
     is_sequence = is_text and "qformer" not in model_type
     is_causal = getattr(candidate.module, "is_causal", False) is True
@@ -429,9 +429,9 @@ def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -
 
 
 class TimmAttention(nn.Module):
-    """timm attention layer whose softmax attention was replaced by kernels of teka.
+    """timm attention layer whose softmax attention was replaced by teka's kernels.
 
-    `replace_attention` gives the original layer this class and the attribute `heads`. The layer
+    `replace_attention` assigns this class and the attribute `heads` to the original layer, which
     keeps its projections.
     """
 
@@ -441,7 +441,7 @@ class TimmAttention(nn.Module):
         attn_mask: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the output tokens of the layer. The mask must be None or causal."""
+        """Return the layer's output tokens. The mask must be None or causal."""
         layer: Any = self
         query, key, value = (
             layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -1,7 +1,7 @@
 """Augmentation and normalization of images, and selection of images with blank margins.
 
-An augmentation takes a random generator, and changes each image of a batch differently. It returns
-new images and does not modify its input.
+Augmentations take a random generator and change each image of a batch differently. They return new
+images and do not modify their input.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ SHIFT_MODES = ("zero", "circular")
 class RandomShift:
     """Shift each image of a batch by a random number of pixels along both axes.
 
-    For each image and axis, the number is drawn uniformly from −max_shift to max_shift.
+    The shift is drawn uniformly from −max_shift to max_shift for each image and axis.
 
     >>> import torch
     >>> from teka.data import RandomShift
@@ -42,7 +42,7 @@ class RandomShift:
 
     Args:
         max_shift: Largest shift along each axis in pixels.
-        mode: "zero" fills with zeros, "circular" wraps around.
+        mode: "zero" fills the border with zeros, and "circular" wraps around.
 
     Raises:
         ValueError: `max_shift` is negative or larger than the images, or the mode is unknown.
@@ -58,7 +58,7 @@ class RandomShift:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Shift each image by its own random number of pixels.
+        """Shift each image by its own random number of pixels along both axes.
 
         Args:
             images: Images of shape (N, C, H, W) and any dtype.
@@ -133,7 +133,7 @@ def _check_images(images: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Normalize each channel of images with its mean and its standard deviation.
+    """Normalize each image channel with its mean and standard deviation.
 
     A pixel x of channel c becomes (x − mean_c) / deviation_c. Use the mean and the deviation of the
     training images for all splits. Shift images before normalization, because shifts fill the
@@ -171,7 +171,7 @@ class Normalize:
 
     @classmethod
     def from_images(cls, images: Tensor) -> "Normalize":
-        """Create the normalization that gives each channel of `images` mean 0 and variance 1.
+        """Compute the normalization that gives each channel of `images` mean 0 and variance 1.
 
         Args:
             images: Images of shape (N, C, H, W).
@@ -196,7 +196,7 @@ class Normalize:
 def lossless_selection(
     images: Tensor, labels: Tensor, class_index: int | None = 1, margin: int = 8
 ) -> Bool[Tensor, " images"]:
-    """Select the images of a class that lose no content when they are shifted horizontally.
+    """Select the images of a class that lose no content under horizontal shifts.
 
     An image is selected if it has more than `margin` blank columns on both sides. A circular shift
     by up to `margin` columns, for example with `teka.Grid.roll`, then moves only background across

@@ -1,4 +1,4 @@
-"""Reading of your own images, which are picture files or NumPy arrays."""
+"""Loading of custom images from picture files or NumPy arrays."""
 
 import csv
 import os
@@ -18,7 +18,7 @@ from teka.errors import first_line_of_error, wrong_argument, wrong_shape, wrong_
 from teka.files import check_unpacked_size
 
 Array = np.ndarray | Tensor
-# Names of the folders of the splits, in lower case.
+# Lowercase folder names of the splits.
 SPLIT_FOLDERS = {
     "train": "train",
     "training": "train",
@@ -29,8 +29,8 @@ SPLIT_FOLDERS = {
     "testing": "test",
 }
 AXES = ("NHW", "NHWC", "NCHW")
-# Names of arrays in an .npz file for each argument of `teka.data.from_arrays`. The names are those
-# of teka, MedMNIST, Keras and scikit-learn.
+# Names of arrays in an .npz file for each argument of `teka.data.from_arrays`, as in teka,
+# MedMNIST, Keras and scikit-learn.
 ARRAY_NAMES = {
     "images": ("images", "train_images", "x_train", "X_train", "x", "X", "data"),
     "labels": ("labels", "train_labels", "y_train", "y", "target"),
@@ -43,7 +43,7 @@ ARRAY_NAMES = {
 
 
 def is_picture_dataset(path: Path) -> bool:
-    """Return True if a path is a folder or a CSV file, as for a data set of picture files."""
+    """Return True if a path is a data set of picture files: a folder or a CSV file."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
@@ -51,13 +51,13 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
     """List the picture files of each split, with their classes, without opening the files.
 
     Args:
-        path: A folder with one sub-folder for each class, or with folders for training and test
-            that contain these sub-folders. Or a CSV file with the columns "file" and "label".
+        path: A folder with one sub-folder per class, or with folders for training and test that
+            contain these sub-folders. Or a CSV file with the columns "file" and "label".
 
     Returns:
-        A dictionary and the names of the classes. The dictionary maps "train", "test" and maybe
-        "validation" to the files of this split with the indices of their classes. It has only
-        "train" if the data set does not declare splits.
+        A dictionary and the class names. The dictionary maps "train", "test" and possibly
+        "validation" to the files of this split and their class indices. It contains only "train" if
+        the data set does not declare splits.
 
     Raises:
         ValueError: The folder or the CSV file has another layout.
@@ -178,7 +178,7 @@ def _list_visible_paths(folder: Path) -> list[Path]:
 
 
 def sort_class_names(names: Sequence[str]) -> list[str]:
-    """Sort the names of classes: numerically if all are integers, or else alphabetically.
+    """Sort class names numerically if all of them are integers, or else alphabetically.
 
     >>> sort_class_names(["10", "2", "0"]), sort_class_names(["class_10", "class_2"])
     (['0', '2', '10'], ['class_10', 'class_2'])
@@ -187,9 +187,9 @@ def sort_class_names(names: Sequence[str]) -> list[str]:
 
 
 def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
-    """Convert the names of classes to integers.
+    """Convert class names to integers.
 
-    Return None if a name is no integer, or if two names are equal as integers.
+    Return None if a name is not an integer, or if two names stand for the same integer.
     """
     try:
         numbers = [int(name) for name in names]
@@ -199,7 +199,7 @@ def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_picture_set(path: Path, *, image_size: tuple[int, int] | None = None) -> RawDataset:
-    """Make a data set from the pictures of a folder or a CSV file.
+    """Create a data set from the pictures in a folder or CSV file.
 
     Each picture is read when it is used. The images are gray if every file is gray, and RGB
     otherwise. All pictures must have the same size, unless they are resized to `image_size`.
@@ -224,19 +224,19 @@ def read_picture_set(path: Path, *, image_size: tuple[int, int] | None = None) -
 
 
 def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
-    """Make a data set from checked copies of arrays of images and labels.
+    """Create a data set from validated copies of image and label arrays.
 
     Args:
-        arrays: Arrays with the names "images" and "labels", and maybe with the same names and the
+        arrays: Arrays with the names "images" and "labels", and optionally the same names with the
             prefix "test_" or "validation_". Without test images, the validation images are used for
-            test.
-        axes: Order of the axes of images, such as "NHWC"; see `teka.data.from_arrays`.
+            testing.
+        axes: Axis order of image arrays, such as "NHWC"; see `teka.data.from_arrays`.
     """
     if axes is None:
         axes = _guess_axes(_to_numpy("images", arrays["images"]).shape)
     check_name("axes", axes, AXES)
     train, test, validation = (
-        _make_split(arrays, prefix, axes) for prefix in ("", "test_", "validation_")
+        _copy_split(arrays, prefix, axes) for prefix in ("", "test_", "validation_")
     )
     assert train is not None
     if test is None:
@@ -255,9 +255,9 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None
 
 
 def read_npz(path: Path) -> RawDataset:
-    """Read images and labels from a NumPy archive (.npz), without running code in it.
+    """Read images and labels from a NumPy archive (.npz), without executing code from the file.
 
-    The names of the arrays are those in `ARRAY_NAMES`. Labels may have shape (N, 1).
+    Array names are listed in `ARRAY_NAMES`. Labels may have shape (N, 1).
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -311,15 +311,15 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
         raise wrong_value(argument, array, f"an array ({first_line_of_error(error)})") from error
 
 
-def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> Split | None:
-    """Return a checked copy of the images and labels of a split.
+def _copy_split(arrays: Mapping[str, Array | None], prefix: str, axis_order: str) -> Split | None:
+    """Validate and copy the images and labels of one split.
 
-    Return None if the arrays have no images for this split.
+    Return None if there are no arrays for this split.
 
     Args:
         arrays: See `make_raw_dataset`.
-        prefix: Prefix of the names of the split's arrays: "", "test_" or "validation_".
-        axes: Order of the axes of images, such as "NHWC".
+        prefix: Prefix of the split's array names: "", "test_" or "validation_".
+        axis_order: Axis order of image arrays, such as "NHWC".
     """
     names = (f"{prefix}images", f"{prefix}labels")
     missing = [name for name in names if arrays.get(name) is None]
@@ -328,8 +328,8 @@ def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> S
     if missing:
         raise wrong_value(missing[0], None, f"given together with {' and '.join(names)}")
     pixels, labels = (_to_numpy(name, arrays[name]) for name in names)
-    if pixels.ndim != len(axes):
-        raise wrong_shape(names[0], pixels.shape, f"({', '.join(axes)})")
+    if pixels.ndim != len(axis_order):
+        raise wrong_shape(names[0], pixels.shape, f"({', '.join(axis_order)})")
     if labels.shape != pixels.shape[:1]:
         raise wrong_shape(names[1], labels.shape, f"({len(pixels)},), one label for each image")
     if labels.dtype.kind not in "iu":
@@ -343,11 +343,11 @@ def _make_split(arrays: Mapping[str, Array | None], prefix: str, axes: str) -> S
             "uint8 or a floating-point dtype",
             "Levels from 0 to 255 are uint8, and intensities from 0 to 1 are floating-point.",
         )
-    if axes == "NHW":
+    if axis_order == "NHW":
         pixels = pixels[:, None]
-    elif axes == "NHWC":
+    elif axis_order == "NHWC":
         pixels = pixels.transpose(0, 3, 1, 2)
     dtype = np.uint8 if pixels.dtype == np.uint8 else np.float32
-    # The copy does not change with the array, and has PyTorch's strides and byte order.
+    # The copy is independent of the array, and has PyTorch's strides and byte order.
     pixels = np.array(pixels, dtype=dtype, order="C")
     return Split(torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64)))

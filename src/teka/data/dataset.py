@@ -33,7 +33,7 @@ STREAMING_FRACTION = 4
 
 @dataclass(frozen=True)
 class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Images and their labels, as a map-style data set of PyTorch.
+    """Images and their labels, as a map-style PyTorch data set.
 
     An index, a slice or a list of indices selects images and labels.
 
@@ -50,7 +50,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     Args:
         images: Tensor of shape (N, C, H, W) with intensities from 0 to 1 (floating point) or levels
             from 0 to 255 (uint8), or `PictureFiles` that are read when they are indexed.
-        labels: Indices of the classes, shape (N,).
+        labels: Class indices, shape (N,).
 
     Raises:
         ValueError: Shapes or dtypes do not match, or an intensity is not between 0 and 1.
@@ -108,7 +108,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images for training, validation and test of a classifier.
+    """Images for training, validating and testing a classifier.
 
     >>> import torch
     >>> from teka.data import Dataset, Split
@@ -119,7 +119,7 @@ class Dataset:
     {'image_size': (8, 8), 'in_channels': 1, 'num_classes': 2}
 
     Args:
-        name: Name or path that the data set was loaded from.
+        name: Name or path from which the data set was loaded.
         train: Images for training.
         validation: Images for early stopping and other choices. May be empty.
         test: Images for the final evaluation.
@@ -171,13 +171,13 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Arguments of a model for these images: image size, channels and number of classes."""
+        """Arguments for creating a model: image size, channels and number of classes."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Images and labels of a data set, before validation images are chosen from them.
+    """Images and labels of a data set, before the validation images are selected.
 
     Args:
         train: Images for training and validation, or all images if there are no test images.
@@ -198,9 +198,9 @@ class RawDataset:
 def draw_train_and_test_indices(
     num_images: int,
 ) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
-    """Choose a random fifth of the images for test. Return the training and test indices.
+    """Select a random fifth of the images for testing, and return training and test indices.
 
-    The choice depends only on the number of images: the indices for test are the last fifth of
+    The selection depends only on the number of images: the test indices are the last fifth of
     `numpy.random.default_rng(0).permutation(num_images)`.
     """
     if num_images < TEST_FRACTION:
@@ -225,15 +225,15 @@ def divide_into_splits(
     seed: int,
     stream: bool | None = None,
 ) -> Dataset:
-    """Divide images into training, validation and test images with intensities from 0 to 1.
+    """Divide a data set into training, validation and test images with values from 0 to 1.
 
-    Some data sets come with validation images. They are used if `validation_size` is None.
-    Otherwise they are treated like training images.
+    Validation images that come with the data set are used if `validation_size` is None. Otherwise,
+    they are treated like training images.
 
     Args:
         name: Name of the data set.
-        raw: The unconverted images and labels.
-        image_size: As in `teka.data.load`, like all further arguments.
+        raw: Images and labels to divide.
+        image_size: As in `teka.data.load`, like all the following arguments.
         validation_size: Number of validation images.
         train_size: Number of training images.
         seed: Seed of the split.

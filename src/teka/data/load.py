@@ -42,20 +42,20 @@ def load(
 
             - "digits", which needs scikit-learn but no files,
             - "mnist", "fashion-mnist" or "cifar10",
-            - a folder with a sub-folder of pictures for each class, maybe within `train`, `val` and
-              `test`,
+            - a folder with a sub-folder of pictures for each class, or with folders `train`, `val`
+              and `test` that contain these sub-folders,
             - a CSV file with the columns file and label,
             - an .npz file with the arrays of `teka.data.from_arrays`.
 
             Write `./mnist` for a folder that has the name of a data set.
-        data_dir: Folder with the files of published data sets. Relative paths are looked for in
-            this folder first.
-        image_size: Size to which images are resized, (height, width) or the side of a square in
-            pixels. For digits, the size of the canvas around the 8×8 images, 16 by default.
+        data_dir: Folder with the files of published data sets. Relative paths are first looked up
+            in this folder.
+        image_size: New size of the images in pixels, (height, width) or the side of a square. For
+            digits, the size of the canvas around the 8×8 images, 16 by default.
         validation_size: Number of validation images. The default is 137 for digits, 5,000 for other
             published data sets, and for your own data the declared validation images or a tenth of
             the training images.
-        train_size: Number of training images. By default all that are not for validation.
+        train_size: Number of training images. By default, all images that remain.
         seed: Seed of the split. Keep it when the seed of a run changes, so that runs are compared
             on the same split.
         stream: Read pictures from their files in every epoch instead of once. The default is True
@@ -124,7 +124,7 @@ def from_arrays(
     train_size: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Make a data set from copies of your own arrays or tensors.
+    """Create a data set from copies of your own arrays or tensors.
 
     >>> import numpy as np, teka
     >>> images = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
@@ -135,8 +135,8 @@ def from_arrays(
     Args:
         images: Levels from 0 to 255 (uint8), or intensities from 0 to 1 (floating point).
         labels: Class of each image, integers from 0, shape (N,).
-        test_images: Images for test, with the same axes. By default a fifth of `images`, the same
-            for every seed.
+        test_images: Test images with the same axes. By default a fifth of `images`, the same for
+            every seed.
         test_labels: Class of each test image.
         axes: Order of the axes: "NHW" (gray), "NHWC" or "NCHW". It is required if the shape is
             ambiguous: both or neither of the second and the last axis have size 1 or 3.
@@ -194,7 +194,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
 
 def check_downloadable(name: str) -> None:
-    """Raise an error if `download` does not support the data set of this name."""
+    """Raise an error if `download` does not support the data set with this name."""
     check_name("name", name, NAMES)
     if name not in PUBLISHED_DATASETS:
         raise wrong_value(
@@ -206,9 +206,9 @@ def check_downloadable(name: str) -> None:
 
 
 def find_dataset_path(name: str, data_dir: str | Path | None = None) -> Path | None:
-    """Return the path of the folder or file of a data set, or None if none exists.
+    """Find the folder or file of a data set, or return None if it does not exist.
 
-    A relative path is looked for in `data_dir` first, and then in the working directory.
+    A relative path is first looked up in `data_dir`, and then in the working directory.
     """
     return next((path for path in _list_candidate_paths(name, data_dir) if path.exists()), None)
 

@@ -42,16 +42,16 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 @contextlib.contextmanager
 def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
-    """Open a picture file with Pillow. In this context, error messages name the file.
+    """Open a picture file with Pillow, in a context in which error messages name the file.
 
-    If `picture` is a Pillow image already, it is returned unchanged. If a file has several frames,
+    If `picture` is already a Pillow image, it is returned unchanged. If a file has several frames,
     the first frame is read.
 
     Args:
-        picture: Path of a file, or a picture of Pillow.
+        picture: Path of a file, or a Pillow image.
 
     Raises:
-        ValueError: The file is missing, damaged, too large or of another format than `FORMATS`.
+        ValueError: The file is missing, damaged, too large or not in one of the `FORMATS`.
     """
     require("PIL", "pictures need", "teka[train]")
     from PIL import Image, UnidentifiedImageError
@@ -84,9 +84,9 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
 
 
 def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
-    """Return the Pillow mode of a picture file, its height and its width.
+    """Read the Pillow mode, the height and the width of a picture file.
 
-    The pixels are not decoded, so that this is fast.
+    This is fast, because the pixels are not decoded.
     """
     with open_picture(path) as opened:
         return opened.mode, opened.height, opened.width
@@ -106,10 +106,10 @@ def read_picture(
     - Floating-point levels are from 0 to 1, or from 0 to 255 if the largest level is above 1.
 
     Args:
-        picture: Path of a file, or a picture of Pillow.
+        picture: Path of a file, or a Pillow image.
         in_channels: 1 for gray or 3 for RGB.
-        ground: Background behind transparent pixels: "dark", "light", or "auto" for the one that
-            differs more from the visible pixels.
+        ground: Background behind transparent pixels: "dark", "light", or "auto", which selects the
+            background that differs more from the visible pixels.
 
     Raises:
         ValueError: The file cannot be read, or its pixels cannot be converted.
@@ -136,10 +136,10 @@ def read_picture(
 
 
 def _to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
-    """Convert gray levels of a 16-bit or floating-point picture to levels from 0 to 255.
+    """Convert the gray levels of a 16-bit or floating-point picture to levels from 0 to 255.
 
-    The range of integers is 0 to 65,535. The range of floats is 0 to 1, or 0 to 255 if the largest
-    is above 1.
+    Integers range from 0 to 65,535. Floats range from 0 to 1, or from 0 to 255 if the largest is
+    above 1.
     """
     lowest = float(levels.min())
     highest = float(levels.max())
@@ -169,9 +169,9 @@ def _blend_with_ground(picture: "Image", ground: str) -> "Image":
 
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
-    """Picture files that can be indexed like a tensor of images of shape (N, C, H, W).
+    """Picture files that can be indexed like an image tensor of shape (N, C, H, W).
 
-    An index reads only the selected files, and returns a tensor of intensities from 0 to 1. Use
+    Indexing reads only the selected files, and returns a tensor of intensities from 0 to 1. Use
     this class for data sets that do not fit into memory.
 
     >>> import tempfile
@@ -219,7 +219,7 @@ class PictureFiles:
         return images.reshape(*chosen.shape, *self.shape[1:])
 
     def take(self, indices: Tensor) -> "PictureFiles":
-        """Return only the files at `indices`, in this order, without reading them."""
+        """Select the files at `indices`, in this order, without reading them."""
         return replace(self, paths=[self.paths[index] for index in indices.tolist()])
 
     def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:

@@ -1,4 +1,4 @@
-"""Download and reading of published data sets, such as MNIST.
+"""Downloading and reading of published data sets, such as MNIST.
 
 To add a data set in the format "idx" or "records", add an entry to `published.json`. MNIST comes
 from the copy that PyTorch uses, because the server of its authors often refuses downloads. CIFAR-10
@@ -37,7 +37,7 @@ from teka.errors import first_line_of_error, require, wrong_argument, wrong_valu
 from teka.files import expand_user, make_directory, write_bytes
 from teka.memory import check_memory
 
-TIMEOUT_SECONDS = 30.0  # without data, after which a connection is stalled
+TIMEOUT_SECONDS = 30.0  # a connection without data for this long is considered stalled
 NUM_ATTEMPTS = 5
 CHUNK_BYTES = 2**16
 DIGIT_NAMES = tuple("0123456789")
@@ -70,7 +70,7 @@ class PublishedDataset:
         name: Name for `teka.data.load`.
         url: Folder with the gzip-compressed files, or a tar archive with all files.
         archive_hash: Hash of the archive, such as "md5:…". None if `url` is a folder.
-        folder: Name of the folder that downloaded files are put in.
+        folder: Name of the folder for downloaded files.
         train: Files with the training images.
         test: Files with the test images.
         format: "idx" for a file with images and a file with labels, each a header of 4 bytes and 4
@@ -97,18 +97,19 @@ class PublishedDataset:
 
     @property
     def files(self) -> tuple[PublishedFile, ...]:
-        """Files of both splits."""
+        """Training and test files."""
         return self.train + self.test
 
     def read(self, data_dir: str | Path | None = None) -> RawDataset:
-        """Read the data set from the first of the search folders that has all its files.
+        """Read the data set from the first search folder that contains all its files.
 
         Args:
-            data_dir: Folder to search, see `search_folders`. Without it, only the folder of the
-                operating system is searched.
+            data_dir: Folder to search, see `search_folders`. If it is None, only `system_folder` is
+                searched.
 
         Raises:
-            ValueError: A file is damaged, or no folder has all files. The error lists the folders.
+            ValueError: A file is damaged, or no folder contains all files. The error lists the
+                searched folders.
         """
         folders = [] if data_dir is None else self.search_folders(expand_user(data_dir))
         if self.system_folder is not None:
@@ -127,17 +128,17 @@ class PublishedDataset:
         return RawDataset(train, test, len(self.class_names), class_names=self.class_names)
 
     def search_folders(self, data_dir: Path) -> list[Path]:
-        """Return the folders to search for the files. `download` writes to the first of them."""
+        """Return the folders to search for the files. `download` writes to the first folder."""
         return [data_dir / self.folder, data_dir / self.name, data_dir]
 
     def has_all_files(self, folder: Path) -> bool:
-        """Return True if all files of the data set exist in a folder, even if damaged."""
+        """Return True if a folder contains all files of the data set, even damaged ones."""
         return all(find_downloaded_file(folder, file) for file in self.files)
 
     def download(self, data_dir: Path) -> Path:
-        """Download missing and damaged files, and return the folder with all files.
+        """Download missing and damaged files, and return the folder that contains all files.
 
-        The files are put in a folder within `data_dir`.
+        The files are stored in a folder within `data_dir`.
         """
         folders = filter(self.has_all_files, self.search_folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
@@ -155,7 +156,7 @@ class PublishedDataset:
             is_new = not archive.is_file()
             download_file(self.url, archive, self.archive_hash)
             with tarfile.open(archive) as members:
-                for file in missing:  # by full name, so that the archive does not choose any path
+                for file in missing:  # by full name, so that the archive cannot choose a path
                     member = members.extractfile(f"{self.folder}/{file.name}")
                     assert member is not None
                     write_bytes(folder / file.name, member.read())
@@ -181,9 +182,9 @@ class PublishedDataset:
         return Split(images.contiguous(), labels.long())
 
     def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
-        """Read a file, and check its size and its hash.
+        """Read a file, and verify its size and hash.
 
-        If the authors publish no hash, check the range of the labels instead.
+        If the authors publish no hash, verify the range of the labels instead.
         """
         path = find_downloaded_file(folder, file)
         if path is None:
@@ -211,17 +212,17 @@ class PublishedDataset:
 
 
 def find_downloaded_file(folder: Path, file: PublishedFile) -> Path | None:
-    """Return the path of a downloaded file, or None if it is missing.
+    """Find a downloaded file, or return None if it is missing.
 
-    The file may be compressed by gzip. Then its name ends in ".gz".
+    The file may be compressed with gzip. In this case, its name ends in ".gz".
     """
     return next(filter(Path.is_file, (folder / file.name, folder / f"{file.name}.gz")), None)
 
 
 def read_unpacked(path: Path, num_bytes: int) -> bytearray:
-    """Read the first `num_bytes` + 1 bytes of a file, which may be compressed by gzip.
+    """Read at most `num_bytes` + 1 bytes of a file that may be compressed with gzip.
 
-    A longer result than `num_bytes` shows that the file is too large.
+    If the content is longer than `num_bytes`, the file is larger than expected.
     """
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
@@ -233,16 +234,16 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
 
 
 def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
-    """Download a file with a progress bar, unless a file with the right hash exists.
+    """Download a file with a progress bar, unless a file with the correct hash exists.
 
-    The file appears at `path` only if its hash is right. A download that fails is tried again.
+    The file appears at `path` only if its hash is correct. Failed downloads are retried.
 
     Args:
         url: URL of the file.
         path: Path of the downloaded file.
         known_hash: Hash of the file, such as "sha256:…".
-        unpacked_bytes: Size of the unpacked file if the download is compressed by gzip. The hash is
-            then that of the unpacked file.
+        unpacked_bytes: Size of the unpacked file if the download is compressed with gzip. The hash
+            is then that of the unpacked file.
 
     Raises:
         ConnectionError: All attempts failed.
@@ -283,10 +284,10 @@ PUBLISHED_DATASETS = {row["name"]: decode(PublishedDataset, row) for row in _TAB
 
 
 def read_digits(canvas_size: tuple[int, int]) -> RawDataset:
-    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels, centered on a larger canvas.
+    """Read scikit-learn's 1,797 handwritten digits of 8×8 pixels, centered on a larger canvas.
 
-    The first 1,437 of `numpy.random.default_rng(0).permutation(1797)` are for training, the others
-    for test. If the margin is odd, its smaller half is above and to the left.
+    The first 1,437 indices of `numpy.random.default_rng(0).permutation(1797)` are for training, the
+    others for testing. An odd margin is smaller at the top and on the left.
     """
     height, width = canvas_size
     datasets = require("sklearn.datasets", "digits need", "teka[train]")

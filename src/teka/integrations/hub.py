@@ -1,4 +1,4 @@
-"""Model files on the Hugging Face Hub."""
+"""Saving and loading of models on the Hugging Face Hub."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     Args:
         model: The model.
-        model_config: Config from which teka can make the model again.
+        model_config: Config from which teka can recreate the model.
     """
 
     def __init__(self, model: nn.Module, model_config: ModelConfig) -> None:
@@ -66,12 +66,10 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "HubModel":
-        """Create a `HubModel` from a folder that `teka export` has written.
-
-        Instead of a folder, `path` can be the name of a packaged model.
+        """Create a `HubModel` from a model file written by `teka export`, or a packaged model.
 
         Args:
-            path: Path of the folder, or a name such as "digits".
+            path: Folder of the model file, or the name of a packaged model, such as "digits".
         """
         return cls(load(path), read_config(path))
 
@@ -94,7 +92,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         """Load a model from a local folder, or download it from the Hub.
 
         Args:
-            model_id: Path of the folder, or name of the repository, "OWNER/NAME".
+            model_id: Path of the folder, or name of the repository, such as "OWNER/NAME".
             options: Options of `huggingface_hub.snapshot_download`, such as `revision` or `token`.
         """
         if not Path(model_id).is_dir():
@@ -104,7 +102,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         return cls.from_teka(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """Return the text of the model card, with a code example and the names of the classes.
+        """Return the model card, with a code example and the class names.
 
         Args:
             repo_id: Name of the repository in the code example.

@@ -1,4 +1,4 @@
-"""Models of teka for timm, such as `timm.create_model("teka_tiny_patch16_224")`.
+"""teka models for timm, such as `timm.create_model("teka_tiny_patch16_224")`.
 
 Call `register()` first. The models are vision transformers with linear attention and rotary
 positions, without trained weights.
@@ -19,11 +19,11 @@ require("timm", "teka.integrations.timm needs", "teka[timm]")
 from timm.models import build_model_with_cfg, is_model, register_model  # noqa: E402
 from timm.models._features import feature_take_indices  # noqa: E402
 
-# Width, depth and number of heads, those of DeiT.
+# Width, depth and number of heads, as in DeiT.
 SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}
 STEMS: dict[str, dict[str, Any]] = {
     "patch16": {"stem": "patch"},
-    # Equivariant to every whole shift of a periodic image.
+    # Equivariant to every whole-pixel shift of a periodic image.
     "polyphase16": {"stem": "polyphase", "periodic": True},
 }
 PRETRAINED_CONFIG = {
@@ -35,7 +35,7 @@ PRETRAINED_CONFIG = {
 
 
 class TimmPerformer(Performer):
-    """`teka.models.Performer` with the methods of timm's models.
+    """`teka.models.Performer` with the interface of timm models.
 
     >>> import timm, torch, teka.integrations.timm
     >>> teka.integrations.timm.register()
@@ -47,9 +47,9 @@ class TimmPerformer(Performer):
         img_size: Pixels along each axis, a multiple of 16.
         in_chans: Number of channels of the images.
         num_classes: Number of logits; 0 for pooled features.
-        drop_rate: Probability of dropout in attention and MLPs.
+        drop_rate: Dropout rate in attention and MLPs.
         global_pool: Input of the head: the mean of the tokens, "avg", or each token, "".
-        options: Keywords of `Performer`, such as dim, depth and heads.
+        options: Keyword arguments of `Performer`, such as dim, depth and heads.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class TimmPerformer(Performer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the output tokens of some transformer blocks, like other models of timm.
+        """Return the output tokens of selected transformer blocks, like other timm models.
 
-        The default returns the tokens of all blocks, as feature maps, and the last tokens.
+        By default, return the final tokens, and the tokens of all blocks as feature maps.
         """
         blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []
@@ -151,7 +151,7 @@ class TimmPerformer(Performer):
 
 
 def register() -> None:
-    """Register the models of teka with timm, so that `timm.create_model` finds them.
+    """Register teka's models with timm, so that `timm.create_model` finds them.
 
     The names have the form "teka_SIZE_STEM_224", such as "teka_tiny_patch16_224". The sizes are
     "tiny", "small" and "base". The stems are "patch16" and "polyphase16".

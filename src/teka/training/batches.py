@@ -1,4 +1,4 @@
-"""Batches of images in an order that depends only on the seed and the epoch."""
+"""Data loaders whose image order depends only on the seed and the epoch."""
 
 import os
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ MAX_NUM_WORKERS = 8
 
 
 class MicroBatch(NamedTuple):
-    """Some of the images of an optimizer step. Their gradient is computed in one pass.
+    """Image indices of one forward and backward pass, a part of an optimizer step's batch.
 
     Attributes:
         indices: Indices of the images.
-        weight: Weight of the mean loss over these images. Micro-batches may differ in size. With
-            the weights, the mean loss over micro-batches is the mean loss over images.
+        weight: Weight of the mean loss over these images. Micro-batches may differ in size. The
+            weights make the mean loss over micro-batches equal to the mean loss over images.
     """
 
     indices: list[int]
@@ -29,7 +29,7 @@ class MicroBatch(NamedTuple):
 
 
 class TrainBatch(NamedTuple):
-    """Images of a micro-batch of shape (B, C, H, W), with their class indices of shape (B,)."""
+    """Images of a micro-batch, shape (B, C, H, W), with their class indices, shape (B,)."""
 
     images: Tensor
     labels: Tensor
@@ -38,15 +38,15 @@ class TrainBatch(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class MicroBatchSampler(Sampler[MicroBatch]):
-    """Sampler that shuffles the images and divides each optimizer step into micro-batches.
+    """Sampler that shuffles the images and divides each batch into micro-batches.
 
-    The order of the images depends only on the seed and the epoch. It does not depend on the number
-    of processes or of micro-batches. The last step of an epoch may have fewer images.
+    The order of the images depends only on the seed and the epoch, not on the number of processes
+    or micro-batches. The last batch of an epoch may be smaller.
 
     Args:
-        num_images: Number of images of an epoch.
-        batch_size: Number of images of a step, in all processes together.
-        seed: Seed of the order.
+        num_images: Number of images per epoch.
+        batch_size: Number of images per optimizer step, over all processes.
+        seed: Seed of the image order.
         accumulate: Number of micro-batches per step in each process.
         rank: Rank of this process.
         world_size: Number of processes.
@@ -61,7 +61,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch. Lightning calls this method."""
+        """Set the epoch, which determines the image order. Lightning calls this method."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[MicroBatch]:
@@ -83,7 +83,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
 
 @dataclass
 class _MicroBatchDataset(TorchDataset[TrainBatch]):
-    """Data set that takes a `MicroBatch` as index and returns its images and labels."""
+    """Data set that is indexed by a `MicroBatch` and returns its images and labels."""
 
     split: Split
 
@@ -93,10 +93,10 @@ class _MicroBatchDataset(TorchDataset[TrainBatch]):
 
 
 def make_train_loader(split: Split, **options: int) -> DataLoader:
-    """Return a data loader that shuffles the training images and yields micro-batches.
+    """Create the data loader of shuffled training images, which yields micro-batches.
 
     Args:
-        split: The training images and their labels.
+        split: Training images and labels.
         options: Arguments of `MicroBatchSampler`, such as `batch_size` and `seed`.
     """
     sampler = MicroBatchSampler(num_images=len(split), **options)
@@ -108,10 +108,10 @@ def make_train_loader(split: Split, **options: int) -> DataLoader:
 def make_evaluation_loader(
     split: Split, *, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> DataLoader:
-    """Return a data loader for evaluation, which does not shuffle the images.
+    """Create a data loader for evaluation, which does not shuffle the images.
 
-    In distributed evaluation, each process starts at image `rank` and reads every
-    `world_size`-th image.
+    In distributed evaluation, each process reads every `world_size`-th image, starting at image
+    `rank`.
     """
     sampler = BatchSampler(range(rank, len(split), world_size), batch_size, drop_last=False)
     return DataLoader(split, batch_size=None, sampler=sampler, **_make_worker_options(split))

@@ -41,8 +41,8 @@ REQUIRED_KEYS = (
 class Checkpoints(Checkpoint):
     """Callback that saves a checkpoint after each epoch.
 
-    `last.ckpt` holds the state after the last epoch. `best.ckpt` holds the state after the epoch
-    with the highest validation accuracy, or after the last epoch if there are no validation images.
+    `last.ckpt` is saved after every epoch. `best.ckpt` is saved after the epoch with the highest
+    validation accuracy, or after every epoch if there are no validation images.
 
     Args:
         folder: Folder of the checkpoints.
@@ -57,7 +57,7 @@ class Checkpoints(Checkpoint):
     best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop if early stopping had already ended the run before it was resumed."""
+        """Stop at once if early stopping had already ended the resumed run."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -97,11 +97,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """Return the path of the checkpoint to resume a run from, or None if there is none.
+    """Find the checkpoint from which to resume a run, or return None if there is none.
 
     Args:
         folder: Folder of the run.
-        run: Configuration that the checkpoint must have.
+        run: Configuration that the checkpoint must match.
 
     Raises:
         ValueError: The checkpoint belongs to another run, or all checkpoints are damaged.
@@ -129,10 +129,10 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
 def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
     """Check that a checkpoint belongs to a run, and return the saved state of `Checkpoints`.
 
-    The configuration in the checkpoint must equal that of the run, except the field `data_dir`.
+    The configuration in the checkpoint must equal that of the run, except for `data_dir`.
 
     Returns:
-        The saved state. It is empty in checkpoints of older versions.
+        The saved state, which is empty in checkpoints of older versions.
 
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
@@ -153,7 +153,7 @@ def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint safely, without running code in it.
+    """Read a checkpoint without executing code from the file.
 
     Only tensors and plain containers are unpickled.
 
@@ -181,7 +181,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the model weights of a checkpoint as a dictionary from parameter names to tensors."""
+    """Read the model weights of a checkpoint into a dictionary from parameter names to tensors."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in read_checkpoint(path)["state_dict"].items()
@@ -190,7 +190,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load the weights of a checkpoint into a model of the same architecture.
+    """Load a checkpoint's weights into a model of the same architecture.
 
     Raises:
         ValueError: A weight is missing, unknown or of another shape. The message names the weight.

@@ -1,4 +1,4 @@
-"""Lightning module of a training run: batches, loss, accuracy, optimizer and learning rate."""
+"""Lightning module of a training run: data loaders, loss, accuracy, optimizer and schedule."""
 
 import math
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ MICRO_BATCH_SEED = 1_000_000_007
 class Classifier(LightningModule):
     """Lightning module that trains an image classifier with cross entropy.
 
-    Before each step, PyTorch is seeded from the seed of the run and the number of the step. A
-    resumed run therefore draws the same random numbers as an uninterrupted one.
+    The random seed is reset before each step, to a value that depends on the run seed and the step
+    number. A resumed run therefore draws the same random numbers as an uninterrupted run.
 
     Args:
         model: Model from images to logits.
-        run: Recipe and seed.
-        dataset: Images for training and validation.
+        run: Configuration with the recipe and the seed.
+        dataset: Training and validation images.
     """
 
     def __init__(self, model: nn.Module, run: Run, dataset: Dataset) -> None:
@@ -117,7 +117,7 @@ class Classifier(LightningModule):
         return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def _micro_batch_index(self, batch_idx: int) -> int:
-        """Return the index of a micro-batch among those of all processes in the same step."""
+        """Return the index of a micro-batch among all micro-batches of the same optimizer step."""
         index = batch_idx % self.trainer.accumulate_grad_batches
         return index * self.trainer.world_size + self.global_rank
 
@@ -129,7 +129,7 @@ class Classifier(LightningModule):
         self.log("validation_accuracy", self.validation_accuracy)
 
     def on_train_epoch_end(self) -> None:
-        """Raise an error if the last step of the epoch made a weight infinite or NaN."""
+        """Raise an error if a parameter or the validation loss is infinite or NaN."""
         loss = self.trainer.callback_metrics.get("validation_loss")
         if loss is not None and not torch.isfinite(loss):
             raise self._divergence_error(f"the validation loss is {loss.item()}")
@@ -160,7 +160,7 @@ class Classifier(LightningModule):
 
 
 def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
-    """Return the random augmentations of training images, in the order of their application."""
+    """Create the random augmentations of the training images, in the order of application."""
     recipe = run.recipe
     augmentations: list[RandomShift | HorizontalFlip] = []
     if recipe.random_shift:
@@ -173,10 +173,10 @@ def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
 
 
 def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
-    """Return the learning rate of a step as a fraction of the highest learning rate.
+    """Return the learning rate of a step as a fraction of the peak learning rate.
 
-    The learning rate rises linearly during the warm-up. After it, the learning rate is constant or
-    decays to 0 along a half cosine.
+    The learning rate rises linearly during warm-up. Afterwards, it is constant or decays to 0 with
+    a cosine schedule.
     """
     warmup_steps = round(run.recipe.warmup * num_steps)
     if step < warmup_steps:
@@ -190,13 +190,13 @@ def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
 def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> Optimizer:
     """Create the optimizer of a run: Adam, AdamW, or SGD with momentum.
 
-    AdamW applies weight decay to the weights of linear layers and convolutions. SGD applies it to
-    all parameters except those of relative kernels, as in the code of Cordonnier et al. 2020.
+    AdamW applies weight decay only to the weights of linear layers and convolutions. SGD applies it
+    to all parameters except those of relative kernels, as in the code of Cordonnier et al. 2020.
 
     Args:
-        model: Model.
-        run: Run.
-        fused: Use the fused implementation of the optimizer, as in `torch.optim`.
+        model: Model whose parameters are optimized.
+        run: Run whose recipe selects the optimizer.
+        fused: Use PyTorch's fused implementation of the optimizer.
     """
     recipe = run.recipe
     parameters = list(model.parameters())

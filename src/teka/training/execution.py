@@ -1,4 +1,4 @@
-"""Options that change the speed and memory of a training run, such as its devices."""
+"""Options for the devices, speed and memory use of a training run."""
 
 import os
 import shutil
@@ -26,8 +26,8 @@ MIN_STEPS_TO_COMPILE = 5000
 class Execution:
     """Options for the devices, speed and memory of a training run.
 
-    The options change the trained model only through rounding errors and the random numbers of
-    dropout. An interrupted run can therefore continue with other options.
+    These options affect the trained model only through rounding errors and dropout's random
+    numbers. An interrupted run can therefore resume with other options.
 
     >>> import torch, teka
     >>> from teka.training import Execution
@@ -74,12 +74,12 @@ class Execution:
     def checkpoint_and_compile(self, model: nn.Module, num_steps: int) -> None:
         """Apply the options `activation_checkpointing` and `compile` to a model, in place.
 
-        With `compile="auto"`, the model is compiled only if the run has enough steps to save the
-        time of the compilation.
+        With `compile="auto"`, the model is compiled only if the run has enough steps to make up for
+        the compilation time.
 
         Args:
-            model: Model.
-            num_steps: Number of optimizer steps in the whole run.
+            model: Model to modify.
+            num_steps: Total number of optimizer steps in the run.
 
         Raises:
             ValueError: `activation_checkpointing` is on, but the model has no transformer blocks.
@@ -96,13 +96,13 @@ class Execution:
                 object.__setattr__(block, "forward", MethodType(_forward_with_checkpoint, block))
         pays_off = num_steps >= MIN_STEPS_TO_COMPILE and _has_compiler(self.uses_cuda)
         if self.compile == "on" or (self.compile == "auto" and pays_off):
-            # Each shape is compiled for itself, because kernels of unknown sizes are slower.
+            # Each shape is compiled separately, because kernels for dynamic sizes are slower.
             model.compile(dynamic=False)
 
     def choose_precision(self, precision: str) -> str:
-        """Return the precision of matrix products in this run.
+        """Return the precision of matrix products in this run, and resolve "auto".
 
-        For "auto", return "bfloat16" if the device computes with it in hardware, or else "float32".
+        "auto" becomes "bfloat16" if the device supports it in hardware, and otherwise "float32".
 
         Raises:
             ValueError: `precision` is "float16", but the run does not use a GPU.
@@ -119,7 +119,7 @@ class Execution:
 
 
 def _forward_with_checkpoint(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
-    """Compute a block whose activations the backward pass recomputes."""
+    """Run a transformer block whose activations are recomputed in the backward pass."""
     # Take the method of the class, so that a copy of the block uses its own weights.
     forward = partial(type(block).forward, block)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)

@@ -20,16 +20,16 @@ from teka.errors import first_line_of_error, wrong_value
 from teka.files import read_json, write_json
 from teka.training.run import Run
 
-# Names of the services and of the packages that they need.
+# Logging services, and the packages that they need.
 SERVICES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}
 LOGS = "logs"
-# Identifiers of the run at the services, so that a resumed run continues there.
+# Stores the run identifier of each service, so that a resumed run continues its record.
 SERVICES_FILE = "services.json"
 PROJECT = "teka"
 
 
 def check_logger_names(names: Sequence[str]) -> None:
-    """Raise an error if a logger is unknown or if its package is not installed."""
+    """Raise an error if a logger is unknown or its package is not installed."""
     for name in names:
         check_name("loggers", name, SERVICES)
         module = find_spec(name)
@@ -52,7 +52,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
       experiment is `$MLFLOW_EXPERIMENT_NAME`, by default "teka".
 
     Args:
-        names: Services: "wandb", "mlflow" or both.
+        names: Additional logging services: "wandb", "mlflow" or both.
         folder: Folder of the run.
         run: Configuration, which is logged as hyperparameters.
 
@@ -86,7 +86,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
 
 
 def _open_service_logger(name: str, folder: Path) -> Logger:
-    """Open the logger "wandb" or "mlflow". A resumed run continues its earlier record."""
+    """Open the logger "wandb" or "mlflow", and continue the record of a resumed run."""
     file = folder / LOGS / SERVICES_FILE
     identities = read_json(file) if file.is_file() else {}
     identity = identities.get(name)

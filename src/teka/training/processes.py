@@ -13,7 +13,7 @@ from teka.errors import wrong_value
 
 
 class ProcessLayout(NamedTuple):
-    """Processes of a training run: how many, on how many machines, and started by which program.
+    """Number of processes and machines of a distributed training run, and its launcher.
 
     Attributes:
         devices: Number of processes on each machine.
@@ -27,9 +27,9 @@ class ProcessLayout(NamedTuple):
 
     @classmethod
     def detect(cls, devices: int | None, num_nodes: int | None) -> "ProcessLayout":
-        """Count the processes that torchrun or srun started for this run.
+        """Detect the processes that torchrun or srun started for this run.
 
-        If neither of them started this process, use the arguments. The default is one process.
+        Without a launcher, use the arguments. The default is then one process.
 
         Raises:
             ValueError: An argument contradicts the number of started processes, or no launcher
@@ -70,9 +70,9 @@ class ProcessLayout(NamedTuple):
         return cls(each, nodes, launcher)
 
     def lightning_environments(self) -> list[ClusterEnvironment]:
-        """Return plugins that replace Lightning's own detection of a SLURM cluster.
+        """Return plugins that override Lightning's detection of a SLURM cluster where it is wrong.
 
-        The list is empty if its detection is right.
+        The list is empty if Lightning detects the cluster correctly.
         """
         if self.launcher == "srun":
             # Requeueing would save a checkpoint within an epoch.
@@ -84,5 +84,5 @@ class ProcessLayout(NamedTuple):
 
 
 def is_first_process() -> bool:
-    """Return True in the process of rank 0, the only one that writes files and prints."""
+    """Return True in the process of rank 0, the only process that writes files and prints."""
     return getattr(rank_zero_only, "rank", 0) == 0

@@ -1,4 +1,4 @@
-"""Progress of a training run: speed and remaining time."""
+"""Progress report of a training run: speed and remaining time."""
 
 import math
 import time
@@ -22,13 +22,13 @@ SECONDS_BETWEEN_REPORTS = 20
 class SpeedPrinter(Callback):
     """Callback that prints the training speed and the remaining time.
 
-    The callback prints a line after ten steps, then every 20 seconds, and after each epoch. The
-    speed includes the time of validation, but not the first two steps, which are slow. The speed
-    is logged as `images_per_second`.
+    It prints a line after ten steps, then every 20 seconds, and after each epoch. The speed, which
+    is logged as `images_per_second`, includes validation but not the first two steps, which are
+    slow.
 
     Args:
         num_images: Number of training images.
-        batch_size: Number of images of an optimizer step.
+        batch_size: Number of images per optimizer step.
         precision: Name of the precision, such as "float32".
         is_quiet: Print nothing.
     """

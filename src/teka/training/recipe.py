@@ -1,4 +1,4 @@
-"""Recipes of training runs: a dataclass and predefined recipes in YAML files."""
+"""Training recipes: the dataclass `Recipe` and predefined recipes in YAML files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,10 @@ class Recipe:
     0.1
 
     Args:
-        epochs: Largest number of passes over the training images.
-        batch_size: Number of images of an optimizer step, on all devices together.
+        epochs: Maximum number of passes over the training images.
+        batch_size: Number of images per optimizer step, over all devices.
         optimizer: "adamw", "adam" or "sgd".
-        learning_rate: Highest learning rate.
+        learning_rate: Peak learning rate.
         label_smoothing: Label smoothing of the training loss, from 0 (none) to below 1.
         random_shift: Largest random shift of training images along each axis, in pixels.
         shift_mode: Edges of randomly shifted images: "zero" (background enters) or "circular". The
@@ -45,10 +45,9 @@ class Recipe:
         weight_decay: Weight decay. AdamW applies it to the weights of linear layers and
             convolutions. SGD applies it to all parameters except those of relative kernels. It must
             be 0 for Adam.
-        schedule: Schedule of the learning rate after the warm-up: "cosine" (decays to 0) or
-            "constant".
+        schedule: Learning-rate schedule after the warm-up: "cosine" (decays to 0) or "constant".
         warmup: Fraction of all steps in which the learning rate rises linearly from 0.
-        gradient_clip: Maximum norm of the gradient. 0 turns clipping off.
+        gradient_clip: Maximum gradient norm. 0 turns clipping off.
         patience: Stop early after this number of epochs without a higher validation accuracy. By
             default a run does not stop early.
         redraw_every: Number of steps after which random projections are redrawn. 0 keeps the
@@ -107,19 +106,19 @@ class Recipe:
 
 
 def list_recipes() -> tuple[str, ...]:
-    """Return the names of the recipes that teka provides."""
+    """Return the names of teka's predefined recipes."""
     return tuple(sorted(path.stem for path in RECIPES.glob(f"*{SUFFIX}")))
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
-    """Read a recipe by its name, and return the fields of `Run` that it sets.
+    """Read a recipe, and return the fields of `Run` that it sets as a dictionary.
 
     >>> from teka.training import read_recipe
     >>> read_recipe("horn2021")["batch_size"]
     22
 
     Args:
-        name: Name of a recipe in the package, or path of a YAML file.
+        name: Name of a predefined recipe, or path of a YAML file.
 
     Raises:
         ImportError: PyYAML is not installed.

@@ -18,7 +18,7 @@ from teka.training.recipe import Recipe, read_recipe
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
 EVALUATION_FILE = "evaluation.json"
-# Sizes of a run's model that are not given, for all models that have these options.
+# Default sizes of a run's model, for all models that have these options.
 DEFAULT_SIZES = {"dim": 64, "depth": 2, "heads": 4, "patch_size": 1}
 # Earlier versions saved the options of all models. These values were the defaults of the others.
 OLD_DEFAULTS = {
@@ -33,14 +33,14 @@ OLD_DEFAULTS = {
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Data set of a training run, and the sizes of its images and splits.
+    """Data set of a training run, with its image size and split sizes.
 
     Args:
         data: Name of a data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or the path of a
             folder with one subfolder of pictures per class, of a CSV file with the columns file and
             label, or of an .npz file.
-        data_dir: Folder with the files of the data set. "digits" needs none. A relative path in
-            `data` is first searched in this folder.
+        data_dir: Folder with the files of the data set. "digits" needs no files. A relative path in
+            `data` is first looked up in this folder.
         image_size: Side of the images in pixels. Digits are placed on a canvas of this size, other
             images are resized.
         train_size: Number of training images, all by default.
@@ -57,7 +57,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Model of a training run: architecture and options.
+    """Model architecture of a training run, with its options.
 
     >>> from teka.training.run import ModelOptions
     >>> network = ModelOptions("performer", {"position": "fourier", "dim": 16})
@@ -149,29 +149,29 @@ class Run:
 
     @classmethod
     def from_fields(cls, **fields: object) -> Run:
-        """Create a run from some of its fields, such as `Run.from_fields(dim=32, epochs=3)`."""
+        """Create a run from some of its fields, as in `Run.from_fields(dim=32, epochs=3)`."""
         return cls.from_dict(fields)
 
     @classmethod
     def from_recipe(cls, name: str | Path, **fields: object) -> Run:
-        """Create a run with the settings of a recipe. Further arguments replace its fields.
+        """Create a run from a named recipe. Keyword arguments override the settings of the recipe.
 
         >>> from teka.training import Run
         >>> Run.from_recipe("mnist", data_dir="data", epochs=3).data
         'mnist'
 
         Args:
-            name: Name or path, as in `read_recipe`.
-            fields: Fields of the data set, model and recipe, and the seed.
+            name: Name of a predefined recipe, or path of a YAML file.
+            fields: Fields of the run to set or override, such as `data_dir` or `seed`.
         """
         return cls.from_dict({**read_recipe(name), **fields})
 
     def replace(self, **fields: object) -> Run:
-        """Return a copy of the run with changed fields, such as `run.replace(epochs=3)`."""
+        """Return a copy of the run with changed fields, as in `run.replace(epochs=3)`."""
         return self.from_dict({**self.to_dict(), **fields})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as one flat dictionary, as `run.json` stores them."""
+        """Return all fields as a flat dictionary, in the format of `run.json`."""
         network = {"model": self.network.model, **self.network.options}
         return {**vars(self.images), **network, **vars(self.recipe), "seed": self.seed}
 
@@ -208,7 +208,7 @@ class Run:
         return run
 
     def differing_fields(self, other: Run) -> list[str]:
-        """Return the names of the fields, except `data_dir`, in which two runs differ."""
+        """Return the names of all fields in which two runs differ, except `data_dir`."""
         fields, other_fields = self.to_dict(), other.to_dict()
         return [
             name
@@ -217,12 +217,12 @@ class Run:
         ]
 
     def save(self, directory: Path) -> None:
-        """Write `run.json` into a folder."""
+        """Save the configuration as `run.json` in a folder."""
         write_json(directory / RUN_FILE, self.to_dict())
 
     @classmethod
     def load(cls, directory: Path) -> Run:
-        """Read `run.json` from the folder of a run."""
+        """Load the configuration of a run from `run.json` in its folder."""
         if not (directory / RUN_FILE).is_file():
             raise wrong_value("run", str(directory), f"a folder that holds {RUN_FILE}")
         return cls.from_dict(read_json(directory / RUN_FILE))
@@ -230,7 +230,7 @@ class Run:
     def make_model(
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
-        """Create the untrained model, with weights from PyTorch's global random generator."""
+        """Create the untrained model. Its weights are drawn from PyTorch's global generator."""
         return MODELS[self.network.model](
             image_size, in_channels, num_classes, **self.network.options
         )

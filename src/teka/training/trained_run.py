@@ -1,4 +1,4 @@
-"""Functions that restore, evaluate and export a finished training run."""
+"""Functions that restore, evaluate and export finished training runs."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights, read_check
 from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
 from teka.training.trainer import load_data, read_training_result
 
-# Fields of `evaluation.json` that an exported model file holds.
+# Fields of `evaluation.json` that are copied to an exported model file.
 EVALUATION_FACTS = ("dataset", "test_images", "accuracy", "interval")
 
 
@@ -63,7 +63,7 @@ class TrainedRun:
 def restore(
     folder: str | Path, *, data_dir: str | None = None, dataset: Dataset | None = None
 ) -> TrainedRun:
-    """Load the configuration, model and data set of a finished run from its folder.
+    """Load a finished run from its folder, with its configuration, model and data set.
 
     >>> from teka.training import restore
     >>> trained = restore("runs/digits")  # doctest: +SKIP
@@ -99,16 +99,16 @@ def restore(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy of the model of a run on its test images.
+    """Accuracy of a trained model on its test images.
 
     Attributes:
         dataset: Name of the data set.
         test_images: Number of test images.
         accuracy: Accuracy on the test images.
         interval: 95 % Wilson interval of the accuracy.
-        accuracy_by_class: Accuracy on the images of each class, or None for a class without images.
-        confusion: Confusion matrix. Row i, column j counts the images of class i that are predicted
-            as class j.
+        accuracy_by_class: Accuracy for each class, or None for a class without images.
+        confusion: Confusion matrix. Entry (i, j) counts the images of class i that are predicted as
+            class j.
     """
 
     dataset: str
@@ -126,16 +126,16 @@ def evaluate(
     command: str = "",
     progress: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
-    """Measure the accuracy of the model of a run on its test images.
+    """Measure the accuracy of a trained model on its test images.
 
-    The result is written to `evaluation.json` in the folder of the run.
+    The evaluation is also saved as `evaluation.json` in the folder of the run.
 
     >>> from teka.training import evaluate, restore
     >>> evaluation = evaluate(restore("runs/digits"))  # doctest: +SKIP
     >>> evaluation.accuracy, evaluation.interval  # doctest: +SKIP
 
     Args:
-        trained: The run.
+        trained: Finished run to evaluate.
         batch_size: Number of images per batch.
         command: Command line to save in the file.
         progress: Function that is called after each batch with the number of evaluated images and
@@ -174,10 +174,10 @@ def evaluate(
 
 
 def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> Path:
-    """Write the best model of a run to a model file, for `teka.models.load`.
+    """Export the best model of a run as a model file, which `teka.models.load` reads.
 
-    The model file also records the configuration of the run, the result of the training, and the
-    test accuracy if `evaluate` has measured it.
+    The model file also contains the run's configuration, its training result, and the test accuracy
+    if `evaluate` has measured it.
 
     >>> import teka
     >>> from teka.training import export, restore
@@ -185,7 +185,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     >>> model = teka.models.load(folder)  # doctest: +SKIP
 
     Args:
-        trained: The run.
+        trained: Finished run to export.
         out: Folder of the model file. An existing model file is replaced.
         dtype: Dtype of the stored weights: "float32", or "float16", which rounds them.
 
@@ -198,7 +198,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
     """
     run, dataset = trained.run, trained.dataset
     facts: dict[str, Any] = {"run": encode(run.to_dict())}
-    # The folder and the files of the command exist on this machine only.
+    # The data folder and the paths in the command exist only on this machine.
     del facts["run"]["data_dir"]
     facts["training"] = {name: value for name, value in trained.result.items() if name != "command"}
     evaluation_file = trained.folder / EVALUATION_FILE

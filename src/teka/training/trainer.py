@@ -1,4 +1,4 @@
-"""Function that trains a run from scratch or resumes it."""
+"""The function `train`, which trains a run from scratch or resumes it."""
 
 import shutil
 import warnings
@@ -61,7 +61,7 @@ def read_training_result(folder: Path) -> dict[str, Any]:
 
 
 def load_data(run: Run) -> Dataset:
-    """Load the data set of a run. Its splits are the same for every seed."""
+    """Load the data set of a run. The splits do not depend on the run seed."""
     options = dict(vars(run.images))
     return data.load(options.pop("data"), **options)
 
@@ -78,10 +78,10 @@ def train(
     progress_bar: bool = True,
     execution: Execution | None = None,
 ) -> dict[str, Any]:
-    """Train a run and write its configuration, results, logs and checkpoints into a folder.
+    """Train a run, and write its configuration, result, logs and checkpoints to a folder.
 
     - `run.json` holds the configuration, and `result.json` the result.
-    - `logs/` gets a new folder with a CSV table and TensorBoard events whenever the run is started.
+    - `logs/` gets a new folder with a CSV table and TensorBoard events at each start of the run.
     - `checkpoints/` holds `last.ckpt` (the last epoch) and `best.ckpt` (the epoch with the highest
       validation accuracy, or the last epoch if there are no validation images).
 
@@ -98,14 +98,14 @@ def train(
             `training_callbacks(run, folder)`, its Lightning callbacks are added.
         out: Folder of the run.
         resume: Continue after the last complete epoch in the folder, or start from scratch if there
-            is none. If the run is finished, only its result is returned.
+            is none. If the run is already finished, only return its result.
         command: Command line to save in the result.
         dataset: Data set to use instead of the one that the run names. Pass the same data set to
             `restore` later.
         callbacks: Lightning callbacks to add. Their state is saved and resumed.
         loggers: Additional loggers: "wandb", "mlflow" or both.
         progress_bar: Print the speed, the remaining time, and the accuracy after each epoch.
-        execution: Devices and options for speed and memory.
+        execution: Options for devices, speed and memory.
 
     Returns:
         The content of `result.json`.
@@ -240,7 +240,7 @@ def _make_model_that_fits(run: Run, dataset: Dataset) -> nn.Module:
 
 
 def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
-    """Train a classifier, and convert errors to messages that say what to change."""
+    """Train a classifier, and turn errors into messages that tell the user what to change."""
     start = checkpoints.start
     try:
         trainer.fit(classifier, ckpt_path=start, weights_only=True)
@@ -269,7 +269,7 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
 
 @contextmanager
 def _create_and_lock_folder(out: str | Path) -> Iterator[Path]:
-    """Create the folder of a run, and lock it against other trainings until the context ends.
+    """Create the run folder, and lock it against other training runs until the context ends.
 
     If an error occurs before the run is saved, a new folder is removed again. In distributed
     training, only the first process creates, locks and removes the folder.
@@ -283,7 +283,7 @@ def _create_and_lock_folder(out: str | Path) -> Iterator[Path]:
         lock = FileLock(make_directory("out", out) / LOCK_FILE).acquire(blocking=False)
     except Timeout as error:
         raise wrong_value(
-            "out", str(out), "a folder in which no other training is running"
+            "out", str(out), "a folder in which no other training run is active"
         ) from error
     except NotImplementedError:  # the file system has no locks
         lock = nullcontext()

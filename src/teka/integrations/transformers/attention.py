@@ -1,4 +1,4 @@
-"""Attention of teka for models of the transformers library."""
+"""teka's attention kernels as attention implementations of the transformers library."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -25,11 +25,11 @@ NAME = "teka"
 DEFAULT_KERNELS = ("squared_relu", "rotary")  # content kernel and relative kernel of `NAME`
 # Relative kernels that are useful without training. `replace_attention` supports all others too.
 RELATIVE_NAMES = (None, "rotary", "alibi", "decay")
-# Value of `attn_implementation` in models after `replace_attention`, and name of the attribute that
-# holds the new heads of a layer.
+# Value of `attn_implementation` after `replace_attention`, and name of the attribute that holds a
+# layer's new heads.
 REPLACED = "teka:own"
 REPLACED_HEADS = "teka_heads"
-# Number of tokens before the patches, by the model type of the config. Register tokens come on top.
+# Number of tokens before the patches, without register tokens, by the model type of the config.
 NUM_CLASS_TOKENS = {
     **dict.fromkeys(("ijepa", "siglip_vision_model", "videomae"), 0),
     **dict.fromkeys(("audio-spectrogram-transformer", "deit"), 2),
@@ -60,17 +60,17 @@ NUM_CLASS_TOKENS = {
         1,
     ),
 }
-# Arguments by which models change the attention weights themselves.
+# Arguments with which models change the attention weights.
 UNSUPPORTED_ARGUMENTS = ("block_indices", "indices", "position_bias", "s_aux", "sinks", "softcap")
 Kernels = tuple[str, str | None]
 
 
 def register_attention() -> None:
-    """Register the attention of teka with transformers, as attention implementations.
+    """Register teka's attention kernels as attention implementations of transformers.
 
-    Models of transformers then accept names such as "teka", "teka:KERNEL" and
-    "teka:KERNEL-RELATIVE" as `attn_implementation`. There is one name for each valid pair of a
-    content kernel and a relative kernel.
+    Hugging Face models then accept "teka", "teka:KERNEL" and "teka:KERNEL-RELATIVE" as
+    `attn_implementation`. There is one name for each valid pair of a content kernel and a relative
+    kernel.
     """
     names: dict[str, Kernels] = {NAME: DEFAULT_KERNELS}
     for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
@@ -99,26 +99,26 @@ def attention_forward(
     is_causal: bool | None = None,
     **options: object,
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
-    """Compute attention with a kernel of teka, as an `AttentionInterface` of transformers.
+    """Compute attention with teka's kernels, as an `AttentionInterface` of transformers.
 
-    Relative kernels use the grid of a surrounding `teka.on`. Without `teka.on`, the config of the
-    model tells if the tokens are a sequence, or class tokens followed by the patches of an image.
-    Dropout acts on the output. With a `StateCache`, each call continues from the earlier tokens.
+    Relative kernels use the grid of a surrounding `teka.on`. Without `teka.on`, the model config
+    says whether the tokens are a sequence, or class tokens followed by image patches. Dropout is
+    applied to the output. With a `StateCache`, each call continues from the earlier tokens.
 
     Args:
         module: Attention layer of the model. If `teka.convert.replace_attention` has added heads
             to the layer, these heads compute the attention.
         query: Queries.
-        key: Keys. Their number of heads divides that of the queries. The keys of a static cache end
-            with empty slots, which the mask does not cover.
+        key: Keys. Their number of heads divides the number of query heads. The keys of a static
+            cache end with empty slots, which the mask does not cover.
         value: Values.
         attention_mask: Key mask that `make_padding_mask` returns.
         kernels: Content kernel and relative kernel of a layer without replaced heads.
-        scaling: Factor of the scores.
-        dropout: Probability of zeroing an element of the output during training.
-        is_causal: If True, no query attends to later keys. The default is the attribute of the
-            layer.
-        options: Further arguments of the model. Arguments that change the attention weights are an
+        scaling: Factor of the attention scores.
+        dropout: Dropout rate of the output during training.
+        is_causal: If True, queries do not attend to later keys. The default is the layer's
+            attribute `is_causal`.
+        options: Other arguments of the model. Arguments that change the attention weights raise an
             error.
 
     Raises:
@@ -186,10 +186,10 @@ def make_padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Make the padding mask of a batch, as an `AttentionMaskInterface` of transformers.
+    """Create the padding mask of a batch, as an `AttentionMaskInterface` of transformers.
 
-    The model passes the mask to `attention_forward`. A causal mask ends at the last query, so that
-    it is shorter than the keys of a static cache.
+    The model passes the mask to `attention_forward`. A causal mask ends at the last query, so it
+    can be shorter than the keys of a static cache.
 
     Args:
         batch_size: Number of samples.
@@ -197,7 +197,7 @@ def make_padding_mask(
         kv_length: Number of keys.
         q_offset: Position of the first query.
         kv_offset: Position of the first key.
-        mask_function: Function of transformers that selects pairs of queries and keys.
+        mask_function: Mask function of transformers, which selects pairs of queries and keys.
         attention_mask: True for tokens, False for padding, from position 0.
         device: Device of the mask.
 
@@ -228,7 +228,7 @@ def make_padding_mask(
 
 
 def find_patch_grid(config: Any) -> Grid | None:
-    """Return the grid of the patches of an image, video or audio model.
+    """Return the patch grid of an image, video or audio model.
 
     Return None if the config does not describe patches.
     """
@@ -253,26 +253,26 @@ def find_patch_grid(config: Any) -> Grid | None:
 
 
 def _height_and_width(size: Any) -> tuple[int, ...] | None:
-    """Return the size in a config as (height, width), or None if there is no such size."""
+    """Return a size from a config as (height, width), or None if it is not a 2D size."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
 def count_prefix_tokens(config: object) -> int:
-    """Return the number of class and register tokens before the patches of a model."""
+    """Return how many class and register tokens precede the patches of a model."""
     num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
     num_registers = getattr(config, "num_register_tokens", 0)
     return num_class_tokens + num_registers if num_class_tokens else 0
 
 
 def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
-    """Return the grid of the tokens of a layer, and the number of prefix tokens.
+    """Return a layer's token grid, and the number of prefix tokens.
 
-    The grid of a surrounding `teka.on` takes precedence over that of the config. The grid is None
-    if the tokens are a sequence.
+    The grid of a surrounding `teka.on` takes precedence over the patch grid in the config. If the
+    tokens are a sequence, the grid is None.
     """
-    # Layers of decoders that are not causal attend to the tokens of the encoder.
+    # Decoder layers that are not causal attend to the encoder's tokens.
     is_decoder = getattr(module, "is_decoder", False)
     if num_queries != num_keys or getattr(module, "is_cross_attention", is_decoder):
         raise wrong_argument(
@@ -310,7 +310,7 @@ def get_shared_heads(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Return the attention heads that all layers with the same sizes and kernels share.
+    """Return the attention heads that all layers with equal sizes and kernels share.
 
     The heads have no trained parameters. Random features are drawn with seed 0.
     """
@@ -325,7 +325,7 @@ def get_shared_heads(
 
 
 def refuse_to_save(*_: object, **__: object) -> None:
-    """Raise an error, as `save_pretrained` of a model whose attention was replaced."""
+    """Raise an error. This function replaces `save_pretrained` of a model with new attention."""
     raise ValueError(
         "save_pretrained cannot save replaced attention, because from_pretrained would load the "
         "original attention. Save model.state_dict(), and load it after replace_attention with "

@@ -1,4 +1,4 @@
-"""Cache of fixed size for text generation with transformers."""
+"""Constant-size cache for text generation with transformers."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ Heads = Float[Tensor, "batch heads tokens dim"]
 
 
 class StateLayer(CacheLayerMixin):
-    """Cache of one attention layer for text generation, as part of a `StateCache`."""
+    """Decoding state of one attention layer in a `StateCache`."""
 
     is_sliding = False
 
@@ -30,10 +30,10 @@ class StateLayer(CacheLayerMixin):
     def update(
         self, key_states: Heads, value_states: Heads, *_: object, **__: object
     ) -> tuple[Heads, Heads]:
-        """Add the number of new tokens, and return the keys and values of the new tokens.
+        """Count the new tokens, and return their keys and values.
 
-        The returned keys have this cache as an attribute, through which `attention_forward` updates
-        the state.
+        This cache is attached to the returned keys as an attribute, so that `attention_forward` can
+        update the state.
 
         Raises:
             ValueError: The attention of the model did not update the state in an earlier call.
@@ -52,7 +52,7 @@ class StateLayer(CacheLayerMixin):
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length of a key mask, and 0, the position of its first key."""
+        """Return the length of the key mask and the position of its first key, which is 0."""
         return self.num_tokens + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -66,19 +66,19 @@ class StateLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name in older versions of transformers
 
     def reset(self) -> None:
-        """Delete the state, as before the first token."""
+        """Delete the state, so that the next token is the first one."""
         self.state = None
         self.num_tokens = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, "beams"]) -> None:
-        """Keep only the states of the beams `beam_idx`, from which beam search continues."""
+        """Select the states of the beams `beam_idx`, with which beam search continues."""
         self.state = _select_samples(self.state, beam_idx)
 
 
 class StateCache(Cache):
-    """Cache of fixed size for text generation with the attention of teka.
+    """Constant-size cache for text generation with teka's attention.
 
-    The cache holds sums over all earlier keys and values, so that the cost of a new token does not
+    The cache stores sums over all earlier keys and values, so that the cost of a new token does not
     grow with the number of earlier tokens. Kernels without such sums, for example softmax, raise a
     ValueError.
 

@@ -1,4 +1,4 @@
-"""Image classifiers of teka as models of the transformers library."""
+"""teka's image classifiers as models of the transformers library."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,14 +30,14 @@ from teka.prediction import read_images
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Fields of `ModelConfig` that a config of transformers does not have already.
+# Fields of `ModelConfig` that `PretrainedConfig` does not have.
 SAVED_FIELDS = ("model", "image_size", "in_channels", "options", "pictures")
 
 
 class TekaConfig(PretrainedConfig):
-    """Config for `TekaForImageClassification`, as transformers needs it.
+    """transformers config of a `TekaForImageClassification`.
 
-    The number of classes is `num_labels`, and their names are in `id2label`.
+    `num_labels` is the number of classes, and `id2label` contains their names.
 
     >>> from teka.integrations.transformers import TekaConfig
     >>> config = TekaConfig(image_size=8, num_channels=1, num_labels=5)
@@ -48,7 +48,7 @@ class TekaConfig(PretrainedConfig):
         model: Name of a model of teka, such as "performer".
         image_size: Height and width of the images in pixels, or one number for both.
         in_channels: Number of channels of the images. The name `num_channels` works too.
-        options: Options of the model by name, such as `dim` and `depth`.
+        options: Model options by name, such as `dim` and `depth`.
         pictures: Conversion of pictures to images, see `teka.prediction.PictureSettings`.
         kwargs: Arguments of `PretrainedConfig`, such as `id2label` or `num_labels`.
 
@@ -95,7 +95,7 @@ class TekaConfig(PretrainedConfig):
 
     @property
     def model_config(self) -> ModelConfig:
-        """Config of the model inside `TekaForImageClassification`, as a `ModelConfig` of teka."""
+        """The `ModelConfig` of the model inside `TekaForImageClassification`."""
         labels: dict[Any, str] = self.id2label or {}
         if sorted(labels) != list(range(len(labels))):
             raise wrong_value("id2label", labels, "a name for each class, with keys 0, 1, 2, …")
@@ -106,11 +106,10 @@ class TekaConfig(PretrainedConfig):
 
 
 class TekaForImageClassification(PreTrainedModel):
-    """Image classifier of teka that works like a model of transformers.
+    """teka image classifier with the interface of transformers models.
 
-    It supports `from_pretrained`, `Trainer` and `pipeline`.
-
-    `activation_checkpointing_enable` recomputes the transformer blocks in the backward pass.
+    It supports `from_pretrained`, `Trainer` and `pipeline`. `activation_checkpointing_enable`
+    recomputes the transformer blocks in the backward pass.
 
     >>> from teka.integrations.transformers import TekaForImageClassification
     >>> model = TekaForImageClassification.from_teka("digits")
@@ -133,12 +132,10 @@ class TekaForImageClassification(PreTrainedModel):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
-        """Create a model from a folder that `teka export` has written.
-
-        Instead of a folder, `path` can be the name of a packaged model.
+        """Create a classifier from a model file written by `teka export`, or a packaged model.
 
         Args:
-            path: Path of the folder, or a name such as "digits".
+            path: Folder of the model file, or the name of a packaged model, such as "digits".
         """
         classifier = cls(TekaConfig.from_model_config(read_config(path)))
         classifier.model.load_state_dict(load(path).state_dict())
@@ -163,13 +160,13 @@ class TekaForImageClassification(PreTrainedModel):
         for block in _transformer_blocks(self.model):
             kind = type(block)
             if not isinstance(block, GradientCheckpointingLayer):
-                # The class is changed in place, so that the names of the parameters stay.
+                # Change the class in place, so that the parameter names stay the same.
                 block.__class__ = type(kind.__name__, (GradientCheckpointingLayer, kind), {})
         super()._set_gradient_checkpointing(*arguments, **keywords)
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Initialize the weights that a loaded file does not contain."""
+        """Initialize the weights that are missing in a loaded file."""
         if not self.is_complete:  # `__init__` has initialized all weights
             return
         state = self.model.state_dict(keep_vars=True)
@@ -181,7 +178,7 @@ class TekaForImageClassification(PreTrainedModel):
 
 
 def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the transformer blocks of a model, in the order of its modules."""
+    """Return the transformer blocks of a model, in order."""
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
 
@@ -201,7 +198,7 @@ class TekaImageProcessor(BaseImageProcessor):
         image_size: Height and width, or one number for both.
         in_channels: 1 for gray, 3 for color.
         pictures: Conversion of pictures to images, see `teka.prediction.PictureSettings`.
-        kwargs: Keys that transformers saves with every image processor.
+        kwargs: Other settings that transformers saves with every image processor.
 
     Raises:
         ValueError: The image size is not positive, or the argument is `size`, as for other image
@@ -240,7 +237,7 @@ class TekaImageProcessor(BaseImageProcessor):
         """Convert image files or Pillow images to `pixel_values`, the input of a model.
 
         Args:
-            images: Paths of picture files, or pictures of Pillow.
+            images: Paths of picture files, or Pillow images.
             return_tensors: Type of the result, "pt" for PyTorch tensors.
         """
         pictures: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
