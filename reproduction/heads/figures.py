@@ -42,7 +42,7 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     folder = make_directory("out", out or run / "heads")
     write_bytes(folder / "head_centers.png", to_png(draw_attention_centers(record)))
     write_bytes(folder / "attention_maps.png", to_png(draw_attention_maps(maps)))
-    print("Attention before → after training (mean over random initial parameters):")
+    print("Attention before → after training (mean over random initializations):")
     print(compare_layers(record).to_string(), f"written: {folder}", sep="\n\n")
 
 

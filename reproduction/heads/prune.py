@@ -44,7 +44,7 @@ def prune(
     """Remove the degenerate heads of a self_attention network, and fine-tune it.
 
     A degenerate head attends to all tokens equally, or only to a thin stripe of tokens. Fine-tuning
-    takes a third of the original number of epochs. The output folder is that of a finished run.
+    takes a third of the original number of epochs. The output folder contains a finished run.
 
     Args:
         run: Folder of a finished run with position quadratic or generalized_quadratic.
@@ -75,8 +75,8 @@ def prune_network(
 
     A degenerate head attends to all tokens equally, or only to a thin stripe. Fine-tuning uses the
     original recipe with a third of the epochs and a tenth of the learning rate, as in the published
-    code. The output folder is that of a finished run, with the additional file `pruning.json`. It
-    is written atomically.
+    code. The output folder contains a finished run and the additional file `pruning.json`. It is
+    written atomically.
 
     Source: Cordonnier et al. 2020, A.1.
 

@@ -39,9 +39,9 @@ LINES = (
 NOTES = """Percentages are means over seeds. With several seeds, ± is followed by
 half of the 95 % interval of the mean (Student's t).
 
-The last table gives the number of training images with which a model is as accurate as the default
-model with 1,000 images and the same seed. The number is interpolated between the measured numbers
-of images on a logarithmic scale, and averaged over seeds (geometric mean)."""
+The last table gives the number of training images that a model needs to be as accurate as the
+default model with 1,000 images and the same seed. The number is interpolated between the measured
+numbers of images on a logarithmic scale, and averaged over seeds (geometric mean)."""
 
 
 def estimate_images_needed(accuracy: pd.Series, target: float) -> float:
@@ -109,7 +109,7 @@ def write_report(study: Study, folder: Path) -> str:
     tables[heading] = pd.DataFrame(needed)
     write_bytes(folder / "accuracy.png", to_png(draw_accuracies(results)))
     seconds = format_number(results.process_seconds.median())
-    notes = f"{NOTES}\n\nThe median training took {seconds} CPU seconds."
+    notes = f"{NOTES}\n\nThe median training run took {seconds} CPU seconds."
     return write_page(folder / "summary.md", study, results, tables, notes)
 
 

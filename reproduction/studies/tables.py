@@ -106,7 +106,7 @@ def make_denominator_table() -> pd.DataFrame:
 
 
 def make_linear_attention_table() -> pd.DataFrame:
-    """Return a table that compares teka's linear attention with that of other papers.
+    """Return a table that compares teka's linear attention with methods from other papers.
 
     Its columns are the accuracy, the change of the logits under shifts, and the time of one layer.
     """

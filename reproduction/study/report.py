@@ -30,24 +30,24 @@ HEADINGS = {
 }
 CONDITIONS = {
     "hardware": "hardware",
-    "teka": "version of teka",
-    "torch": "version of PyTorch",
-    "date": "dates of training",
+    "teka": "teka version",
+    "torch": "PyTorch version",
+    "date": "training dates",
 }
 NOTES = """Accuracies are means over seeds ± half of the 95 % interval (Student's t).
 
-The column "difference at equal steps" gives the accuracy of a model minus the accuracy of the
+The column "difference at equal steps" gives the accuracy difference between a model and the
 reference model with the same seed, in percentage points.
 
 The column "at equal time" gives the same difference on held-out images, after both models have been
-trained for the CPU time that the reference model needs. A slower model has not finished its
-training by then. For a faster model, the accuracy at the end of its training is used.
+trained for the CPU time that the reference model takes. A slower model is then only partly trained.
+For a faster model, the final accuracy is used.
 
-The columns about shifts are measured on one set of test images. They give the accuracy without a
-shift, the accuracy at the worst shift, and the percentage of images that are classified correctly
-at every shift.
+The columns "not shifted", "worst shift" and "correct at every shift" are measured on the same test
+images. They give the accuracy without a shift, the accuracy at the worst shift, and the percentage
+of images that are classified correctly at every shift.
 
-If there is a table of unchanged predictions, it gives the lowest percentage of all seeds."""
+The table of unchanged predictions, if there is one, gives the lowest percentage of all seeds."""
 
 
 def format_number(number: float | int) -> str:

@@ -91,7 +91,7 @@ class TrainAgain(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         for resume in (False, True):
             with pytest.raises(
-                ValueError, match="out must be a folder in which no other training is running"
+                ValueError, match="out must be a folder in which no other training run is active"
             ) as error:
                 train(self.run, self.folder, resume=resume)
             self.messages.append(str(error.value))

@@ -63,12 +63,11 @@ def audit(
         teka audit model.py:make --data images.npz --fail-under 0.95
 
     Args:
-        model: One of the following: the folder of a run of teka, the folder of a model file of
-            teka, the name of a packaged model of teka, timm:NAME, torchvision:NAME, the name or
-            folder of a transformers model, module.py:FUNCTION, or a file of ONNX, TorchScript or
-            torch.export. The code in module.py runs with all your rights. Files of TorchScript and
-            torch.export can contain code too and need --trust. No other code runs, and no file is
-            unpickled.
+        model: One of the following: the folder of a teka run, the folder of a teka model file, the
+            name of a packaged model, timm:NAME, torchvision:NAME, the name or folder of a
+            transformers model, module.py:FUNCTION, or an ONNX, TorchScript or torch.export file.
+            The code in module.py runs with all your rights. TorchScript and torch.export files can
+            contain code too and need --trust. No other code runs, and no file is unpickled.
         skip: Stages to leave out: noise (the numerical error of the model) or layers (the search
             for the layers that break equivariance).
         badge: SVG file for a badge with the consistency, the lowest of all modes.

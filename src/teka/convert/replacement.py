@@ -24,15 +24,15 @@ OTHER_TOKENS = "it attends to other tokens than its own"
 BIASED = "its attention adds a bias to the weights, or attends to selected keys only"
 WINDOWED = "its model limits attention to a window of keys"
 FIXED = "the model does not support set_attn_implementation"
-SUBCLASS = "teka supports no subclass of MultiheadAttention, no add_bias_kv and no add_zero_attn"
-UNKNOWN_SIZE = "its number of heads or their size is not known"
+SUBCLASS = "teka does not support subclasses of MultiheadAttention, add_bias_kv or add_zero_attn"
+UNKNOWN_SIZE = "its number of heads or head size is unknown"
 UNSUPPORTED = "attention of this class is not supported"
 # The following reasons apply only to relative kernels.
 COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
 SUBSET = (
-    "some patches may be missing, so that positions are unknown; use relative=None to replace it"
+    "some patches may be missing, so token positions are unknown; use relative=None to replace it"
 )
-UNPLACED = "the positions of the tokens are not known; pass their grid, or use relative=None"
+UNPLACED = "its token positions are unknown; pass the token grid, or use relative=None"
 
 SUPPORTED_HINT = (
     "teka supports torch.nn.MultiheadAttention, timm's vision transformers, and models of the "
@@ -302,7 +302,7 @@ def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             "the number of keys",
             num_keys,
             f"the number of queries, {num_queries}",
-            "Attention to other tokens needs relative=None.",
+            "Cross-attention needs relative=None.",
         )
 
 

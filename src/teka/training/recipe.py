@@ -131,5 +131,5 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         )
     content = read_yaml("recipe", path)
     if not isinstance(content, dict):
-        raise wrong_value("recipe", str(name), "a YAML file of fields of a run and their values")
+        raise wrong_value("recipe", str(name), "a YAML file with the fields of a run")
     return content

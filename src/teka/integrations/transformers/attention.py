@@ -130,7 +130,7 @@ def attention_forward(
                 f"{name} of {type(module).__name__}",
                 "a value",
                 "None",
-                "The attention of teka does not support this argument.",
+                "teka's attention does not support this argument.",
             )
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", False))
