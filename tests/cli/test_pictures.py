@@ -83,6 +83,8 @@ def test_model_can_be_given_before_the_pictures(pictures, tmp_path, capsys, fail
     assert main(["predict", *paths, "--model", "digits", "--json"]) == 0
     assert printed == json.loads(capsys.readouterr().out)
     assert "teka predict digits picture.png" in fails("predict", "digits")
+    assert f"pass its files, such as {tmp_path}/*." in fails("predict", "digits", tmp_path)
+    assert f"teka predict {tmp_path}/* if it is a folder" in fails("predict", tmp_path)
     assert "model must be one of digits" in fails("predict", "google/vit", *paths)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")

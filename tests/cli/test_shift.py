@@ -42,6 +42,8 @@ def test_the_printed_result_is_short(trained_folder, tmp_path, capsys):
     assert "95 % interval" in " ".join(out.split())
     assert " minus " not in out
     assert len(out.splitlines()) < 40
+    (caveat, *_) = read_reports(tmp_path / "out")[0]["caveats"]
+    assert caveat["message"] in " ".join(out.split())  # such as the reason of "invalid"
 
 
 def test_accuracy_is_that_of_the_shifted_images(trained_folder, tmp_path):

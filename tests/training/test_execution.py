@@ -101,12 +101,18 @@ def test_two_processes_give_the_same_training_as_one_process(run, reference_fold
 
 
 def test_compiled_model_is_saved_with_the_original_parameter_names(
-    run, reference_folder, tmp_path, monkeypatch
+    run, reference_folder, tmp_path, monkeypatch, capsys
 ):
     compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda model, **options: compiled.append(model))
+
+    def compile_model(model, **options):
+        compiled.append(model)
+        model._compiled_call_impl = model._call_impl
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_model)
     train(run, tmp_path / "run", execution=Execution(compile="on"))
     assert len(compiled) == 1
+    assert "; torch.compile delays the first step" in capsys.readouterr().out.splitlines()[0]
     assert read_last_weights(tmp_path / "run").keys() == read_last_weights(reference_folder).keys()
 
 

@@ -108,10 +108,12 @@ def _split_pictures_and_model(arguments: list[str], model: str) -> tuple[list[st
     if model != DEFAULT_MODEL or is_picture:
         return arguments, model
     if len(arguments) == 1:
+        word = shlex.quote(first)
         raise wrong_argument(
             "the pictures",
             "none",
-            "given after the model",
-            f"For example: teka predict {shlex.quote(first)} picture.png.",
+            "given as files",
+            f"For example: teka predict {word} picture.png if {word} is a model, or "
+            f"teka predict {word}/* if it is a folder of pictures.",
         )
     return arguments[1:], first

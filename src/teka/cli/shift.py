@@ -10,7 +10,7 @@ from teka.audit import AuditSettings, axis_shifts
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.movement import TRANSLATION_MODES
-from teka.audit.page.text import results_text
+from teka.audit.page.text import list_caveats, results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
 from teka.cli.audit import audit_models, write_audit_results
@@ -108,9 +108,8 @@ def _audit_and_compare_runs(
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
     comparison = audit_models(audit_inputs, command, results)
     reports = comparison.reports
-    write_audit_results(
-        reports, comparison.to_dict(), results, results_text(reports), comparison.pairs
-    )
+    text = "\n".join([results_text(reports), *list_caveats(reports)])
+    write_audit_results(reports, comparison.to_dict(), results, text, comparison.pairs)
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:

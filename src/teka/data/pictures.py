@@ -61,7 +61,8 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
         return
     path = check_path("picture", picture)
     if not path.is_file():
-        raise wrong_value("picture", str(path), "an existing file")
+        hint = f"To read a folder, pass its files, such as {path}/*." if path.is_dir() else ""
+        raise wrong_value("picture", str(path), "an existing file", hint)
     Image.init()  # a Pillow that was built without a format does not know its name
     formats = [name for name in FORMATS if name in Image.OPEN]
     try:

@@ -56,12 +56,14 @@ class SpeedPrinter(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_steps = 0
+        is_compiled = any(module._compiled_call_impl for module in pl_module.modules())
+        waiting = "; torch.compile delays the first step by minutes" if is_compiled else ""
         self._print(
             trainer,
             f"{self.num_images:,} training images, {count_parameters(pl_module):,} parameters, "
             f"{format_count(int(trainer.max_epochs or 0), 'epoch')}, "
             f"{format_count(int(trainer.estimated_stepping_batches), 'step')}, "
-            f"precision {self.precision}",
+            f"precision {self.precision}{waiting}",
         )
 
     def on_train_batch_end(

@@ -42,14 +42,14 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     for report in reports:
         title = [_wrap(report.name)] if len(reports) > 1 else []
         texts.append("\n".join([*title, *_list_findings(report)]))
-    texts.append("\n".join(_list_caveats(reports)))
+    texts.append("\n".join(list_caveats(reports)))
     return "\n\n".join(filter(None, texts))
 
 
 def additional_findings_text(main_results: AuditReport, report: AuditReport) -> str:
     """Return the findings of a complete report that the report of the main results lacks."""
-    shown = [*_list_findings(main_results), *_list_caveats([main_results])]
-    findings = [*_list_findings(report), *_list_caveats([report])]
+    shown = [*_list_findings(main_results), *list_caveats([main_results])]
+    findings = [*_list_findings(report), *list_caveats([report])]
     return "\n".join(finding for finding in findings if finding not in shown)
 
 
@@ -72,7 +72,7 @@ def results_text(reports: Sequence[AuditReport]) -> str:
     return f"{table.to_text(WIDTH, narrowest=14)}\n{_wrap(notes)}".rstrip()
 
 
-def _list_caveats(reports: Sequence[AuditReport]) -> list[str]:
+def list_caveats(reports: Sequence[AuditReport]) -> list[str]:
     """Return the text of each caveat, with the names of the models that it concerns."""
     texts = []
     for caveat, names in models_by_caveat(reports).items():
