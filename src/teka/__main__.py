@@ -6,10 +6,12 @@ import sys
 def main() -> int:
     """Run the command and return its exit code.
 
-    It is 2 if a required package is missing, and 130 if Ctrl-C interrupts the imports.
+    It is 2 if a required package is missing, and 130 after Ctrl-C, also during the imports.
     """
     try:
         from teka.cli import main
+
+        return main()
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"teka: error: {error.name} is not installed; pip install 'teka[train,report]'\n"
@@ -18,7 +20,6 @@ def main() -> int:
     except KeyboardInterrupt:  # the imports take a few seconds
         sys.stderr.write("\ninterrupted\n")
         return 130
-    return main()
 
 
 if __name__ == "__main__":

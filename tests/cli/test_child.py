@@ -108,3 +108,35 @@ def test_signal_to_the_parent_also_ends_the_child(tmp_path: Path, number: signal
     timer.cancel()
     assert rest == ("saved\n" if number == signal.SIGINT else "")
     assert process.wait() == (130 if number == signal.SIGINT else -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("is_group", [True, False])
+def test_interrupt_while_the_child_imports_is_one_line(tmp_path: Path, is_group: bool):
+    imports = """
+import time
+
+if __name__ == "__mp_main__":
+    print("importing", flush=True)
+    time.sleep(2)
+"""
+    (tmp_path / "script.py").write_text(imports + SCRIPT)
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "script.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+        start_new_session=True,
+    )
+    timer = threading.Timer(60, process.kill)
+    timer.start()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    if is_group:  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    timer.cancel()
+    assert (process.returncode, output, errors) == (130, "", "\ninterrupted\n")

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -63,9 +63,13 @@ def run_in_child(
     process = context.Process(
         target=_run_inside_child, args=(run, arguments, sender), name=f"teka {arguments[0]}"
     )
-    process.start()
-    sender.close()
+    resource_tracker.ensure_running()  # its start unblocks interrupts
     try:
+        # The child inherits the block. Therefore an interrupt waits until the imports are complete.
+        _block_interrupts(True)
+        process.start()
+        sender.close()
+        _block_interrupts(False)
         code = _wait_for_exit_code(process, receiver)
         if isinstance(code, int):
             process.join(GRACE_SECONDS)
@@ -127,11 +131,20 @@ def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
         if os.name == "posix" and process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGINT)
         code = _wait_for_exit_code(process, receiver, GRACE_SECONDS)
-    if isinstance(code, int):
-        return code
+    return code if isinstance(code, int) else _print_interrupted()
+
+
+def _print_interrupted() -> int:
     if sys.stderr is not None:
         sys.stderr.write("\ninterrupted\n")
     return INTERRUPTED
+
+
+def _block_interrupts(is_blocked: bool) -> None:
+    """Hold back interrupts of this process, or deliver them again."""
+    if os.name == "posix":
+        how = signal.SIG_BLOCK if is_blocked else signal.SIG_UNBLOCK
+        signal.pthread_sigmask(how, [signal.SIGINT])
 
 
 def _describe_unexpected_exit(exit_code: int | None) -> str:
@@ -167,7 +180,12 @@ def _run_inside_child(
     # A shell starts background jobs with interrupts ignored. Keep it that way.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _make_interrupt_handler())
-    code = run(arguments)
+    try:
+        _block_interrupts(False)
+        code = run(arguments)
+    except KeyboardInterrupt:  # before or after the command
+        code = _print_interrupted()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     connection.send_bytes(b"%s %d" % (_EXIT_CODE, code))
     # The result is complete. Hide the output of exit handlers of the model.
     with contextlib.suppress(OSError):
