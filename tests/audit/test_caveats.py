@@ -23,6 +23,7 @@ from teka.nn import Attention
 
 THREE_CLASSES = torch.arange(30) % 3
 ONE_CLASS = torch.ones(30, dtype=torch.int64)
+SAME_OUTPUTS = torch.tensor([[0.0, 1.0, 0.0]]).expand(2, -1)
 
 
 def make_responses(predictions: Tensor, labels: Tensor | None) -> Responses:
@@ -149,25 +150,53 @@ def test_zero_fill_of_normalized_natural_images_has_a_note():
 
 def test_constant_predictor_has_a_caveat():
     for labels in [THREE_CLASSES, None]:
-        (caveat,) = warn_about_equal_predictions(make_responses(ONE_CLASS.expand(4, -1), labels))
+        (caveat,) = warn_about_equal_predictions(
+            make_responses(ONE_CLASS.expand(4, -1), labels), SAME_OUTPUTS
+        )
         assert (caveat.name, caveat.severity) == ("constant predictor", "invalidates"), labels
         right = "" if labels is None else ", the label of 33.3 % of the images"
         assert f"100.0 % of all predictions are class 1{right}." in caveat.message, labels
 
 
+def test_images_that_may_well_be_of_one_class_do_not_invalidate_the_results():
+    predictions = ONE_CLASS.expand(4, -1)
+    outputs = torch.tensor([[0.0, 1.0, 0.0], [0.0, 3.0, 0.0]])
+    (caveat,) = warn_about_equal_predictions(
+        make_responses(predictions, None), outputs, ("cat", "dog", "cow")
+    )
+    assert (caveat.name, caveat.severity) == ("one predicted class", "limits")
+    assert "100.0 % of all predictions are class 1 (dog)." in caveat.message
+    assert "Add images of other classes." in caveat.message
+    # The logits differ between images, but not the probabilities.
+    shifted = SAME_OUTPUTS + torch.tensor([[0.0], [1.0]])
+    (caveat,) = warn_about_equal_predictions(make_responses(predictions, None), shifted)
+    assert caveat.severity == "invalidates"
+    mostly_one_class = torch.where(torch.arange(30) < 28, 1, 0)
+    for labels, severity in ((mostly_one_class, "limits"), (THREE_CLASSES, "invalidates")):
+        (caveat,) = warn_about_equal_predictions(make_responses(predictions, labels), outputs)
+        assert caveat.severity == severity, labels
+
+
 def test_nearly_equal_predictions_have_a_caveat():
     predictions = torch.ones(4, 30, dtype=torch.int64)
     predictions[0, 0] = 0
-    (caveat,) = warn_about_equal_predictions(make_responses(predictions, THREE_CLASSES))
+    (caveat,) = warn_about_equal_predictions(
+        make_responses(predictions, THREE_CLASSES), SAME_OUTPUTS
+    )
     assert caveat.name == "collapsed predictions"
     assert not list(
-        warn_about_equal_predictions(make_responses(THREE_CLASSES.expand(4, -1), THREE_CLASSES))
+        warn_about_equal_predictions(
+            make_responses(THREE_CLASSES.expand(4, -1), THREE_CLASSES), SAME_OUTPUTS
+        )
     )
 
 
 def test_images_of_one_class_have_a_caveat():
-    (caveat,) = warn_about_equal_predictions(make_responses(ONE_CLASS.expand(4, -1), ONE_CLASS))
+    (caveat,) = warn_about_equal_predictions(
+        make_responses(ONE_CLASS.expand(4, -1), ONE_CLASS), SAME_OUTPUTS, ("cat", "dog")
+    )
     assert (caveat.name, caveat.severity) == ("one class", "limits")
+    assert "All 30 images are of class 1 (dog)." in caveat.message
     assert not list(warn_about_chance_accuracy(make_responses(ONE_CLASS.expand(2, -1), ONE_CLASS)))
 
 
@@ -181,7 +210,7 @@ def test_dense_outputs_have_no_caveat_about_predictions():
         zeros,
         zeros + 1,
     )
-    assert not list(warn_about_equal_predictions(dense))
+    assert not list(warn_about_equal_predictions(dense, SAME_OUTPUTS))
 
 
 def test_chance_accuracy_has_a_caveat():
@@ -215,8 +244,9 @@ def test_shifts_by_multiples_of_the_stride_have_a_caveat():
 
 def test_other_scale_than_in_use_has_a_note():
     (found,) = warn_about_other_scale(235, 240)
-    assert "resized images to a shorter side of 240" in found.message
-    assert "own transform resizes to a shorter side of 235" in found.message
+    sizes = "resized images to a shorter side of 240 instead of a shorter side of 235."
+    assert sizes in found.message
+    assert "model's own" not in found.message  # the size may be that of --input-size
     (squashed,) = warn_about_other_scale((224, 224), (240, 240))
     assert "resized images to 240 × 240" in squashed.message
     assert not list(warn_about_other_scale(256, 256))

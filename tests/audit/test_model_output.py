@@ -472,6 +472,10 @@ def test_unused_labels_and_single_values_have_caveats():
     assert "one value read as two classes" not in caveat_names(
         lambda images: three_scores(images[:, :, :1]), LABELS
     )
+    note = "probabilities read as logits"
+    assert note in caveat_names(lambda images: three_scores(images[:, :, :1]).sigmoid(), None)
+    assert note not in caveat_names(lambda images: three_scores(images[:, :, :1]).softmax(1), None)
+    assert note not in caveat_names(lambda images: three_scores(images[:, :, :1]), None)
 
 
 @pytest.mark.parametrize("form", ["class", "probability", "three_scores"])

@@ -239,6 +239,13 @@ def test_the_main_result_is_printed_before_the_layers(model_folder, capsys):
     assert "invalid" not in details
 
 
+def test_skipped_stages_are_not_announced(model_folder, capsys):
+    assert main(["audit", "models.py:place", "--data", "data.npz", "--max-shift", "1", *FAST]) == 0
+    out = capsys.readouterr().out
+    assert "Explaining the result" not in out
+    assert not out.endswith("\n\n")
+
+
 def test_resumed_audit_gives_the_same_metrics(model_folder, capsys):
     arguments = [
         "audit",

@@ -54,6 +54,22 @@ def test_abbreviated_option_is_an_error_with_the_closest_name(fails):
     )
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--out", "See teka audit --help."),  # --output is another kind of option
+        ("--cpu", "See teka audit --help."),
+        ("--batch", "Did you mean --batch-size?"),
+        ("--dataset=digits", "Did you mean --data?"),
+        ("--model", "Did you mean MODEL?"),
+    ],
+)
+def test_suggestion_for_an_unknown_option_is_similar_to_it(fails, option: str, hint: str):
+    name = option.partition("=")[0]
+    line = fails("audit", "digits", "--data", "digits", option)
+    assert line == f"teka audit: error: Unknown option: {name}. {hint}\n"
+
+
 def test_error_names_an_argument_as_its_option_is_named(fails):
     assert fails("audit", "digits", "--data", "digits", "--mean", "0.5") == (
         "teka audit: error: std must be given together with mean, got None.\n"

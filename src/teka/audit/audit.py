@@ -17,7 +17,14 @@ from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.noise import NoiseFloor, noise_floor
 from teka.audit.measure.outputs import parse_labels
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import Model, ModelError, evaluation_mode, tensor_hash, weights_hash
+from teka.audit.model_call import (
+    Model,
+    ModelError,
+    evaluate_model,
+    evaluation_mode,
+    tensor_hash,
+    weights_hash,
+)
 from teka.audit.movement import Movement
 from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import (
@@ -71,6 +78,7 @@ class AuditStages:
         examples: Images whose predictions change most.
         caveats: Reasons why the results could mislead.
         failures: Stages that failed.
+        class_names: Name of each class, or None.
     """
 
     model: Model
@@ -87,6 +95,7 @@ class AuditStages:
     examples: list[Example] = field(default_factory=list)
     caveats: list[Caveat] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    class_names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self.deadline = Deadline(self.settings.budget_seconds)
@@ -285,25 +294,29 @@ class AuditStages:
         module = find_owning_module(self.model)
         if module is not None:
             warnings += caveats.warn_about_random_features(module)
+        if self.labels is not None:
+            warnings += caveats.warn_about_unused_labels(responses)
+        # Checks that call the model come last, because an error of the model ends this stage.
+        images = self.unshifted_images()
+        few = images if responses.output == "boxes" else images[:8]
+        outputs = evaluate_model(
+            self.model, few, "on images that are not moved", settings.batch_size
+        )
         # List a caveat only once, even if it applies to several modes.
         by_name: dict[str, Caveat] = {}
         for each in self.responses:
             for caveat in (
-                *caveats.warn_about_equal_predictions(each),
+                *caveats.warn_about_equal_predictions(each, outputs, self.class_names),
                 *caveats.warn_about_chance_accuracy(each),
                 *caveats.warn_about_fill_value(self.images, each.movement),
             ):
                 by_name.setdefault(caveat.name, caveat)
         warnings += by_name.values()
-        if self.labels is not None:
-            warnings += caveats.warn_about_unused_labels(responses)
         if settings.output == "auto":
-            warnings += caveats.warn_about_single_values(responses)
-        # Checks that call the model come last, because an error of the model ends this stage.
-        images = self.unshifted_images()
+            warnings += caveats.warn_about_guessed_kind(responses, outputs)
         if responses.predictions is None:
             warnings += caveats.warn_about_constant_output(
-                self.model, images, responses.output, settings.batch_size
+                few, outputs, responses.output, self.class_names
             )
         warnings += caveats.warn_about_batch_dependence(self.model, images, noise)
 
@@ -392,7 +405,16 @@ def audit(
     if checkpoint is not None:
         checkpoint = check_folder("checkpoint", checkpoint)
     _check_layer_names(model, settings)
-    stages = AuditStages(model, images, labels, settings, progress, checkpoint, caveats=caveats)
+    stages = AuditStages(
+        model,
+        images,
+        labels,
+        settings,
+        progress,
+        checkpoint,
+        caveats=caveats,
+        class_names=class_names,
+    )
     module = find_owning_module(model)
     if module is not None:
         stages.caveats += warn_about_training_mode(module)

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka.audit.measure.outputs import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model, output_difference
-from teka.audit.model_output import MULTILABEL
+from teka.audit.model_output import KINDS, MULTILABEL, flatten_vectors
 from teka.audit.movement import ImageSet, Movement, background_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
@@ -35,6 +35,8 @@ BORDER_SHARE = 0.5  # minimum share of border pixels that must be equal to count
 COLLAPSED_SHARE = 0.9
 # With at least this many images, equal predictions are suspicious even without labels.
 FEW_IMAGES = 10
+# Images whose probabilities differ by at most this value are the same for a classifier.
+LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)
@@ -164,16 +166,14 @@ def warn_about_batch_dependence(
 
 
 def warn_about_constant_output(
-    function: Model, images: ImageSet, output: str, batch_size: int
+    images: ImageSet, outputs: Tensor, kind: str, class_names: Sequence[str] | None
 ) -> Iterator[Caveat]:
     """Warn if a model that is not a classifier returns the same output for different images.
 
     The warning also covers detectors that find no objects, and segmentations with only one class.
     """
-    images = images if output == "boxes" else images[:8]
-    outputs = evaluate_model(function, images, "on images that are not moved", batch_size)
     differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
-    if output == "boxes" and not bool((outputs[..., 4:] >= LEAST_SCORE).any()):
+    if kind == "boxes" and not bool((outputs[..., 4:] >= LEAST_SCORE).any()):
         yield Caveat(
             "no objects found",
             "invalidates",
@@ -181,12 +181,12 @@ def warn_about_constant_output(
             "A detector that finds nothing gives the same result at every shift. Check the scores "
             "and the preprocessing of the images.",
         )
-    elif output == "segmentation" and len(classes := outputs.argmax(dim=1).unique()) == 1:
+    elif kind == "segmentation" and len(classes := outputs.argmax(dim=1).unique()) == 1:
         yield Caveat(
             "constant predictor",
             "invalidates",
-            f"Every pixel of {len(images)} images is of class {int(classes)}. A model "
-            "that ignores the image also gives the same output at every shift.",
+            f"Every pixel of {len(images)} images is of {_describe_class(classes, class_names)}. A "
+            "model that ignores the image also gives the same output at every shift.",
         )
     elif differ and (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max():
         yield Caveat(
@@ -195,6 +195,11 @@ def warn_about_constant_output(
             f"The output is the same for {len(images)} different images. A model "
             "that ignores the image also gives the same output at every shift.",
         )
+
+
+def _describe_class(index: Tensor, class_names: Sequence[str] | None) -> str:
+    number = int(index)
+    return f"class {number}" + (f" ({class_names[number]})" if class_names else "")
 
 
 def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
@@ -233,20 +238,31 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
         )
 
 
-def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
+def warn_about_equal_predictions(
+    responses: Responses, outputs: Tensor, class_names: Sequence[str] | None = None
+) -> Iterator[Caveat]:
     """Warn if a classifier almost always predicts the same class, or if all labels are equal.
 
     In both cases, the accuracy hardly changes under shifts, even if the model is sensitive to them.
+    The results are valid if the images may well be of one class: without labels, if the
+    probabilities depend on the image.
+
+    Args:
+        responses: Responses of the model.
+        outputs: Outputs of the model for a few unshifted images.
+        class_names: Name of each class, or None.
     """
     if responses.predictions is None:
         return
     classes, counts = responses.predictions[responses.evaluated].unique(return_counts=True)
-    top = int(classes[counts.argmax()])
+    top = classes[counts.argmax()]
     share = float(counts.max() / counts.sum())
     labels = responses.labels
     is_multilabel = responses.output in MULTILABEL  # predictions are codes of label sets
     if labels is not None and len(labels.unique()) == 1:
-        same = "have one set of labels" if is_multilabel else f"are of class {int(labels[0])}"
+        same = "have one set of labels"
+        if not is_multilabel:
+            same = f"are of {_describe_class(labels[0], class_names)}"
         yield Caveat(
             "one class",
             "limits",
@@ -254,19 +270,31 @@ def warn_about_equal_predictions(responses: Responses) -> Iterator[Caveat]:
             "predicts this label is correct at every shift. Use images of several classes.",
         )
     elif share >= COLLAPSED_SHARE:
-        top_class = "one set of labels" if is_multilabel else f"class {top}"
-        note = ""
-        if labels is not None:
-            label_share = format_share(float((labels == top).double().mean()))
-            note = f", the label of {label_share} % of the images"
-        message = (
-            f"{format_share(share)} % of all predictions are {top_class}{note}. A model that "
-            "always predicts this is consistent at every shift, even if it ignores the image."
-        )
+        top_class = "one set of labels" if is_multilabel else _describe_class(top, class_names)
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
-        # A few images without labels may well be of one class.
-        is_plausible = labels is None and responses.num_images < FEW_IMAGES
+        message = f"{format_share(share)} % of all predictions are {top_class}"
+        if labels is None:
+            is_plausible = responses.num_images < FEW_IMAGES or (
+                _vary_probabilities(outputs, responses.output)
+            )
+            name = "one predicted class" if is_plausible else name
+        else:
+            label_share = float((labels == top).double().mean())
+            is_plausible = label_share >= COLLAPSED_SHARE
+            message += f", the label of {format_share(label_share)} % of the images"
+        message += (
+            ". A model that always predicts this is consistent at every shift, even if it ignores "
+            "the image. Add images of other classes. If there are some, check the preprocessing."
+        )
         yield Caveat(name, "limits" if is_plausible else "invalidates", message)
+
+
+def _vary_probabilities(outputs: Tensor, kind: str) -> bool:
+    """Return True if the probabilities of a classifier differ between images."""
+    log_probabilities = KINDS[kind].log_probabilities
+    if log_probabilities is not None:
+        outputs = log_probabilities(flatten_vectors(outputs, kind)).exp()
+    return float((outputs - outputs[:1]).abs().max()) > LEAST_SPREAD
 
 
 def warn_about_chance_accuracy(responses: Responses) -> Iterator[Caveat]:
@@ -306,8 +334,11 @@ def warn_about_unused_labels(responses: Responses) -> Iterator[Caveat]:
         )
 
 
-def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
-    """Warn that the audit treats a model with one output value per image as a binary classifier."""
+def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[Caveat]:
+    """Warn if the kind of a classifier's output was guessed although another kind is plausible.
+
+    This is the case for one value per image, and for logits from 0 to 1.
+    """
     names = {
         "logits": ("logit", "0", "probabilities"),
         "probabilities": ("probability", "½", "logits"),
@@ -320,6 +351,14 @@ def warn_about_single_values(responses: Responses) -> Iterator[Caveat]:
             "The model returns one value for each image. The audit treats the model as a binary "
             f"classifier and the value as the {kind} of class 1: class 1 is predicted above "
             f"{threshold}. If this is wrong, set output to {other} or to features.",
+        )
+    elif responses.output == "logits" and bool(((outputs >= 0) & (outputs <= 1)).all()):
+        yield Caveat(
+            "probabilities read as logits",
+            "limits",
+            "All outputs are from 0 to 1, but do not sum to 1 for an image. The audit reads them "
+            "as logits, so the class with the largest value is predicted. If an image can have "
+            "several labels, set output to multilabel_probabilities.",
         )
 
 
@@ -342,19 +381,19 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
 
 
 def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Caveat]:
-    """Warn if the audit and the model's own transform resize images to different sizes.
+    """Warn if an audit resizes images to another size than the model needs without shifts.
 
     Args:
-        model_size: Size to which the model's own transform resizes images.
+        model_size: Size to which images are resized for the model without shifts.
         audit_size: Size to which the audit resizes images, which leaves room for shifts.
     """
     if model_size is not None and audit_size is not None and model_size != audit_size:
         yield Caveat(
             "other scale",
             "note",
-            f"To make room for the shifts, the audit resized images to {format_size(audit_size)}. "
-            f"The model's own transform resizes to {format_size(model_size)}. Objects therefore "
-            "have a different size in the audit than in normal use, even in unshifted images.",
+            f"To make room for the shifts, the audit resized images to {format_size(audit_size)} "
+            f"instead of {format_size(model_size)}. Objects therefore have a different size in the "
+            "audit than in normal use, even in unshifted images.",
         )
 
 

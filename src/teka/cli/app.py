@@ -1,5 +1,6 @@
 """The command-line parser of `teka`, and the conversion of option values to their types."""
 
+import difflib
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, get_args, get_origin
@@ -11,6 +12,7 @@ from cyclopts.exceptions import (
     CoercionError,
     CycloptsError,
     MissingArgumentError,
+    UnknownOptionError,
     UnusedCliTokensError,
 )
 from cyclopts.help import DefaultFormatter, PanelSpec
@@ -179,5 +181,25 @@ def describe_error(error: CycloptsError, program: str) -> str:
         return f"{name} needs {f'{count} values' if count > 1 else 'a value'}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"{error.unused_tokens[0]!r} is not expected here"
+    if isinstance(error, UnknownOptionError):
+        option = (error.token.keyword or error.token.value).partition("=")[0]
+        arguments = [argument for argument in error.argument_collection if argument.parse]
+        names = [name for argument in arguments for name in argument.names]
+        return f"Unknown option: {option}. {_suggest_option(option, names, program)}"
     error.verbose = False
     return str(error)
+
+
+def _suggest_option(option: str, names: Sequence[str], program: str) -> str:
+    """Suggest the most similar name of an option or argument, or else the help.
+
+    Names are compared without dashes, which would make all short names similar. An option whose
+    first words are the given ones is preferred.
+    """
+    word = option.strip("-")
+    by_word = {name.strip("-").lower(): name for name in names}
+    longer = [name for name in by_word if name.startswith(f"{word}-")]
+    similar = difflib.get_close_matches(word, by_word, n=1, cutoff=0.7)
+    if suggestions := similar or longer:
+        return f"Did you mean {by_word[suggestions[0]]}?"
+    return f"See {program} --help."

@@ -86,7 +86,9 @@ def audit(
 
     def print_result(report: AuditReport) -> None:
         main_results.append(report)
-        print(f"{audit_text([report])}\n\nExplaining the result (Ctrl-C to stop) ...", flush=True)
+        print(audit_text([report]), flush=True)
+        if settings.parts or settings.protocol is not None:
+            print("\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
     report = audit_with_progress(inputs, command, results, on_result=print_result)
     write_audit_results(
@@ -250,7 +252,8 @@ def write_audit_results(
         for report in reports:
             for failure in report.failures:
                 print(f"{failure.part}:\n{failure.traceback or failure.message}", file=sys.stderr)
-    print(terminal_text)
+    if terminal_text:
+        print(terminal_text)
     writers: list[tuple[str | None, Callable[[Path], object]]] = [
         (badge, lambda path: write_bytes(path, badge_svg(reports[0]).encode())),
         (

@@ -158,6 +158,38 @@ def test_crop_and_canvas_keep_the_aspect_ratio():
     assert make_room_for_shifts(subject, canvas)[0] == Preprocessing(3, 192, crop=(192, 192))
 
 
+def test_crop_for_an_unknown_input_size_keeps_the_size_of_the_images(tmp_path):
+    for index in range(3):
+        Image.new("RGB", (64, 96)).save(tmp_path / f"{index}.png")
+    subject = make_model(Preprocessing(3))
+    settings = AuditSettings(modes=("crop",))
+    audit_inputs = make_audit_inputs(subject, ImageOptions(str(tmp_path)), settings)
+    # The default shifts are up to 8 pixels.
+    assert audit_inputs.images.shape == (3, 3, 112, 80)
+    seen = audit_inputs.settings.movement("crop", (112, 80)).seen_size((112, 80))
+    assert seen == (96, 64)  # multiples of 32, which many models require
+    assert "64 were resized to 112 × 80 and then" in audit_inputs.known["caveats"][0].message
+    assert "resized to 112 × 80" in audit_inputs.description[1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "in_channels", "words"),
+    [
+        ("RGB", 1, ", converted to gray"),
+        ("L", 3, ", gray repeated in 3 channels"),
+        ("L", 1, ""),
+        ("RGB", 3, ""),
+        ("RGB", None, ""),
+    ],
+)
+def test_conversion_of_the_channels_is_stated(tmp_path, mode, in_channels, words):
+    for index in range(3):
+        Image.new(mode, (64, 64)).save(tmp_path / f"{index}.png")
+    loaded = load_audit_images(ImageOptions(str(tmp_path)), Preprocessing(in_channels))
+    assert loaded.images.shape[1] == (in_channels or 3)
+    assert loaded.description.endswith(f"(the data has no separate test images){words}")
+
+
 def test_crop_and_canvas_must_be_the_only_mode():
     subject = make_model(Preprocessing(1, (16, 16)))
     with pytest.raises(ValueError, match="canvas alone"):

@@ -96,6 +96,13 @@ def test_factory_can_return_a_module(file):
     assert tuple(answer.shape) == (5, 4)
 
 
+def test_module_of_a_factory_gets_the_channels_of_its_first_convolution(tmp_path):
+    source = "from torch import nn\ndef net():\n    return nn.Conv2d({channels}, 6, 3).eval()"
+    for channels, expected in ((1, 1), (3, 3), (6, None)):
+        (tmp_path / "net.py").write_text(source.format(channels=channels))
+        assert load_factory(f"{tmp_path / 'net.py'}:net").in_channels == expected
+
+
 def test_factory_can_return_a_callable_or_a_loaded_model(file):
     assert load_factory(f"{file}:function").module is None
     options = LoadOptions(mean=(0.5,) * 3, deviation=(0.25,) * 3, blue_first=True)

@@ -44,6 +44,20 @@ def test_resizing_function_resizes_images():
     torch.testing.assert_close(bare.resizing_function()(images), expected)
 
 
+def test_layers_keep_their_names_if_an_output_or_a_size_is_chosen():
+    transform = Preprocessing(3, 6, crop=(5, 5))
+    module = ModelWithLogits().eval()
+    options = LoadOptions(output_name="logits")
+    model = wrap_module(module, "a", "factory", transform, options).with_output("logits")
+    images = torch.rand(2, 1, 17, 13)
+    for function in (model.function, model.resizing_function()):
+        assert isinstance(function, nn.Module)
+        assert [name for name, _ in function.named_modules()] == ["", "model", "model.linear"]
+    resized = transform.resize_images(images)
+    torch.testing.assert_close(model.function(resized), module(resized).logits)
+    torch.testing.assert_close(model.resizing_function()(images), module(resized).logits)
+
+
 def test_wrap_module_keeps_training_or_evaluation_mode():
     for module in (nn.Flatten().train(), nn.Flatten().eval()):
         model = wrap_module(module, "a", "factory", Preprocessing(), LoadOptions())

@@ -347,6 +347,14 @@ def test_undeclared_input_size_is_named_if_the_model_cannot_be_run(tmp_path):
     assert torch.as_tensor(output).shape == (2, 3, 64)
 
 
+def test_undeclared_channels_are_those_of_the_first_convolution(tmp_path):
+    write_head(tmp_path / "net.onnx", flatten(), shape=("n", "channels", "height", "width"))
+    subject = load_onnx(tmp_path / "net.onnx")
+    assert subject.in_channels == 3
+    gray = subject.transform.resize_images(torch.rand(2, 1, 8, 8))
+    torch.testing.assert_close(subject.function(gray), expected_logits(gray))
+
+
 @pytest.mark.parametrize("is_last", [False, True])
 def test_uint8_model_gets_integer_levels(is_last, tmp_path):
     nodes = [helper.make_node("Cast", ["input"], ["levels"], to=TensorProto.FLOAT)]

@@ -147,8 +147,8 @@ def load_audit_images(
         batches.append(transform.resize_images(batch))
         size, first = (tuple(images.shape[2:]) for images in (batches[-1], batches[0]))
         if size != first:
-            expected = "all of one size; the model does not resize them"
-            hint = "Choose a size, for example with --input-size 224."
+            expected = "all of one size; the model does not declare the size of its input"
+            hint = "Choose the size of its training, for example with --input-size 224."
             raise wrong_argument("the images", f"{first} and {size} ({name})", expected, hint)
     return AuditImages(
         torch.cat(batches),
@@ -157,8 +157,31 @@ def load_audit_images(
         source.class_names,
         sizes.pop() if len(sizes) == 1 else None,
         len(available),
-        f"{len(chosen):,} of {len(available):,} {kind} of {options.data}{remark}",
+        f"{len(chosen):,} of {len(available):,} {kind} of {options.data}{remark}"
+        f"{_describe_conversion(source.images, chosen, transform.in_channels)}",
     )
+
+
+def _is_gray(file: Path) -> bool:
+    return read_picture_header(file)[0] in GRAY_MODES
+
+
+def _describe_conversion(
+    images: Tensor | Sequence[Path], chosen: Tensor, in_channels: int | None
+) -> str:
+    """Describe how images are converted to the channels of a model, or return "" if they are not.
+
+    The description continues a list in a sentence.
+    """
+    if isinstance(images, Tensor):
+        channels = {images.shape[1]}
+    else:
+        channels = {1 if _is_gray(images[index]) else 3 for index in chosen.tolist()}
+    if in_channels == 1 and 3 in channels:
+        return ", converted to gray"
+    if in_channels not in (None, 1) and 1 in channels:
+        return f", gray repeated in {in_channels} channels"
+    return ""
 
 
 def _read_batches(
@@ -180,7 +203,7 @@ def _read_batches(
     files = [images[index] for index in chosen.tolist()]
     is_gray = transform.in_channels == 1
     if transform.in_channels is None:
-        is_gray = all(read_picture_header(file)[0] in GRAY_MODES for file in files)
+        is_gray = all(map(_is_gray, files))
     for file in files:
         levels = read_picture(file, in_channels=1 if is_gray else 3)[None]
         yield file.name, levels if image_size is None else resize_bilinear(levels, image_size)
@@ -330,6 +353,13 @@ def make_audit_inputs(
     # Without normalization, models with the same input size can share images.
     resizing_only = replace(transform, normalization=None, blue_first=False)
     chosen = read(options, resizing_only, settings.seed, held_out)
+    is_crop = list(settings.modes) == ["crop"] and not is_late and options.placed_size is None
+    if is_crop and subject.input_size is None:
+        # The model may accept only some sizes, such as multiples of 32. Therefore it sees windows
+        # of the size of the images, which are enlarged.
+        sized = replace(subject, transform=transform.resized_to(chosen.images.shape[2:]))
+        transform, settings = make_room_for_shifts(sized, settings)
+        chosen = chosen._replace(images=transform.resize_images(chosen.images))
     if settings.output == "auto":
         settings = replace(settings, output=subject.output)
     caveats = []

@@ -266,6 +266,9 @@ class LoadedModel:
 class WrappedModule(nn.Module):
     """Module that preprocesses images, calls a model and postprocesses its output.
 
+    If the model is a `WrappedModule` itself, both share its model, so that the names of layers get
+    the prefix "model." only once.
+
     Args:
         model: The model.
         before: Function that maps images to the model's input. By default none.
@@ -283,15 +286,23 @@ class WrappedModule(nn.Module):
     ) -> None:
         super().__init__()
         self.output_kind = output_kind or output_kind_of(model)
+        self.wrappers: tuple[tuple[Before, After], ...] = ((before, after),)
+        if isinstance(model, WrappedModule):
+            self.wrappers = (*model.wrappers, *self.wrappers)
+            model = model.model
         self.model = model
-        self.before = before
-        self.after = after
         # Keep the model's mode, because a wrapper must not hide that it is in training mode.
         self.training = model.training
 
     def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
         """Return the postprocessed output of the model for images in [0, 1]."""
-        return self.after(self.model(self.before(images)), images)
+        inputs: list[Any] = [images]
+        for before, _ in reversed(self.wrappers):
+            inputs.append(before(inputs[-1]))
+        output = self.model(inputs.pop())
+        for _, after in self.wrappers:
+            output = after(output, inputs.pop())
+        return output
 
 
 def wrap_function(

@@ -218,10 +218,10 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
         expected = "a single input: images with four axes, as floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
-    transform, is_declared = _make_preprocessing(inputs[0], file, load_options)
+    graph = _read_graph(file)
+    transform, is_declared = _make_preprocessing(inputs[0], graph, file, load_options)
     config = file.parent / "config.json"
     names = read_class_names(read_json(config).get("id2label")) if config.is_file() else None
-    graph = _read_graph(file)
     notes = []
     if graph is None:
         notes.append(
@@ -247,13 +247,15 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _make_preprocessing(
-    image_input: Any, file: Path, load_options: LoadOptions
+    image_input: Any, graph: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
     """Return the preprocessing for an ONNX file, and whether its normalization is known."""
     shape = image_input.shape
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]
     _, channels, size = read_input_shape(shape)
+    if channels is None and graph is not None:
+        channels = _channels_of_first_convolution(graph.graph)
     own = find_preprocessing(str(file.parent), channels or 3)
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
@@ -268,6 +270,17 @@ def _make_preprocessing(
         expected = f"None, because {file.name} takes uint8 and normalizes its images itself"
         raise wrong_value("mean", load_options.mean, expected)
     return replace(transform, normalization=None), True
+
+
+def _channels_of_first_convolution(graph: Any) -> int | None:
+    """Return the number of channels that the first convolution takes, or None if not 1 or 3."""
+    weights = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Conv" and node.input[1] in weights:
+            groups = [attribute.i for attribute in node.attribute if attribute.name == "group"]
+            channels = weights[node.input[1]][1] * (groups or [1])[0]
+            return channels if channels in _CHANNELS else None
+    return None
 
 
 def _num_classes_of_output(output: Any) -> int | None:

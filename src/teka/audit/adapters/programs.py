@@ -187,6 +187,9 @@ def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     label = f"{file.stem}:{name}"
     transform = Preprocessing()
     if isinstance(model, nn.Module):
+        convolutions = (part for part in model.modules() if isinstance(part, nn.Conv2d))
+        channels = next((layer.in_channels for layer in convolutions), None)
+        transform = Preprocessing(channels if channels in (1, 3) else None)
         model = load_options.load_weights(model)
         return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
     is_declared = load_options.mean is not None
