@@ -335,9 +335,10 @@ def warn_about_unused_labels(responses: Responses) -> Iterator[Caveat]:
 
 
 def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[Caveat]:
-    """Warn if the kind of a classifier's output was guessed although another kind is plausible.
+    """Warn if the kind of an output was guessed although another kind is plausible.
 
-    This is the case for one value per image, and for logits from 0 to 1.
+    This is the case for one value per image, for logits from 0 to 1, and for features with several
+    axes.
     """
     names = {
         "logits": ("logit", "0", "probabilities"),
@@ -359,6 +360,15 @@ def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[C
             "All outputs are from 0 to 1, but do not sum to 1 for an image. The audit reads them "
             "as logits, so the class with the largest value is predicted. If an image can have "
             "several labels, set output to multilabel_probabilities.",
+        )
+    elif responses.output == "features" and outputs.ndim > 2:
+        yield Caveat(
+            "output read as features",
+            "limits",
+            f"The output for an image has the shape {tuple(outputs.shape[1:])}. The audit reads it "
+            "as features, which should not change under shifts. If it contains positions, such as "
+            "boxes, its changes are no errors. Then write a function that converts it to boxes "
+            "(four corner coordinates and class scores in each row), and set output to boxes.",
         )
 
 
