@@ -372,8 +372,9 @@ def assert_consistent(
     """Assert that a classifier keeps its predictions when its images are shifted.
 
     The assertion includes the validity checks of `teka audit`. So it also fails if the classifier
-    predicts one class for everything, is no better than chance, is not deterministic, or has
-    outputs that depend on the batch.
+    predicts one class with the same probability for everything, or one class for labels of several
+    classes, is no better than chance, is not deterministic, or has outputs that depend on the
+    batch.
 
     >>> import teka
     >>> images = teka.data.load("digits").test.images[:40]

@@ -298,10 +298,8 @@ class AuditStages:
             warnings += caveats.warn_about_unused_labels(responses)
         # Checks that call the model come last, because an error of the model ends this stage.
         images = self.unshifted_images()
-        few = images if responses.output == "boxes" else images[:8]
-        outputs = evaluate_model(
-            self.model, few, "on images that are not moved", settings.batch_size
-        )
+        where = "on images that are not moved"
+        outputs = evaluate_model(self.model, images, where, settings.batch_size)
         # List a caveat only once, even if it applies to several modes.
         by_name: dict[str, Caveat] = {}
         for each in self.responses:
@@ -316,7 +314,7 @@ class AuditStages:
             warnings += caveats.warn_about_guessed_kind(responses, outputs)
         if responses.predictions is None:
             warnings += caveats.warn_about_constant_output(
-                few, outputs, responses.output, self.class_names
+                images, outputs, responses.output, self.class_names
             )
         warnings += caveats.warn_about_batch_dependence(self.model, images, noise)
 

@@ -274,9 +274,11 @@ def warn_about_equal_predictions(
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
         message = f"{format_share(share)} % of all predictions are {top_class}"
         if labels is None:
-            is_plausible = responses.num_images < FEW_IMAGES or (
-                _vary_probabilities(outputs, responses.output)
-            )
+            probabilities = KINDS[responses.output].log_probabilities
+            values = flatten_vectors(outputs, responses.output)
+            values = values if probabilities is None else probabilities(values).exp()
+            is_varied = float((values - values[:1]).abs().max()) > LEAST_SPREAD
+            is_plausible = is_varied or responses.num_images < FEW_IMAGES
             name = "one predicted class" if is_plausible else name
         else:
             label_share = float((labels == top).double().mean())
@@ -287,14 +289,6 @@ def warn_about_equal_predictions(
             "the image. Add images of other classes. If there are some, check the preprocessing."
         )
         yield Caveat(name, "limits" if is_plausible else "invalidates", message)
-
-
-def _vary_probabilities(outputs: Tensor, kind: str) -> bool:
-    """Return True if the probabilities of a classifier differ between images."""
-    log_probabilities = KINDS[kind].log_probabilities
-    if log_probabilities is not None:
-        outputs = log_probabilities(flatten_vectors(outputs, kind)).exp()
-    return float((outputs - outputs[:1]).abs().max()) > LEAST_SPREAD
 
 
 def warn_about_chance_accuracy(responses: Responses) -> Iterator[Caveat]:
@@ -344,7 +338,7 @@ def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[C
         "logits": ("logit", "0", "probabilities"),
         "probabilities": ("probability", "½", "logits"),
     }
-    if responses.num_values == 1 and responses.output in names:
+    if responses.output in names and outputs.flatten(1).shape[1] == 1:
         kind, threshold, other = names[responses.output]
         yield Caveat(
             "one value read as two classes",

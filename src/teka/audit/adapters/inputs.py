@@ -140,6 +140,11 @@ def load_audit_images(
     # Take the first of a permutation, so that a smaller number gives a subset.
     order = np.random.default_rng(seed).permutation(len(available))[: options.images or None]
     chosen = available[torch.from_numpy(np.sort(order))]
+    is_gray = _is_gray(source.images[int(chosen[0])])
+    if is_gray and transform.in_channels == 3:
+        remark += ", gray repeated in 3 channels"
+    elif transform.in_channels == 1 and not is_gray:
+        remark += ", converted to gray"
     batches: list[Tensor] = []
     sizes = set()
     for name, batch in _read_batches(source.images, chosen, transform, options.image_size):
@@ -157,31 +162,14 @@ def load_audit_images(
         source.class_names,
         sizes.pop() if len(sizes) == 1 else None,
         len(available),
-        f"{len(chosen):,} of {len(available):,} {kind} of {options.data}{remark}"
-        f"{_describe_conversion(source.images, chosen, transform.in_channels)}",
+        f"{len(chosen):,} of {len(available):,} {kind} of {options.data}{remark}",
     )
 
 
-def _is_gray(file: Path) -> bool:
-    return read_picture_header(file)[0] in GRAY_MODES
-
-
-def _describe_conversion(
-    images: Tensor | Sequence[Path], chosen: Tensor, in_channels: int | None
-) -> str:
-    """Describe how images are converted to the channels of a model, or return "" if they are not.
-
-    The description continues a list in a sentence.
-    """
-    if isinstance(images, Tensor):
-        channels = {images.shape[1]}
-    else:
-        channels = {1 if _is_gray(images[index]) else 3 for index in chosen.tolist()}
-    if in_channels == 1 and 3 in channels:
-        return ", converted to gray"
-    if in_channels not in (None, 1) and 1 in channels:
-        return f", gray repeated in {in_channels} channels"
-    return ""
+def _is_gray(image: Tensor | Path) -> bool:
+    if isinstance(image, Tensor):
+        return len(image) == 1
+    return read_picture_header(image)[0] in GRAY_MODES
 
 
 def _read_batches(
@@ -371,8 +359,7 @@ def make_audit_inputs(
         resizing = subject.transform if is_late else transform
         sizes = chosen.image_size, resizing.resized_size(chosen.image_size)
         caveats += warn_about_resizing(*sizes, before_resize=is_late, max_shift=max_shift)
-    if not is_late:
-        caveats += warn_about_other_scale(subject.transform.resize, transform.resize)
+    caveats += warn_about_other_scale(subject.transform.resize, transform.resize)
     labels = None
     names = subject.class_names
     if chosen.labels is not None and not options.ignore_labels:

@@ -255,7 +255,10 @@ def _make_preprocessing(
         shape = [shape[0], shape[3], *shape[1:3]]
     _, channels, size = read_input_shape(shape)
     if channels is None and graph is not None:
-        channels = _channels_of_first_convolution(graph.graph)
+        weights = {tensor.name: tensor.dims for tensor in graph.graph.initializer}
+        convolutions = (node for node in graph.graph.node if node.op_type == "Conv")
+        first = next((weights.get(node.input[1]) for node in convolutions), None)
+        channels = first[1] if first and first[1] in _CHANNELS else None
     own = find_preprocessing(str(file.parent), channels or 3)
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
@@ -270,17 +273,6 @@ def _make_preprocessing(
         expected = f"None, because {file.name} takes uint8 and normalizes its images itself"
         raise wrong_value("mean", load_options.mean, expected)
     return replace(transform, normalization=None), True
-
-
-def _channels_of_first_convolution(graph: Any) -> int | None:
-    """Return the number of channels that the first convolution takes, or None if not 1 or 3."""
-    weights = {tensor.name: tensor.dims for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Conv" and node.input[1] in weights:
-            groups = [attribute.i for attribute in node.attribute if attribute.name == "group"]
-            channels = weights[node.input[1]][1] * (groups or [1])[0]
-            return channels if channels in _CHANNELS else None
-    return None
 
 
 def _num_classes_of_output(output: Any) -> int | None:

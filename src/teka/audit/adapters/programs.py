@@ -129,10 +129,15 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
-    transform = Preprocessing(channels if channels in (1, 3) else None)
+    transform = _preprocessing_for_channels(channels)
     return wrap_module(
         module, Path(path).stem, "torchscript", transform, load_options, is_declared=False
     )
+
+
+def _preprocessing_for_channels(channels: int | None) -> Preprocessing:
+    """Return a preprocessing for a model whose first convolution takes these channels."""
+    return Preprocessing(channels if channels in (1, 3) else None)
 
 
 def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
@@ -185,15 +190,14 @@ def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         expected = f"a function that returns a model, not {type(model).__name__}"
         raise wrong_value("model", location, expected)
     label = f"{file.stem}:{name}"
-    transform = Preprocessing()
     if isinstance(model, nn.Module):
+        model = load_options.load_weights(model)
         convolutions = (part for part in model.modules() if isinstance(part, nn.Conv2d))
         channels = next((layer.in_channels for layer in convolutions), None)
-        transform = Preprocessing(channels if channels in (1, 3) else None)
-        model = load_options.load_weights(model)
+        transform = _preprocessing_for_channels(channels)
         return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
     is_declared = load_options.mean is not None
-    transform = load_options.adapt_preprocessing(transform)
+    transform = load_options.adapt_preprocessing(Preprocessing())
     if is_declared or transform.blue_first:
         model = wrap_function(model, before=transform.normalize)
     return LoadedModel(

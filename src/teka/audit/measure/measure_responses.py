@@ -22,7 +22,7 @@ from teka.audit.model_call import (
     tensor_hash,
     weights_hash,
 )
-from teka.audit.model_output import CLASSIFIERS, OUTPUT_CHOICES, flatten_vectors, infer_kind
+from teka.audit.model_output import OUTPUT_CHOICES, flatten_vectors, infer_kind
 from teka.audit.movement import ImageSet, Movement, Size, check_images
 from teka.audit.shifts import CheckedShifts, SubpixelShifts, parse_steps, shift_order
 from teka.checks import (
@@ -183,7 +183,6 @@ class Measurement:
             self.shifts,
             self._output,
             labels=self._labels,
-            num_values=self._references.shape[1] if self._output in CLASSIFIERS else None,
             epsilon=self._epsilon,
             **self._tables,
         )

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from teka.audit.model_call import Model, evaluate_model, output_difference
-from teka.audit.movement import check_images
-from teka.checks import check_evaluation_mode, check_flags, check_sizes
 from teka.errors import EXTERNAL_ERRORS
 
 
@@ -45,10 +43,6 @@ def noise_floor(
         batch_size: Number of images per call.
         precision: Whether to compare single and double precision.
     """
-    check_evaluation_mode("function", function)
-    check_images(images, least=1)
-    check_sizes({"batch_size": batch_size})
-    check_flags({"precision": precision})
     where = "on the images, for the noise floor"
     output = evaluate_model(function, images, where, batch_size)
     repeat = output_difference(evaluate_model(function, images, where, batch_size), output)

@@ -67,7 +67,6 @@ class Responses:
         cosine_distance: 1 − cos(f(T_s x), f(x)), for features.
         rank: Rank of f(x) among the features of all unshifted images, sorted by their cosine
             similarity to f(T_s x), for features. The nearest image has rank 1.
-        num_values: Number of outputs of a classifier per image, if known.
         epsilon: Machine epsilon of the outputs, or of the images if it is larger.
 
     >>> import torch
@@ -94,7 +93,6 @@ class Responses:
     overlap: Table | None = None
     cosine_distance: Table | None = None
     rank: Int[Tensor, "shifts images"] | None = None
-    num_values: int | None = None
     epsilon: float = SINGLE_PRECISION
 
     def __post_init__(self) -> None:
