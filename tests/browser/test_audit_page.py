@@ -263,6 +263,21 @@ def test_page_does_not_scroll_horizontally(open_page, kind):
         assert page.evaluate("document.documentElement.scrollWidth") <= width, width
 
 
+def test_labels_lie_within_their_charts(open_page):
+    page = open_page(make_reports("patches", "rotation", "table"), pairs=PAIRS)
+    page.evaluate(
+        "document.querySelectorAll('details').forEach(details => { details.open = true; })"
+    )
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll("svg.chart text")].filter((label) => {
+      const [inner, outer] = [label, label.closest("svg")].map((each) => each.getBoundingClientRect());
+      return inner.left < outer.left - 2 || inner.right > outer.right + 2
+        || inner.top < outer.top - 2 || inner.bottom > outer.bottom + 2;
+    }).map((label) => label.textContent)"""
+    )
+    assert outside == []
+
+
 def test_tab_key_reaches_every_control(open_page):
     page = open_page([make_report()])
     page.locator("[data-part=thumbnails] button").first.focus()

@@ -85,6 +85,7 @@ def test_chart_of_differences_has_a_line_at_zero(figures):
     (axes,) = figures[0].axes
     assert axes.get_ylim()[0] < 0
     assert list(axes.lines[-1].get_ydata()) == [0, 0]
+    assert axes.get_ylabel() == "difference (points)"
 
 
 def test_heat_map_has_dy_downwards_and_dx_to_the_right(figures):

@@ -214,6 +214,12 @@ def test_page_escapes_names():
     assert not any("onload" in attributes for _, attributes in page.elements)
 
 
+def test_names_in_tables_may_break_after_underscores_and_slashes():
+    page = render_audit_page([make_report("timm/squared_relu"), make_report("rotation")])
+    assert "timm/<wbr>squared_<wbr>relu" in page
+    assert "&lt;wbr" not in page
+
+
 def test_page_of_a_saved_report_equals_that_of_the_report(tmp_path):
     report = make_report()
     read = AuditReport.read(report.write(tmp_path / "audit.json"))

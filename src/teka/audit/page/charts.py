@@ -79,11 +79,14 @@ def draw_curves(
                 380, 240, legend_rows=len(lines) if len(lines) > 1 else 0
             )
             description = _draw_lines(axes, lines)
+            vertical_label = label
             if difference:
+                # The whole label is longer than the axis.
+                vertical_label = "difference (points)"
                 axes.axhline(0, color=GRAY, linewidth=1)
             else:
                 _scale_values(axes, lines, is_share(curve))
-            plots.label_axes(axes, axis_label, label)
+            plots.label_axes(axes, axis_label, vertical_label)
             charts.append(plots.to_svg(figure, f"{label} against {axis_label}: {description}."))
     return {"name": label, "charts": charts} if charts else {}
 
