@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from reproduction.horn2021.report import read_paper_study, select_models, write_paper_comparison
 from reproduction.sample_efficiency.report import write_report
-from reproduction.sample_efficiency.train import train_study_model
-from reproduction.study import Study, read_study, run_study, write_study
+from reproduction.sample_efficiency.train import train_and_measure
+from reproduction.study import Study, read_study, run_study, write_study_page
 from reproduction.study.study import Levels
 from reproduction.study.train_and_measure import time_training_steps
 from teka.cli.app import CommandLine
@@ -71,7 +71,7 @@ def study(
         options = {"data_dir": study_options.data_dir, "processes": study_options.processes}
         print(f"written: {time_training_steps(plan, folder, command=command, **options)}")
     else:
-        train_and_report(plan, folder, study_options, write_study, command=command)
+        train_and_report(plan, folder, study_options, write_study_page, command=command)
 
 
 def reproduce(
@@ -122,7 +122,7 @@ def sample_efficiency(
     """
     plan = read_study(SAMPLE_EFFICIENCY / "study.yaml")
     train_and_report(
-        plan, out, study_options, write_report, train_study_model=train_study_model, command=command
+        plan, out, study_options, write_report, train_study_model=train_and_measure, command=command
     )
 
 

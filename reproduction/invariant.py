@@ -28,7 +28,7 @@ from teka.files import make_directory, write_json
 from teka.memory import count_parameters
 from teka.models import ConvPerformer, ModelConfig, Performer, save
 from teka.models.conv_performer import ConvStage
-from teka.prediction import make_picture_settings
+from teka.prediction import choose_picture_settings
 from teka.provenance import provenance
 
 # Hyperparameters were chosen with seeds 0 to 2 on held-out images. Only the following seeds are
@@ -120,7 +120,7 @@ def invariant(
         *dataset.sizes.values(),
         options=options,
         class_names=dataset.class_names,
-        pictures=encode(make_picture_settings(data, dataset.image_size)),
+        pictures=encode(choose_picture_settings(data, dataset.image_size)),
         facts=collect_model_facts(result),
     )
     save(network, path, config, dtype="float16")

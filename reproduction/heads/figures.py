@@ -43,10 +43,10 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     write_bytes(folder / "head_centers.png", to_png(draw_attention_centers(record)))
     write_bytes(folder / "attention_maps.png", to_png(draw_attention_maps(maps)))
     print("Attention before → after training (mean over random initializations):")
-    print(compare_layers(record).to_string(), f"written: {folder}", sep="\n\n")
+    print(compare_heads_over_training(record).to_string(), f"written: {folder}", sep="\n\n")
 
 
-def compare_layers(record: Record) -> pd.DataFrame:
+def compare_heads_over_training(record: Record) -> pd.DataFrame:
     """Return a table that compares each layer's attention heads before and after training.
 
     An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and in

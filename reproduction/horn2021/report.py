@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.figures import to_png
-from reproduction.study import Study, read_results_table, read_study, write_study
+from reproduction.study import Study, read_results_table, read_study, write_study_page
 from reproduction.study.report import format_mean, group_by_model
 from teka.checks import check_name
 from teka.files import write_bytes
@@ -91,7 +91,7 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
     if has_class_1.any():
         write_bytes(Path(folder) / "figure1.png", to_png(draw_figure1(results[has_class_1])))
     tables = {"Test accuracy (%), paper (one run) and ours": make_accuracy_table(results)}
-    return write_study(study, folder, name="table1", tables=tables)
+    return write_study_page(study, folder, name="table1", tables=tables)
 
 
 def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:

@@ -60,7 +60,7 @@ def estimate_images_needed(accuracy: pd.Series, target: float) -> float:
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def compare_images_needed(results: pd.DataFrame, accuracy_column: str) -> pd.Series:
+def compute_images_needed(results: pd.DataFrame, accuracy_column: str) -> pd.Series:
     """Return the number of training images that each model needs to match the default model.
 
     The target is the default model's accuracy with 1,000 images and the same seed.
@@ -102,8 +102,8 @@ def write_report(study: Study, folder: Path) -> str:
         groups = results.groupby([*LEVELS, "num_images"], sort=False)[quantity]
         tables[heading] = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
     needed = {
-        "as published": compare_images_needed(results, "accuracy"),
-        "at random positions": compare_images_needed(results, "moved_accuracy"),
+        "as published": compute_images_needed(results, "accuracy"),
+        "at random positions": compute_images_needed(results, "moved_accuracy"),
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)

@@ -21,7 +21,7 @@ from teka.data.dataset import SPLITS
 from teka.files import make_directory
 from teka.memory import count_parameters
 from teka.provenance import provenance
-from teka.training.classifier import learning_rate_factor, make_optimizer
+from teka.training.classifier import compute_learning_rate_factor, make_optimizer
 
 CANVAS = 32
 TEST_SEED = 0  # the same test shifts for all models and seeds
@@ -29,7 +29,7 @@ NUM_STEPS = 1200
 SAVE_EVERY = 300
 
 
-def train_study_model(
+def train_and_measure(
     study_model: StudyModel, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Train one model of the study, and measure its accuracy on unshifted and shifted images.
@@ -69,7 +69,7 @@ def train_study_model(
         [make_optimizer(model, run)],
         make_batch,
         num_steps=NUM_STEPS,
-        rate_factor=lambda step: learning_rate_factor(step, run, NUM_STEPS),
+        rate_factor=lambda step: compute_learning_rate_factor(step, run, NUM_STEPS),
         label_smoothing=run.recipe.label_smoothing,
         gradient_clip=run.recipe.gradient_clip or None,
         is_bfloat16=run.recipe.precision == "bfloat16",

@@ -47,7 +47,7 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
     layer.output.register_forward_pre_hook(record_ratio)
 
 
-def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
+def train_and_measure(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
     """Train a model with one of the denominators, and measure the magnitude of its outputs."""
     ratios: list[float] = []
 
@@ -66,7 +66,7 @@ def main(*, data_dir: str | None = None, processes: int = 1) -> None:
     """Tune the learning rate for each denominator, and train all models without saved results."""
     *_, largest_rate = STUDY.factors["rate"]
     options = {"data_dir": data_dir, "processes": processes}
-    run_tuned_study(STUDY, RESULTS, train_study_model, last_rate=largest_rate, **options)
+    run_tuned_study(STUDY, RESULTS, train_and_measure, last_rate=largest_rate, **options)
 
 
 if __name__ == "__main__":

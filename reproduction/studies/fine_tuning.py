@@ -16,7 +16,7 @@ import torch
 from joblib import Memory
 from torch import nn
 
-from reproduction.study.measure import draw_images, measure_accuracy
+from reproduction.study.measure import measure_accuracy, select_random_images
 from reproduction.study.report import format_mean
 from reproduction.training import train_custom_model
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
@@ -59,7 +59,7 @@ def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
     run = Run.from_fields(**BASE, seed=seed, data_dir=data_dir)
     train(run, folder, resume=True, progress_bar=False)
     trained = restore(folder, data_dir=data_dir)
-    test = draw_images(trained.dataset.test, NUM_IMAGES)
+    test = select_random_images(trained.dataset.test, NUM_IMAGES)
     layers = locate_layers(trained.model, test.images[:16], SHIFTS, MOVEMENT)
     fixed, _ = fix(trained.model, layers, ("circular", "polyphase"))
     models = {"original": trained.model, "fixed": fixed}

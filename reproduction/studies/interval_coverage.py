@@ -70,16 +70,16 @@ POPULATIONS = {
 }
 
 
-def simulate_responses(model: SimulatedModel, images: Tensor, draw: int) -> Responses:
+def simulate_responses(model: SimulatedModel, images: Tensor, seed: int) -> Responses:
     """Simulate a model's responses to images at all shifts.
 
     Args:
         model: Parameters of the model.
         images: Normal random numbers of shape (4, N). They determine the margin, the shift effect,
             the output error and the output norm of each image.
-        draw: Random seed of the shift effects. Each seed simulates another model.
+        seed: Random seed of the shift effects. Each seed simulates another model.
     """
-    generator = torch.Generator().manual_seed(1000 + draw)
+    generator = torch.Generator().manual_seed(1000 + seed)
     shape = (len(SHIFTS), images.shape[1])
     noise = torch.randn(shape, generator=generator, dtype=torch.float64)
     noise[ZERO] = 0.0
@@ -105,14 +105,14 @@ def simulate_responses(model: SimulatedModel, images: Tensor, draw: int) -> Resp
 
 
 @cache
-def simulate_population(model: SimulatedModel, draw: int = 0) -> tuple[Responses, dict[str, Any]]:
+def simulate_population(model: SimulatedModel, seed: int = 0) -> tuple[Responses, dict[str, Any]]:
     """Simulate a model's responses to all 20,000 images, and compute the true metrics.
 
     True values at each shift are stored under the name of the metric with the prefix "curve ".
     """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)
-    responses = simulate_responses(model, images, draw)
+    responses = simulate_responses(model, images, seed)
     metrics = summarize(responses, num_resamples=40)
     curves = {f"curve {name}": np.array(curve.values) for name, curve in metrics.curves.items()}
     numbers = {name: estimate.value for name, estimate in metrics.numbers.items()}

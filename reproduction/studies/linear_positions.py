@@ -173,7 +173,7 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
     layer.backend = "linear"
 
 
-def train_study_model(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
+def train_and_measure(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
     """Train one model of the study, and measure its accuracy and its equivariance error."""
     change_attention = partial(replace_kernel, candidate=study_model.labels["candidate"])
     model, dataset, result = train_small_model(study_model, change_attention, **options)
@@ -217,7 +217,7 @@ def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False
     if times:
         write_json(TIMES, time_attention_layers())
     else:
-        run_tuned_study(STUDY, RESULTS, train_study_model, data_dir=data_dir, processes=processes)
+        run_tuned_study(STUDY, RESULTS, train_and_measure, data_dir=data_dir, processes=processes)
 
 
 if __name__ == "__main__":

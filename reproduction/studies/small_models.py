@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from reproduction.study import Study, read_results_table, run_study
 from reproduction.study.measure import compute_logits, measure_accuracy
 from reproduction.study.study import StudyModel
-from reproduction.study.train_and_measure import load_dataset
+from reproduction.study.train_and_measure import load_cached_dataset
 from reproduction.training import train_steps
 from teka.data import Dataset
 from teka.nn import Attention
@@ -47,7 +47,7 @@ def train_small_model(
     """
     torch.set_num_threads(1)
     run = study_model.run
-    dataset = load_dataset(run.replace(data_dir=data_dir).images)
+    dataset = load_cached_dataset(run.replace(data_dir=data_dir).images)
     torch.manual_seed(run.seed)
     model = run.make_model(**dataset.sizes)
     for layer in list(model.modules()):
@@ -114,14 +114,14 @@ def run_tuned_study(
     rates = [rate for rate in study.factors["rate"] if rate != last_rate]
     tuning_seeds = [str(seed) for seed in study.seeds if seed >= FIRST_TUNING_SEED]
     train(only={"seed": tuning_seeds, "rate": rates})
-    for levels in find_best_rates(study, folder):
+    for levels in find_best_learning_rates(study, folder):
         if last_rate and levels["rate"] == rates[-1:]:
             train(only={**levels, "rate": [last_rate], "seed": tuning_seeds})
-    for levels in find_best_rates(study, folder):
+    for levels in find_best_learning_rates(study, folder):
         train(only=levels)
 
 
-def find_best_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
+def find_best_learning_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     """Find the best learning rate of each candidate on each data set.
 
     The best rate has the smallest held-out loss, averaged over the tuning seeds. These are the

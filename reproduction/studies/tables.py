@@ -15,7 +15,7 @@ import pandas as pd
 
 from reproduction.studies import bounded_rotary, interval_coverage, linear_positions
 from reproduction.study import read_study
-from reproduction.study.report import add_differences, format_markdown_table, summarize_seeds
+from reproduction.study.report import add_accuracy_deltas, format_markdown_table, summarize_seeds
 from reproduction.study.results import read_results_table
 from teka.files import read_json, write_bytes
 
@@ -51,7 +51,7 @@ def load_results_with_accuracy_differences(name: str) -> Any:
     if study.script:
         # Models that only tuned the learning rate have no test accuracy.
         results = results.dropna(subset="accuracy").droplevel("rate")
-    return add_differences(results, study.reference)
+    return add_accuracy_deltas(results, study.reference)
 
 
 def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:

@@ -18,7 +18,7 @@ BATCH_SIZE = 250
 NUM_EQUIVARIANCE_IMAGES = 16
 
 
-def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) -> dict[str, Any]:
+def measure_model(model: nn.Module, dataset: Dataset, settings: MeasureSettings) -> dict[str, Any]:
     """Measure the accuracy, cost and shift sensitivity of a model on the test images.
 
     - The cost is the number of floating-point operations in a forward pass for one image.
@@ -31,25 +31,25 @@ def measure_model(model: nn.Module, dataset: Dataset, measure: MeasureSettings) 
     Args:
         model: Model in evaluation mode.
         dataset: Data set with the test images.
-        measure: Settings of the measurements.
+        settings: Which test images, shifts and metrics to measure.
 
     Returns:
         The measurements, with the keys of a study's results file.
     """
     forward_flops = count_flops_per_image(model, dataset)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    test = draw_images(dataset.test, measure.images)
+    test = select_random_images(dataset.test, settings.images)
     backends = getattr(model, "chosen_backends", lambda batch_size: ["torch"])(BATCH_SIZE)
     return {
         "backend": ", ".join(backends),
         "forward_flops": forward_flops,
         "test_images": len(test),
         "accuracy": measure_accuracy(model, test),
-        **_measure_shifts(model, _select_images_to_shift(test, measure), measure),
+        **_measure_shifts(model, _select_images_to_shift(test, settings), settings),
         "stability": {
-            mode: measure_stability(model, test, mode, settings)
-            for mode, settings in measure.stability.items()
-            if settings.crop_size is None or _can_crop(model, settings.crop_size)
+            mode: measure_stability(model, test, mode, stability)
+            for mode, stability in settings.stability.items()
+            if stability.crop_size is None or _can_crop(model, stability.crop_size)
         },
     }
 
@@ -79,7 +79,7 @@ def count_flops_per_image(model: nn.Module, dataset: Dataset) -> int:
     return counter.get_total_flops()
 
 
-def draw_images(split: Split, count: int | None) -> Split:
+def select_random_images(split: Split, count: int | None) -> Split:
     """Draw `count` random images with a fixed seed, or return all images if `count` is None.
 
     The images are not taken in order, because published data sets may be sorted by class.
@@ -90,14 +90,14 @@ def draw_images(split: Split, count: int | None) -> Split:
     return split.take(order[:count])
 
 
-def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) -> dict[str, Any]:
-    result = {"mode": measure.mode, "shifts": measure.shifts, "shifted_images": len(shifted)}
+def _measure_shifts(model: nn.Module, shifted: Split, settings: MeasureSettings) -> dict[str, Any]:
+    result = {"mode": settings.mode, "shifts": settings.shifts, "shifted_images": len(shifted)}
     if not len(shifted):
         return {**result, "shifts": (), "accuracy_by_shift": ()}
-    responses = _compute_responses(model, shifted, measure.shifts, Movement(measure.mode))
+    responses = _compute_responses(model, shifted, settings.shifts, Movement(settings.mode))
     is_correct = responses.correct
     images = shifted.images[:NUM_EQUIVARIANCE_IMAGES].to(next(model.parameters()).device)
-    error = equivariance_error(model, images, measure.shifts, mode=measure.mode)
+    error = equivariance_error(model, images, settings.shifts, mode=settings.mode)
     exact = compute_logits(copy.deepcopy(model).double(), images.double())
     rounding = (compute_logits(model, images).double() - exact).norm() / exact.norm()
     by_shift = is_correct.double().mean(dim=1)
@@ -111,7 +111,7 @@ def _measure_shifts(model: nn.Module, shifted: Split, measure: MeasureSettings) 
                 "shifted_images": int(is_class.sum()),
                 "accuracy_by_shift": is_correct[:, is_class].double().mean(dim=1).tolist(),
             }
-            for label in measure.classes
+            for label in settings.classes
             if (is_class := shifted.labels == label).any()
         },
         "equivariance_error": error.maximum,
@@ -128,7 +128,7 @@ def measure_stability(
         The number of images and shifts, the share of equal predictions ("consistency"), and the
         share of images whose prediction is the same under every shift ("unchanged").
     """
-    split = draw_images(test, settings.images)
+    split = select_random_images(test, settings.images)
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
     movement = Movement(mode, crop_size=settings.crop_size)
@@ -156,16 +156,16 @@ def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Mo
     return measure_responses(model, split.images, shifts, movement, device=device, **options)
 
 
-def _select_images_to_shift(test: Split, measure: MeasureSettings) -> Split:
-    """Return the first `measure.shifted_images` test images, which are measured under shifts.
+def _select_images_to_shift(test: Split, settings: MeasureSettings) -> Split:
+    """Return the first `settings.shifted_images` test images, which are measured under shifts.
 
     In mode "lossless", images that would lose content at a shift along x are skipped.
     """
-    if measure.mode == "lossless":
-        margin = max(abs(dx) for _, dx in measure.shifts)
+    if settings.mode == "lossless":
+        margin = max(abs(dx) for _, dx in settings.shifts)
         keep = lossless_selection(test.images, test.labels, class_index=None, margin=margin)
         test = test.take(keep.nonzero().flatten())
-    return Split(test.images[: measure.shifted_images], test.labels[: measure.shifted_images])
+    return Split(test.images[: settings.shifted_images], test.labels[: settings.shifted_images])
 
 
 def _mean(is_true: Tensor) -> float:

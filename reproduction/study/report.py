@@ -88,7 +88,7 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
     return text if np.isnan(margin) else f"{text} ± {100 * margin:.{decimals}f}"
 
 
-def add_differences(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
+def add_accuracy_deltas(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
     """Add columns with the accuracy difference between each model and its reference model.
 
     The reference model has the option values in `reference`, and otherwise the same options and
@@ -179,7 +179,7 @@ def make_stability_table(results: pd.DataFrame) -> pd.DataFrame:
     return groups[["images", "shifts"]].max().astype(int).join(shares)
 
 
-def write_study(
+def write_study_page(
     study: Study,
     folder: str | Path,
     *,
@@ -194,7 +194,7 @@ def write_study(
         name: File name of the page without the suffix ".md".
         tables: Tables by heading, which replace the accuracy table at the top of the page.
     """
-    results = add_differences(read_results_table(study, folder), study.reference)
+    results = add_accuracy_deltas(read_results_table(study, folder), study.reference)
     tables = dict(tables or {})
     if not tables and len(study.factors.keys() - {"data"}) > 1:
         accuracy = group_by_model(results).accuracy.agg(format_mean)

@@ -108,7 +108,7 @@ def train_and_measure(
     """
     training = folder / TRAINING / study_model.name
     run = study_model.run.replace(data_dir=data_dir)
-    dataset = load_dataset(run.images)
+    dataset = load_cached_dataset(run.images)
     if not len(dataset.validation):
         raise wrong_value("validation_size", 0, "at least 1, for the learning curve")
     num_points = measure.curve_points if run.patience is None else None
@@ -151,7 +151,7 @@ def train_and_measure(
 
 
 @functools.lru_cache(maxsize=1)
-def load_dataset(images: DataOptions) -> Dataset:
+def load_cached_dataset(images: DataOptions) -> Dataset:
     """Load a data set, and cache it for the next model of the study."""
     return load_data(Run(images=images))
 
@@ -197,7 +197,7 @@ def time_training_steps(
 
 def make_training_step(run: Run) -> Callable[[], object]:
     """Return a function that trains the model of a run for one step on a fixed batch."""
-    dataset = load_dataset(run.images)
+    dataset = load_cached_dataset(run.images)
     model = run.make_model(**dataset.sizes)
     batch = dataset.train[: run.batch_size]
     return functools.partial(

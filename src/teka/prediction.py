@@ -180,7 +180,7 @@ class PictureSettings:
         )
 
 
-def make_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
+def choose_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
     """Return the picture settings that imitate the training images of a data set.
 
     In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they

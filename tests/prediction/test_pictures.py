@@ -11,7 +11,7 @@ from teka.codec import decode, encode
 from teka.prediction import (
     PictureSettings,
     center_drawing,
-    make_picture_settings,
+    choose_picture_settings,
     measure_stroke_width,
     read_images,
 )
@@ -128,7 +128,7 @@ def test_a_picture_without_ink_is_an_error():
 
 def test_settings_of_data_sets_survive_json():
     for data in ("digits", "mnist", "fashion-mnist", "cifar10", "pictures"):
-        settings = make_picture_settings(data, (16, 20))
+        settings = choose_picture_settings(data, (16, 20))
         assert decode(PictureSettings, json.loads(json.dumps(encode(settings)))) == settings
         assert settings.fit == ("whole" if data in ("cifar10", "pictures") else "ink"), data
 

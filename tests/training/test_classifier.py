@@ -9,7 +9,7 @@ from teka.training import Run
 from teka.training.batches import TrainBatch
 from teka.training.classifier import (
     Classifier,
-    learning_rate_factor,
+    compute_learning_rate_factor,
     make_augmentations,
     make_optimizer,
 )
@@ -24,7 +24,7 @@ RUN = Run.from_fields(dim=8, depth=2, heads=2, warmup=0.1, learning_rate=0.5)
 
 def test_cosine_schedule_rises_linearly_and_falls_to_zero():
     def factor(step):
-        return learning_rate_factor(step, RUN, 100)
+        return compute_learning_rate_factor(step, RUN, 100)
 
     assert [factor(step) for step in range(10)] == pytest.approx(
         [(step + 1) / 10 for step in range(10)]
@@ -36,7 +36,11 @@ def test_cosine_schedule_rises_linearly_and_falls_to_zero():
 
 def test_constant_schedule_stays_at_its_peak_after_the_warmup():
     run = RUN.replace(schedule="constant")
-    assert [learning_rate_factor(step, run, 100) for step in (10, 50, 99)] == [1.0, 1.0, 1.0]
+    assert [compute_learning_rate_factor(step, run, 100) for step in (10, 50, 99)] == [
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_weight_decay_excludes_biases_norms_tokens_and_positions():

@@ -76,7 +76,7 @@ def run(arguments: list[str], app: App | None = None) -> int:
         file = f": {error.filename}" if error.filename else ""
         return print_error(program, f"{error.strerror}{file}" if error.strerror else error)
     except BaseException as error:
-        return print_error(program, _error_message(error, program))
+        return print_error(program, _format_error_message(error, program))
 
 
 def _parse_and_run(arguments: list[str], app: App, command: str, program: str) -> int:
@@ -104,7 +104,7 @@ def _parse_and_run(arguments: list[str], app: App, command: str, program: str) -
         warnings.formatwarning = format_warning
 
 
-def _error_message(error: BaseException, program: str) -> str:
+def _format_error_message(error: BaseException, program: str) -> str:
     """Return the message that tells the user about an error.
 
     If the error is a bug in teka, also print the traceback.
@@ -115,7 +115,7 @@ def _error_message(error: BaseException, program: str) -> str:
         case ModuleNotFoundError():
             return f"{error.name} is not installed; pip install 'teka[train,report]'"
         case ImportError(__cause__=ImportError() as cause):  # of the parser, which says less
-            return _error_message(cause, program)
+            return _format_error_message(cause, program)
         case ImportError() | ValueError() | FloatingPointError():
             argument, _, rest = str(error).partition(" ")
             return f"{OPTION_NAMES.get(argument, argument)} {rest}".rstrip()

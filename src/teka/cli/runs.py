@@ -130,7 +130,7 @@ def train(
     run = Run.from_dict({**vars(images), **chosen, **vars(training_recipe), "seed": seed})
     if resume is not None:
         run = Run.load(Path(resume))
-    folder = Path(resume or out or _default_folder(run))
+    folder = Path(resume or out or _choose_run_folder(run))
     print_once = rank_zero_only(print)  # several processes may run this command
     most = format_count(run.epochs, "epoch")
     print_once(f"training {run.model} on {run.data}, at most {most}, in {folder}")
@@ -155,7 +155,7 @@ def train(
     print_once(summary)
 
 
-def _default_folder(run: Run) -> Path:
+def _choose_run_folder(run: Run) -> Path:
     data = resolve_path("data", run.data).stem  # of a name or a path
     model = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
     return Path("runs") / f"{data}-{model}-{run.seed}"

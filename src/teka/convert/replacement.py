@@ -327,7 +327,7 @@ def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | 
     return _ReplaceableLayer(layer.num_heads, dim_head, install, position_options)
 
 
-def _first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
+def _find_first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
     """Return the first attribute of the objects that is a positive integer, or 0 if there is none.
 
     The attributes of each object are tried in the order of `names`.
@@ -380,7 +380,7 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
         return WINDOWED
     if not candidate.is_self_attention:
         return OTHER_TOKENS
-    if candidate.needs_positions and _first_integer((layer,), REDUCTION_NAMES) > 1:
+    if candidate.needs_positions and _find_first_integer((layer,), REDUCTION_NAMES) > 1:
         return COARSER_KEYS
     parent_classes = [type(parent).__name__ for parent in candidate.parents]
     is_masked = getattr(config, "model_type", "") == "vit_mae"
@@ -389,8 +389,8 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
     patches = find_patch_grid(config)
     if candidate.needs_grid and not _has_known_positions(candidate, patches):
         return UNPLACED
-    num_heads = _first_integer((layer, config), NUM_HEADS_NAMES)
-    dim_head = _first_integer((layer,), HEAD_SIZE_NAMES)
+    num_heads = _find_first_integer((layer, config), NUM_HEADS_NAMES)
+    dim_head = _find_first_integer((layer,), HEAD_SIZE_NAMES)
     if not dim_head and num_heads:
         dim_head = getattr(config, "hidden_size", 0) // num_heads
     if not (num_heads and dim_head):

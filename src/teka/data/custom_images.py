@@ -198,7 +198,7 @@ def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
     return numbers if numbers and len(set(numbers)) == len(numbers) else None
 
 
-def read_picture_set(path: Path, *, image_size: tuple[int, int] | None = None) -> RawDataset:
+def read_pictures(path: Path, *, image_size: tuple[int, int] | None = None) -> RawDataset:
     """Create a data set from the pictures in a folder or CSV file.
 
     Each picture is read when it is used. The images are gray if every file is gray, and RGB

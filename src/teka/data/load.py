@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from teka.checks import check_flags, check_image_size, check_name, check_path
-from teka.data.custom_images import is_picture_dataset, make_raw_dataset, read_npz, read_picture_set
+from teka.data.custom_images import is_picture_dataset, make_raw_dataset, read_npz, read_pictures
 from teka.data.dataset import Dataset, ImageSize, divide_into_splits
 from teka.data.published import DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
 from teka.errors import unknown_name_error, wrong_value
@@ -96,7 +96,7 @@ def load(
                 "elsewhere, pass the folder that contains them as data_dir.",
             )
         raw = (
-            read_picture_set(path, image_size=image_size)
+            read_pictures(path, image_size=image_size)
             if is_picture_dataset(path)
             else read_npz(path)
         )

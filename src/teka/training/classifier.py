@@ -152,7 +152,7 @@ class Classifier(LightningModule):
         optimizer = make_optimizer(self.model, self.run, fused=is_fused or None)
 
         def factor(step: int) -> float:
-            return learning_rate_factor(step, self.run, self.num_steps)
+            return compute_learning_rate_factor(step, self.run, self.num_steps)
 
         # LambdaLR saves a bound method in the checkpoint, but not a function.
         schedule = LambdaLR(optimizer, factor)
@@ -172,7 +172,7 @@ def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
     return augmentations
 
 
-def learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
+def compute_learning_rate_factor(step: int, run: Run, num_steps: int) -> float:
     """Return the learning rate of a step as a fraction of the peak learning rate.
 
     The learning rate rises linearly during warm-up. Afterwards, it is constant or decays to 0 with

@@ -16,7 +16,7 @@ from teka.data import Dataset
 from teka.errors import wrong_value
 from teka.files import make_directory, read_json, resolve_path, write_json
 from teka.models import ModelConfig, save
-from teka.prediction import make_picture_settings
+from teka.prediction import choose_picture_settings
 from teka.provenance import provenance
 from teka.training.batches import make_evaluation_loader
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights, read_checkpoint_state
@@ -212,7 +212,7 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         **dataset.sizes,
         options=run.network.options,
         class_names=dataset.class_names,
-        pictures=encode(make_picture_settings(run.images.data, dataset.image_size)),
+        pictures=encode(choose_picture_settings(run.images.data, dataset.image_size)),
         facts=facts,
     )
     return save(trained.model, resolve_path("out", out), config, dtype=dtype)

@@ -12,7 +12,7 @@ from reproduction.sample_efficiency.train import (
     draw_batch_indices,
     load_dataset_on_canvas,
     shift_test_images,
-    train_study_model,
+    train_and_measure,
 )
 from reproduction.study import Study, read_study, run_study
 from reproduction.study.results import RESULTS_FILE, load_saved_results
@@ -46,7 +46,7 @@ def few_steps():
 
 
 def train(folder, **only):
-    run_study(STUDY, folder, train_study_model=train_study_model, only=only, command="python")
+    run_study(STUDY, folder, train_study_model=train_and_measure, only=only, command="python")
 
 
 @pytest.fixture(scope="module")

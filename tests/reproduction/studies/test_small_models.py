@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from reproduction.studies.small_models import find_best_rates, run_tuned_study
+from reproduction.studies.small_models import find_best_learning_rates, run_tuned_study
 from reproduction.study import Study
 from reproduction.study.results import RESULTS_FILE, load_saved_results, save_model_results
 
@@ -30,7 +30,7 @@ def test_the_best_rate_has_the_smallest_loss_on_the_tuning_seeds(tmp_path: Path)
         result = train_study_model(study_model, tmp_path)
         save_model_results(tmp_path / RESULTS_FILE, study_model.name, result)
     levels = {"data": ["digits"], "candidate": ["ε = 0.1"], "rate": ["0.02"]}
-    assert find_best_rates(study, tmp_path) == [levels]
+    assert find_best_learning_rates(study, tmp_path) == [levels]
 
 
 @pytest.mark.parametrize(

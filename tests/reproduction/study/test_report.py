@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from reproduction.studies.small_models import FIRST_TUNING_SEED
-from reproduction.study import read_results_table, read_study, write_study
-from reproduction.study.report import add_differences, format_mean, format_number
+from reproduction.study import read_results_table, read_study, write_study_page
+from reproduction.study.report import add_accuracy_deltas, format_mean, format_number
 from reproduction.study.results import load_saved_results
 from reproduction.study.run_study import check_saved_run
 from tests.reproduction.conftest import failed_result, saved_result
@@ -49,7 +49,7 @@ def test_signed_means_have_a_sign():
 
 def differences(save_study, ours, reference):
     results = {("mnist", "relu", 0): ours, ("mnist", "softmax", 0): reference}
-    table = add_differences(read_results_table(*save_study(results)), REFERENCE)
+    table = add_accuracy_deltas(read_results_table(*save_study(results)), REFERENCE)
     assert table.loc["mnist", "softmax", 0][["at_equal_steps", "at_equal_time"]].isna().all()
     return table.loc["mnist", "relu", 0]
 
@@ -89,13 +89,13 @@ def test_results_without_learning_curves_are_compared_by_their_accuracy(save_stu
 @pytest.mark.parametrize("missing", [failed_result(), None], ids=["failed", "unfinished"])
 def test_models_without_a_finished_reference_have_no_differences(save_study, missing):
     results = {("mnist", "relu", 0): saved_result(), ("mnist", "softmax", 0): missing}
-    table = add_differences(read_results_table(*save_study(results)), REFERENCE)
+    table = add_accuracy_deltas(read_results_table(*save_study(results)), REFERENCE)
     assert table[["at_equal_steps", "at_equal_time"]].isna().to_numpy().all()
 
 
 def test_write_study_writes_tables(save_study):
     study, folder = save_study(grid(), reference=REFERENCE)
-    text = write_study(study, folder)
+    text = write_study_page(study, folder)
     assert {path.name for path in folder.iterdir() if path.is_file()} == {
         "summary.md",
         "cells.jsonl.gz",
@@ -115,7 +115,7 @@ def test_the_last_of_several_factors_makes_columns(save_study):
         for position in ("none", "$rotary$", "_hidden")
     }
     study, folder = save_study(results, names=names)
-    text = write_study(study, folder)
+    text = write_study_page(study, folder)
     assert "| data | kernel | none | $rotary$ | _hidden |" in text
 
 
@@ -126,13 +126,13 @@ def test_studies_with_failed_models_are_written(save_study, accuracy):
         ("mnist", "softmax", 0): failed_result(),
     }
     study, folder = save_study(results, reference=REFERENCE)
-    page = write_study(study, folder)
+    page = write_study_page(study, folder)
     assert "| trained models | 1 of 2 |\n| diverged models | 1 |" in page
 
 
 def test_a_study_of_one_factor_without_any_finished_model_is_written(save_study):
     study, folder = save_study({("a", 0): failed_result(), ("b", 0): None}, names=("variant",))
-    page = write_study(study, folder)
+    page = write_study_page(study, folder)
     assert "| trained models | 0 of 2 |\n| diverged models | 1 |" in page
 
 

@@ -232,12 +232,12 @@ def find_patch_grid(config: Any) -> Grid | None:
 
     Return None if the config does not describe patches.
     """
-    patch = _height_and_width(getattr(config, "patch_size", None))
+    patch = _parse_height_and_width(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
         rows = (config.num_mel_bins - config.patch_size) // config.frequency_stride
         columns = (config.max_length - config.patch_size) // config.time_stride
         return Grid((rows + 1, columns + 1))
-    image = _height_and_width(
+    image = _parse_height_and_width(
         getattr(config, "image_size", None) or getattr(config, "crop_size", None)
     )
     frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
@@ -252,7 +252,7 @@ def find_patch_grid(config: Any) -> Grid | None:
     return Grid(shape)
 
 
-def _height_and_width(size: Any) -> tuple[int, ...] | None:
+def _parse_height_and_width(size: Any) -> tuple[int, ...] | None:
     """Return a size from a config as (height, width), or None if it is not a 2D size."""
     if isinstance(size, int):
         return size, size

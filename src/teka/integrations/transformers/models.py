@@ -126,7 +126,7 @@ class TekaForImageClassification(PreTrainedModel):
         super().__init__(config)
         # `from_pretrained(dtype=...)` changes the default dtype while it makes a model.
         self.model = config.model_config.make_model().to(torch.get_default_dtype())
-        self.supports_gradient_checkpointing = bool(_transformer_blocks(self.model))
+        self.supports_gradient_checkpointing = bool(_find_transformer_blocks(self.model))
         self.post_init()
         self.is_complete = True
 
@@ -157,7 +157,7 @@ class TekaForImageClassification(PreTrainedModel):
 
     def _set_gradient_checkpointing(self, *arguments: Any, **keywords: Any) -> None:
         """Turn activation checkpointing of the transformer blocks on or off."""
-        for block in _transformer_blocks(self.model):
+        for block in _find_transformer_blocks(self.model):
             kind = type(block)
             if not isinstance(block, GradientCheckpointingLayer):
                 # Change the class in place, so that the parameter names stay the same.
@@ -177,7 +177,7 @@ class TekaForImageClassification(PreTrainedModel):
                 tensor.copy_(initial[name])
 
 
-def _transformer_blocks(model: nn.Module) -> list[nn.Module]:
+def _find_transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the transformer blocks of a model, in order."""
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
