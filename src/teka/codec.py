@@ -37,7 +37,7 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], content: object, argument: str | None = None) -> T:
-    """Create an instance of the dataclass `kind` from JSON data, as `encode` returns it.
+    """Create an instance of the dataclass `kind` from JSON data, such as the output of `encode`.
 
     Args:
         kind: The dataclass. Fields that are missing in the data take their default values.

@@ -180,17 +180,17 @@ class PictureSettings:
         )
 
 
-def choose_picture_settings(data: str, image_size: tuple[int, int]) -> PictureSettings:
+def choose_picture_settings(dataset_name: str, image_size: tuple[int, int]) -> PictureSettings:
     """Return the picture settings that imitate the training images of a data set.
 
     In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they
     fill the canvas. In digits, they fit a box of 8×8 pixels.
     """
-    if data == "digits":
+    if dataset_name == "digits":
         return PictureSettings("ink", image_size, (8, 8))
-    if data == "mnist":
+    if dataset_name == "mnist":
         return PictureSettings("ink", (28, 28), (20, 20), MIN_MNIST_STROKE)
-    if data == "fashion-mnist":
+    if dataset_name == "fashion-mnist":
         return PictureSettings("ink", (28, 28), (28, 28))
     return PictureSettings()
 

@@ -281,7 +281,7 @@ def convolution_from_attention(
       offset. O_h is the output projection of a head, and V_h is its value projection.
     - The kernel is the smallest kernel of odd sizes that contains all offsets, without dilation.
     - The padding is circular on a periodic grid and zero otherwise.
-    - The stride is that of a `BorderedAttention`. Dropout is ignored.
+    - The stride is taken from a `BorderedAttention` and is otherwise 1. Dropout is ignored.
 
     In the interior of the grid, the outputs differ by at most 2 (1 − share) max|x| · Σ_h |O_h V_h|
     per channel. At the edges, an attention layer without a border differs more, because it attends

@@ -137,11 +137,11 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Return the folder of each split in a folder of pictures, such as {"train": …, "test": …}.
+    """Find the folders of the training, validation and test pictures.
 
-    A data set has splits if it has a sub-folder for training and one for validation or test.
-    Otherwise the folder itself is returned for "train". If there is no folder for test, the
-    validation folder is used for test.
+    The folder must have a sub-folder for training and another for validation or test. Otherwise, it
+    has no splits, and "train" maps to the folder itself. Without a test folder, the validation
+    folder is used for testing.
     """
     names = [path.name for path in _list_visible_paths(folder) if path.is_dir()]
     splits = {SPLIT_FOLDERS.get(name.lower(), name): folder / name for name in names}
@@ -159,7 +159,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
-    """List the files in the sub-folders of a folder, and label each with its sub-folder."""
+    """List the files in the sub-folders of a folder, labeled with the name of the sub-folder."""
     pictures = []
     for subfolder in filter(Path.is_dir, _list_visible_paths(folder)):
         files = _list_visible_paths(subfolder)

@@ -29,8 +29,8 @@ def load(
 
     Training images are ordered by `numpy.random.default_rng(seed).permutation(N)`. The last
     `validation_size` of them are for validation, and the first `train_size` of the others for
-    training. If your own data have no test images, a fifth of the images is used for test. This
-    fifth is the same for every seed.
+    training. If your own data set has no test images, a fifth of its images is held out for
+    testing. This fifth is the same for every seed.
 
     >>> import teka
     >>> digits = teka.data.load("digits")
@@ -170,8 +170,8 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
     Complete files are kept, and damaged files are replaced. Files of MNIST and Fashion-MNIST are
     checked by the SHA-256 of their unpacked content. For CIFAR-10, the archive is checked by its
-    hash, and unpacked files only by their size and labels, because the authors publish no hash of
-    them. A progress bar is shown on stderr.
+    hash, and unpacked files only by their size and labels, because no hashes of them are published.
+    A progress bar is shown on stderr.
 
     >>> import teka
     >>> teka.data.download("mnist", "data")  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Training runs: train, resume, restore, evaluate and export them."""
+"""Functions that train, resume, restore, evaluate and export training runs."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

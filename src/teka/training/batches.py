@@ -16,7 +16,7 @@ MAX_NUM_WORKERS = 8
 
 
 class MicroBatch(NamedTuple):
-    """Image indices of one forward and backward pass, a part of an optimizer step's batch.
+    """Image indices for one forward and backward pass, which is part of an optimizer step.
 
     Attributes:
         indices: Indices of the images.

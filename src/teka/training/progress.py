@@ -43,7 +43,7 @@ class SpeedPrinter(Callback):
 
     @property
     def images_per_step(self) -> float:
-        """Mean number of training images per step, because the last step may have fewer."""
+        """Mean number of training images per step. The last step of an epoch may have fewer."""
         return self.num_images / math.ceil(self.num_images / self.batch_size)
 
     @property
