@@ -241,7 +241,8 @@ class ImageBootstrap:
         """
         error = draws.std(axis=0)
         varies = error > ROUNDING * np.abs(values)
-        return np.where(varies, np.abs(draws - values) / np.where(varies, error, 1.0), 0.0)
+        zeros = np.zeros_like(draws)
+        return np.divide(np.abs(draws - values), error, out=zeros, where=varies)
 
     def bootstrap_t_deviations(self, average: "ImageAverage") -> Draws:
         """Measure the distance of each resample from the data, in standard errors (bootstrap-t).
@@ -257,9 +258,9 @@ class ImageBootstrap:
         draws = average.draws
         influence = average.influence
         variance = self.resample_means(influence**2) - self.resample_means(influence) ** 2
-        error = np.sqrt(variance.clip(min=0) / max(self.num_images - 1, 1))
+        error = np.sqrt(variance.clip(min=0) / (self.num_images - 1))
         varies = (draws > 0) & (error > ROUNDING * values)
-        ratio = np.where(varies, draws / np.where(values > 0, values, 1.0), 1.0)
+        ratio = np.divide(draws, values, out=np.ones_like(draws), where=varies)
         return np.abs(np.log(ratio)) * draws / np.where(varies, error, 1.0)
 
     def critical_value(self, deviations: Draws) -> float:
