@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 import teka
-from teka.reporting.formatting import format_count
 
 
 def provenance(command: str) -> dict[str, str]:
@@ -27,9 +26,10 @@ def provenance(command: str) -> dict[str, str]:
 
 def describe_hardware() -> str:
     """Return a description of the CPU, the threads of PyTorch and the GPU, if there is one."""
-    cores = format_count(os.cpu_count() or 1, "core")
-    threads = format_count(torch.get_num_threads(), "thread")
-    cpu = f"{_get_processor_name()}, {cores}, {threads}"
+    cores = os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    counts = f"{cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
+    cpu = f"{_get_processor_name()}, {counts}"
     return f"{cpu}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else cpu
 
 
