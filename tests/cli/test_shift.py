@@ -171,5 +171,7 @@ def test_exact_models_have_the_same_accuracy_at_every_shift(demo_folder):
 def test_bad_demo_options_are_errors_of_one_line(tmp_path, fails):
     assert "seeds" in fails("demo", "--seeds", "1", "1", "--out", tmp_path)
     assert "seeds" in fails("demo", "--seeds", "x", "--out", tmp_path)
+    assert "epochs" in fails("demo", "--epochs", "0", "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
     assert "out" in fails("demo", "--out", tmp_path / "file")

@@ -148,8 +148,8 @@ def train(
             print_once(f"interrupted; resume with: teka train --resume {shlex.quote(str(folder))}")
         raise
     epochs = format_count(result["epochs"], "epoch")
-    summary = f"{folder}: {result['parameters']:,} parameters, {epochs}"
-    summary += f", {result['seconds']:.0f} s"
+    seconds = f"{result['seconds']:.0f} s"
+    summary = f"{folder}: {result['parameters']:,} parameters, {epochs}, {seconds}"
     if result["validation_accuracy"] is not None:
         summary += f", validation accuracy {100 * result['validation_accuracy']:.1f} %"
     print_once(summary)

@@ -160,8 +160,8 @@ def demo(
     """
     if len(set(seeds)) < len(seeds):
         raise wrong_value("seeds", seeds, "different seeds")
-    folder = make_directory("out", out)
     runs = [run.replace(seed=seed, epochs=epochs) for run in DEMO_RUNS for seed in seeds]
+    folder = make_directory("out", out)
     print(f"training {len(runs)} models in {folder}")
     trained = []
     for number, run in enumerate(runs, start=1):
