@@ -258,21 +258,23 @@ def warn_about_equal_predictions(
     top = classes[counts.argmax()]
     share = float(counts.max() / counts.sum())
     labels = responses.labels
-    is_multilabel = responses.output in MULTILABEL  # predictions are codes of label sets
+
+    def describe(prediction: Tensor) -> str:
+        if responses.output in MULTILABEL:  # predictions are codes of label sets
+            return "one set of labels"
+        return _describe_class(prediction, class_names)
+
     if labels is not None and len(labels.unique()) == 1:
-        same = "have one set of labels"
-        if not is_multilabel:
-            same = f"are of {_describe_class(labels[0], class_names)}"
         yield Caveat(
             "one class",
             "limits",
-            f"All {responses.num_images} images {same}. A model that ignores the image and always "
-            "predicts this label is correct at every shift. Use images of several classes.",
+            f"All {responses.num_images} images have the label {describe(labels[0])}. A model that "
+            "ignores the image and always predicts this label is correct at every shift. Use "
+            "images of several classes.",
         )
     elif share >= COLLAPSED_SHARE:
-        top_class = "one set of labels" if is_multilabel else _describe_class(top, class_names)
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
-        message = f"{format_share(share)} % of all predictions are {top_class}"
+        message = f"{format_share(share)} % of all predictions are {describe(top)}"
         if labels is None:
             probabilities = KINDS[responses.output].log_probabilities
             values = flatten_vectors(outputs, responses.output)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.audit.measure.measure_responses import BUDGET
+from teka.audit.measure.measure_responses import Deadline
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Background, Movement, Size, parse_background
 from teka.audit.shifts import CheckedShifts, parse_steps, shifts_to_tuples, square_shifts
 from teka.audit.statistics.intervals import ImageBootstrap
-from teka.checks import check_device, check_name, check_names, check_number, check_sizes
+from teka.checks import check_device, check_name, check_names, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
 
@@ -105,8 +105,7 @@ class AuditSettings:
         check_sizes({"batch_size": self.batch_size})
         check_sizes({"num_examples": self.num_examples}, least=0)
         ImageBootstrap(1, **self.intervals)
-        if self.budget_seconds is not None:
-            check_number("budget_seconds", self.budget_seconds, BUDGET, low=0, exclude=(0,))
+        Deadline(self.budget_seconds)  # checks the number
 
     @property
     def intervals(self) -> dict[str, Any]:

@@ -129,15 +129,10 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
-    transform = _preprocessing_for_channels(channels)
+    transform = Preprocessing(channels if channels in (1, 3) else None)
     return wrap_module(
         module, Path(path).stem, "torchscript", transform, load_options, is_declared=False
     )
-
-
-def _preprocessing_for_channels(channels: int | None) -> Preprocessing:
-    """Return a preprocessing for a model whose first convolution takes these channels."""
-    return Preprocessing(channels if channels in (1, 3) else None)
 
 
 def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
@@ -194,7 +189,7 @@ def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         model = load_options.load_weights(model)
         convolutions = (part for part in model.modules() if isinstance(part, nn.Conv2d))
         channels = next((layer.in_channels for layer in convolutions), None)
-        transform = _preprocessing_for_channels(channels)
+        transform = Preprocessing(channels if channels in (1, 3) else None)
         return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
     is_declared = load_options.mean is not None
     transform = load_options.adapt_preprocessing(Preprocessing())
