@@ -65,9 +65,8 @@ def check_dtype(argument: str, tensor: object, dtypes: Dtypes = FLOAT_DTYPES) ->
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, f"a tensor of {_DTYPE_DESCRIPTIONS[dtypes]}")
     if tensor.is_nested:
-        expected = "a padded tensor and a mask"
-        hint = "use torch.nested.to_padded_tensor(tensor, 0.0)"
-        raise wrong_argument(argument, "a nested tensor", f"{expected}; {hint}")
+        hint = "Use torch.nested.to_padded_tensor(tensor, 0.0)."
+        raise wrong_argument(argument, "a nested tensor", "a padded tensor and a mask", hint)
     if dtypes is not None and tensor.dtype not in dtypes:
         raise wrong_value(argument, tensor.dtype, f"of {_DTYPE_DESCRIPTIONS[dtypes]}")
 
@@ -198,16 +197,11 @@ def check_image_size(
     Raises:
         ValueError: `size` is not such a size, or the image has more than `MAX_IMAGE_PIXELS` pixels.
     """
-    sides: tuple[Any, ...] = (size, size)
-    if isinstance(size, Sequence):
-        sides = tuple(size) if len(size) == 2 else ()
-    if len(sides) != 2 or not all(is_integer(side) and side >= smallest for side in sides):
-        raise wrong_value(
-            argument, size, f"an integer or (height, width), each at least {smallest} pixels"
-        )
-    if sides[0] * sides[1] > MAX_IMAGE_PIXELS:
+    expected = f"an integer or (height, width), each at least {smallest} pixels"
+    height, width = repeat_integer(argument, size, 2, smallest, expected)
+    if height * width > MAX_IMAGE_PIXELS:
         raise wrong_value(argument, size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
-    return int(sides[0]), int(sides[1])
+    return int(height), int(width)
 
 
 def check_stride(
@@ -220,13 +214,24 @@ def check_stride(
     Raises:
         ValueError: `stride` is not made of integers of at least 1, or their number is wrong.
     """
-    steps: tuple[Any, ...] = (stride,) * num_axes
-    if isinstance(stride, Sequence) and not isinstance(stride, (bytes, bytearray)):
-        steps = tuple(stride) if len(stride) == num_axes else ()
-    if len(steps) != num_axes or not all(is_integer(step) and step >= 1 for step in steps):
-        expected = f"a whole number of at least 1, or one for each of {num_axes} axes"
-        raise wrong_value(argument, stride, expected)
-    return steps
+    expected = f"a whole number of at least 1, or one for each of {num_axes} axes"
+    return repeat_integer(argument, stride, num_axes, 1, expected)
+
+
+def repeat_integer(
+    argument: str, value: object, count: int, least: int, expected: str
+) -> tuple[int, ...]:
+    """Return a tuple of `count` integers: those of a sequence, or one integer repeated.
+
+    Raises:
+        ValueError: `value` is not such an integer or sequence, or an integer is below `least`.
+    """
+    numbers: tuple[Any, ...] = (value,) * count
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        numbers = tuple(value)
+    if len(numbers) != count or not all(is_integer(item) and item >= least for item in numbers):
+        raise wrong_value(argument, value, expected)
+    return numbers
 
 
 def check_flags(flags: Mapping[str, object]) -> None:
@@ -354,8 +359,7 @@ def find_owning_module(function: object) -> nn.Module | None:
     The function may be a module or a method of a module, possibly compiled by `torch.compile`. For
     any other function, return None.
     """
-    module = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-    module = unwrap_compiled(module)
+    module = unwrap_compiled(getattr(function, "__self__", function))
     return module if isinstance(module, nn.Module) else None
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from teka.errors import did_you_mean, wrong_value
 
 T = TypeVar("T")
+_get_field_types = cache(get_type_hints)
 
 
 def encode(value: object) -> Any:
@@ -48,11 +49,6 @@ def decode(kind: type[T], content: object, argument: str | None = None) -> T:
         ValueError: A field is missing, unknown or of the wrong type. The message names the field.
     """
     return decode_value(kind, content, argument or kind.__name__)
-
-
-@cache
-def _field_types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def decode_value(kind: Any, content: object, location: str) -> Any:
@@ -107,17 +103,15 @@ def _decode_fields(kind: Any, content: object, location: str) -> Any:
     unknown = [key for key in items if key not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known)
-        raise wrong_value(
-            location,
-            sorted(map(str, items)),
-            f"no field {unknown[0]!r}: there are {', '.join(known)}{hint}",
-        )
+        expected = f"no field {unknown[0]!r}: there are {', '.join(known)}"
+        raise wrong_value(location, sorted(map(str, items)), expected, hint)
     for name, field in known.items():
         if name not in items and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{location}.{name} is missing")
+    types_by_name = _get_field_types(kind)
     return kind(
         **{
-            name: decode_value(_field_types(kind)[name], item, f"{location}.{name}")
+            name: decode_value(types_by_name[name], item, f"{location}.{name}")
             for name, item in items.items()
         }
     )

@@ -24,24 +24,23 @@ def unknown_name_error(
     names = sorted(known)
     is_short = 0 < len(names) <= MAX_LISTED_NAMES
     listed = ", ".join(map(repr, names)) if is_short else f"{len(names)} names"
-    return wrong_value(argument, name, f"one of {listed}{did_you_mean(name, names)}", hint)
+    hints = f"{did_you_mean(name, names)} {hint}".strip()
+    return wrong_value(argument, name, f"one of {listed}", hints)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean 'NAME'?" with the closest known name, or "" if no name is close."""
+    """Return "Did you mean 'NAME'?" with the closest known name, or "" if no name is close."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    return f"Did you mean {matches[0]!r}?" if matches else ""
 
 
 def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> ValueError:
     """Create a ValueError with the message "<argument> must be <expected>, got <value>. <hint>".
 
-    If `expected` contains "; ", the part after it becomes a separate sentence, like a hint.
-
     >>> wrong_value("size", 0, "at least 1", "Leave it out for the default.")
     ValueError('size must be at least 1, got 0. Leave it out for the default.')
     """
-    return _error(argument, "be", expected, repr(value), hint)
+    return wrong_argument(argument, repr(value), expected, hint)
 
 
 def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
@@ -49,7 +48,7 @@ def wrong_argument(argument: str, description: str, expected: str, hint: str = "
 
     The message is "<argument> must be <expected>, got <description>. <hint>".
     """
-    return _error(argument, "be", expected, description, hint)
+    return ValueError(f"{argument} must be {expected}, got {description}. {hint}".rstrip())
 
 
 def wrong_type(argument: str, value: object, expected: str) -> ValueError:
@@ -73,20 +72,10 @@ def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = 
         hint: A sentence that follows.
     """
     if expected.startswith("("):
-        return _error(argument, "have shape", expected, str(tuple(shape)), hint)
-    return _error(argument, "have", expected, f"shape {tuple(shape)}", hint)
-
-
-def _error(argument: str, verb: str, expected: str, value: str, hint: str) -> ValueError:
-    expected, _, first_hint = expected.partition("; ")
-    sentences = [f"{argument} must {verb} {expected}, got {value}."]
-    if first_hint:
-        is_word = first_hint.split()[0].isalpha()
-        first_hint = f"{first_hint[0].upper() if is_word else first_hint[0]}{first_hint[1:]}"
-        sentences.append(first_hint if first_hint.endswith(("?", ".")) else f"{first_hint}.")
-    if hint:
-        sentences.append(hint)
-    return ValueError(" ".join(sentences))
+        message = f"{argument} must have shape {expected}, got {tuple(shape)}."
+    else:
+        message = f"{argument} must have {expected}, got shape {tuple(shape)}."
+    return ValueError(f"{message} {hint}".rstrip())
 
 
 def require(package: str, needed: str, install: str) -> ModuleType:

@@ -234,7 +234,7 @@ def make_directory(argument: str, path: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Iterator[Path]:
+def atomic_directory(argument: str, path: Path) -> Iterator[Path]:
     """Create a folder that appears at `path` only when all its files are complete.
 
     The context manager yields a temporary folder, and renames it to `path` at the end. If the
@@ -242,8 +242,7 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
 
     Args:
         argument: Name of the argument, for the error message.
-        path: Folder to create.
-        replace: Replace an existing folder even if it is not empty.
+        path: Folder to create or replace.
     """
     parent = make_directory(argument, path.parent)
     with tempfile.TemporaryDirectory(
@@ -253,7 +252,7 @@ def atomic_directory(argument: str, path: Path, *, replace: bool = False) -> Ite
         old = Path(temporary, "old")
         new.mkdir()
         yield new
-        if replace and path.exists():
+        if path.exists():
             path.rename(old)
         try:
             new.replace(path)

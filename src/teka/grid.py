@@ -44,11 +44,6 @@ def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor,
     return offset - period * torch.floor(offset / period + (0.5 + WRAP_TOLERANCE))
 
 
-def is_flag(value: object) -> bool:
-    """Return True for the values True and False."""
-    return isinstance(value, bool)
-
-
 @dataclass(frozen=True, init=False)
 class Grid:
     """Regular grid of tokens with n axes, such as a sequence, an image or a volume.
@@ -103,19 +98,25 @@ class Grid:
         if not sides or not all(is_integer(side) and 1 <= side <= MAX_SIZE for side in sides):
             expected = f"one or more sizes, each a whole number from 1 to {MAX_SIZE}"
             raise wrong_value("shape", shape, expected)
-        object.__setattr__(self, "shape", tuple(int(side) for side in sides))
+        object.__setattr__(self, "shape", tuple(map(int, sides)))
         for argument, value, kind, is_valid, expected in (
             ("spacing", spacing, float, is_positive, "positive finite numbers that fit in float32"),
-            ("periodic", periodic, bool, is_flag, "True or False, or one of them for each axis"),
+            (
+                "periodic",
+                periodic,
+                bool,
+                lambda flag: isinstance(flag, bool),
+                "True or False, or one of them for each axis",
+            ),
             ("origin", origin, float, is_number, "finite numbers"),
         ):
             values = tuple(value) if isinstance(value, Sequence) else (value,) * len(sides)
             if len(values) != len(sides):
                 axes = f"the {len(sides)} axes of {self.shape}"
                 raise wrong_value(argument, value, f"one value, or one for each of {axes}")
-            if not all(is_valid(element) for element in values):
+            if not all(map(is_valid, values)):
                 raise wrong_value(argument, value, expected)
-            object.__setattr__(self, argument, tuple(kind(element) for element in values))
+            object.__setattr__(self, argument, tuple(map(kind, values)))
 
     @property
     def num_axes(self) -> int:
@@ -150,7 +151,7 @@ class Grid:
         sides = [
             self.axis_positions(axis, dtype=dtype, device=device) for axis in range(self.num_axes)
         ]
-        return torch.stack(torch.meshgrid(*sides, indexing="ij"), dim=-1).reshape(-1, self.num_axes)
+        return torch.cartesian_prod(*sides).view(-1, self.num_axes)
 
     def wrap(self, offsets: Float[Tensor, "*batch axes"]) -> Float[Tensor, "*batch axes"]:
         """Wrap offsets between tokens, so that each goes the shorter way around periodic axes.
@@ -224,7 +225,7 @@ class Grid:
         """
         try:
             if isinstance(shift, Sequence):
-                steps = tuple(operator.index(step) for step in shift)
+                steps = tuple(map(operator.index, shift))
             else:
                 steps = (0,) * (self.num_axes - 1) + (operator.index(shift),)
         except TypeError:
@@ -237,8 +238,8 @@ class Grid:
     def roll(self, tensor: Tensor, shift: SupportsIndex | Sequence[SupportsIndex]) -> Tensor:
         """Shift an image-like tensor (B, C, S_1, …, S_n) circularly along the axes of the grid."""
         self._check_channels(tensor)
-        steps = self.check_shift(shift)
-        steps = [step % side for step, side in zip(steps, self.shape, strict=True)]
+        axes = zip(self.check_shift(shift), self.shape, strict=True)
+        steps = [step % side for step, side in axes]
         return torch.roll(tensor, steps, dims=tuple(range(2, tensor.ndim)))
 
     def _check_channels(self, tensor: Tensor) -> None:
@@ -272,18 +273,17 @@ def as_grid(argument: str, grid: GridLike) -> Grid:
 register_constant(Grid, asdict, lambda fields: Grid(**fields))
 
 
-class _ActiveGrids(threading.local):
-    """Thread-local stack of the grids that nested `teka.on` contexts have set.
+class _ActiveGrid(threading.local):
+    """Grid and number of prefix tokens that `teka.on` has set in this thread.
 
-    Each entry is a grid and its number of prefix tokens. A ContextVar would not work, because
-    torch.compile cannot read it.
+    A ContextVar would not work, because torch.compile cannot read it.
     """
 
     def __init__(self) -> None:
-        self.grids: list[tuple[Grid, int]] = []
+        self.grid_and_prefix: tuple[Grid | None, int] = (None, 0)
 
 
-_active = _ActiveGrids()
+_active = _ActiveGrid()
 
 
 @contextmanager
@@ -319,11 +319,12 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
         )
     grid = as_grid("grid", grid)
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
-    _active.grids.append((grid, num_prefix_tokens))
+    surrounding = _active.grid_and_prefix
+    _active.grid_and_prefix = (grid, num_prefix_tokens)
     try:
         yield
     finally:
-        _active.grids.pop()
+        _active.grid_and_prefix = surrounding
 
 
 _CHECKPOINTS_RESTORE_GRID = restore_in_checkpoints(_active)
@@ -335,4 +336,4 @@ def get_grid_and_prefix() -> tuple[Grid | None, int]:
     A prefix token, such as a class token, has no position. Outside of any context, return (None,
     0).
     """
-    return _active.grids[-1] if _active.grids else (None, 0)
+    return _active.grid_and_prefix

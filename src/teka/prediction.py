@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from teka.checks import check_image_size, check_name, check_number, check_sizes
@@ -96,7 +96,6 @@ def predict(
         raise wrong_value("pictures", pictures, "a list of files")
     config = read_config(model)
     network = load(model)
-    class_names = config.class_names or tuple(map(str, range(config.num_classes)))
     predictions = []
     for start in range(0, len(pictures), batch_size):
         batch = pictures[start : start + batch_size]
@@ -115,7 +114,7 @@ def predict(
             )
         probabilities, classes = logits.softmax(dim=1).sort(descending=True, stable=True)
         for picture, row, labels in zip(batch, probabilities, classes, strict=True):
-            names = tuple(class_names[label] for label in labels.tolist())
+            names = tuple(config.labels[label] for label in labels.tolist())
             predictions.append(Prediction(str(picture), names, tuple(row.tolist())))
         if progress is not None:
             progress(len(predictions), len(pictures))
@@ -228,7 +227,7 @@ def read_images(
 
 
 def center_drawing(
-    levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str = "auto"
+    levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
     """Crop the drawing in a gray picture, and center it as bright ink on a black canvas.
 
@@ -247,9 +246,7 @@ def center_drawing(
     """
     from PIL import Image, ImageFilter
 
-    assert settings.canvas is not None
-    assert settings.box is not None
-    height, width = settings.canvas
+    canvas_size = np.array(settings.canvas)
     ink = _subtract_background(levels.numpy().astype(np.float64), ground)
     if not ink.any():
         raise wrong_argument(
@@ -259,28 +256,26 @@ def center_drawing(
             "Try ground='dark' or ground='light'.",
         )
     ink /= ink.max()
-    rows, columns = np.nonzero(ink > EDGE_LEVEL)
-    first = np.array([rows.min(), columns.min()])
-    size = np.array([rows.max(), columns.max()]) + 1 - first
-    scale = min(settings.box / size)
+    pixels = np.argwhere(ink > EDGE_LEVEL)
+    first = pixels.min(axis=0)
+    size = pixels.max(axis=0) + 1 - first
+    scale = min(np.array(settings.box) / size)
     center = [
         np.average(np.arange(side) + 0.5, weights=ink.sum(axis=1 - axis))
         for axis, side in enumerate(ink.shape)
     ]
     # Position of the corner of the ink on the canvas.
-    corner = np.rint(np.array([height, width]) / 2 - (np.array(center) - first) * scale)
-    corner = np.clip(corner, 0, np.floor([height, width] - size * scale + 1e-9))
+    corner = np.rint(canvas_size / 2 - (np.array(center) - first) * scale)
+    corner = np.clip(corner, 0, np.floor(canvas_size - size * scale + 1e-9))
     start = first - corner / scale
-    fine = _crop_and_scale(
-        ink, start, scale * OVERSAMPLING, (height * OVERSAMPLING, width * OVERSAMPLING)
-    )
+    fine = _crop_and_scale(ink, start, scale * OVERSAMPLING, canvas_size * OVERSAMPLING)
     missing = settings.stroke - measure_stroke_width(fine > 127) / OVERSAMPLING
     if missing > 0:
         radius = max(1, round(missing * OVERSAMPLING / 2))
         thick = Image.fromarray(fine).filter(ImageFilter.MaxFilter(2 * radius + 1))
-        canvas = np.array(thick.resize((width, height), Image.Resampling.LANCZOS))
+        canvas = np.array(thick.resize(canvas_size[::-1], Image.Resampling.LANCZOS))
     else:
-        canvas = _crop_and_scale(ink, start, scale, (height, width))
+        canvas = _crop_and_scale(ink, start, scale, canvas_size)
     brightened = canvas.astype(np.float64) * (255 / canvas.max())
     return torch.from_numpy(np.rint(brightened).astype(np.uint8))
 
@@ -292,7 +287,7 @@ def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
     estimated as π/4 times the number of pixel edges on the outline.
     """
     padded = np.pad(ink, 1)
-    edges = (padded[1:] != padded[:-1]).sum() + (padded[:, 1:] != padded[:, :-1]).sum()
+    edges = np.diff(padded, axis=0).sum() + np.diff(padded, axis=1).sum()
     return 2 * float(padded.sum()) / (edges * math.pi / 4) if edges else 0.0
 
 
@@ -322,7 +317,7 @@ def _crop_and_scale(
     ink: Float[np.ndarray, "height width"],
     start: Float[np.ndarray, " 2"],
     scale: float,
-    size: tuple[int, int],
+    size: Int[np.ndarray, " 2"],
 ) -> UInt8[np.ndarray, "new_height new_width"]:
     """Crop a rectangle from a picture and scale it to a new size.
 
@@ -336,10 +331,10 @@ def _crop_and_scale(
     """
     from PIL import Image
 
-    end = start + np.array(size) / scale
+    end = start + size / scale
     top, left = np.floor(start).astype(int)
     bottom, right = np.ceil(end).astype(int)
     picture = Image.fromarray(np.rint(ink * 255).astype(np.uint8))
     window = picture.crop((left, top, right, bottom))
     box = (start[1] - left, start[0] - top, end[1] - left, end[0] - top)
-    return np.array(window.resize((size[1], size[0]), Image.Resampling.LANCZOS, box))
+    return np.array(window.resize(size[::-1], Image.Resampling.LANCZOS, box))

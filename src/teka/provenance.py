@@ -1,5 +1,6 @@
 """Record of how a result was made: versions, hardware and date."""
 
+import contextlib
 import datetime
 import os
 import platform
@@ -34,9 +35,8 @@ def describe_hardware() -> str:
 
 
 def _get_processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -36,7 +36,7 @@ def read_arrays(
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
     """Return the pictures of a folder, read into memory."""
-    return train_and_test(read_pictures(folder, **options))
+    return train_and_test(read_pictures(folder, **{"image_size": None, **options}))
 
 
 def train_and_test(raw: RawDataset) -> tuple[Any, Any, int]:
@@ -90,9 +90,8 @@ def test_floating_point_arrays_are_intensities():
 
 def test_tensors_of_every_float_dtype_are_intensities():
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        train = make_raw_dataset(
-            {"images": torch.from_numpy(BYTES / 255).to(dtype), "labels": LABELS}
-        ).train
+        arrays = {"images": torch.from_numpy(BYTES / 255).to(dtype), "labels": LABELS}
+        train = make_raw_dataset(arrays, None).train
         assert train.images.dtype == torch.float32
 
 

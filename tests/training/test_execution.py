@@ -138,7 +138,7 @@ def test_compile_auto_compiles_long_runs_if_there_is_a_compiler(
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_automatic_precision_is_bfloat16_on_fast_processors(monkeypatch, is_fast):
-    monkeypatch.setattr(execution, "_has_fast_bfloat16", lambda: is_fast)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_fast)
     expected = "bfloat16" if is_fast else "float32"
     assert Execution(accelerator="cpu").choose_precision("auto") == expected
     assert Execution(accelerator="cpu").choose_precision("float32") == "float32"

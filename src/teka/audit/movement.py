@@ -484,12 +484,12 @@ def check_lossless(
             num_losing = int((room < abs(step)).sum())
             if num_losing:
                 losses.append(
-                    f"along axis {axis} (size {sizes[axis]}) "
+                    f"axis {axis} (size {sizes[axis]}) "
                     f"{num_losing} of {len(margins)} images lose pixels"
                 )
         if losses:
             expected = "a shift that moves only background over the edge"
-            raise wrong_value(argument, shift, f"{expected}; {', '.join(losses)}")
+            raise wrong_value(argument, shift, expected, f"Along {', along '.join(losses)}.")
 
 
 def check_window_shifts(

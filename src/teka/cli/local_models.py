@@ -50,9 +50,7 @@ def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
         Path(path).name,
         "teka model file",
         load_options,
-        image_size=config.image_size,
-        in_channels=config.in_channels,
-        num_classes=config.num_classes,
+        **config.sizes,
         class_names=config.class_names,
         trained_on=run.get("data") if isinstance(run, Mapping) else None,
     )

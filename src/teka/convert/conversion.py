@@ -261,8 +261,8 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
     # The offsets between cells form another grid.
     axes = list(zip(grid.shape, grid.periodic, strict=True))
     sides = tuple(side if periodic else 2 * side + 1 for side, periodic in axes)
-    lowest = tuple(-(side // 2) if periodic else -side for side, periodic in axes)
-    cells = Grid(sides, origin=list(map(float, lowest))).positions(
+    origin = [-float(side // 2 if periodic else side) for side, periodic in axes]
+    cells = Grid(sides, origin=origin).positions(
         dtype=torch.float64, device=attention.output.weight.device
     )
     offsets = cells * cells.new_tensor(grid.spacing)
@@ -324,9 +324,8 @@ def convolution_from_attention(
     heads = head_offsets(layer, grid)
     for name in ("causal", "gate", "value_convolution"):
         if getattr(layer, name):
-            raise wrong_value(
-                f"attention.{name}", True, "None or False; a convolution cannot compute it"
-            )
+            hint = "A convolution cannot compute it."
+            raise wrong_value(f"attention.{name}", True, "None or False", hint)
     for index, head in enumerate(heads):
         if not head.share >= least_share:
             share = float(f"{head.share:.4g}")

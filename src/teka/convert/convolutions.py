@@ -30,7 +30,7 @@ def check_convolution(convolution: nn.Module) -> Convolution:
         raise wrong_value(
             "convolution", type(convolution).__name__, "a torch.nn.Conv1d, Conv2d or Conv3d itself"
         )
-    assert isinstance(convolution, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    assert isinstance(convolution, Convolution)
     if not all(side % 2 for side in convolution.kernel_size):
         raise wrong_value("convolution.kernel_size", convolution.kernel_size, "odd sizes")
     if not convolution.weight.is_floating_point():

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -145,7 +145,7 @@ class _ReplaceableLayer:
     num_heads: int
     dim_head: int
     install: Callable[[AttentionHeads], None]
-    position_options: dict[str, Any] = field(default_factory=lambda: {"num_axes": 1})
+    position_options: dict[str, Any]
 
 
 def replace_attention(
@@ -215,13 +215,9 @@ def replace_attention(
         elif layer is not None:
             left[name] = layer
     if not layers and set(left.values()) <= {UNSUPPORTED}:
-        classes = [f"; {name} is a {type(modules[name]).__name__}" for name in left]
-        raise wrong_value(
-            "model",
-            type(model).__name__,
-            f"a model with supported attention{''.join(classes[:1])}",
-            SUPPORTED_HINT,
-        )
+        classes = [f"{name} is a {type(modules[name]).__name__}." for name in left]
+        hint = " ".join([*classes[:1], SUPPORTED_HINT])
+        raise wrong_value("model", type(model).__name__, "a model with supported attention", hint)
 
     heads: dict[str, AttentionHeads] = {}
     for name, layer in layers.items():
@@ -291,7 +287,7 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
         if candidate.needs_positions:
             heads.register_forward_pre_hook(_refuse_cross_attention)
 
-    return _ReplaceableLayer(layer.num_heads, layer.head_dim, install)
+    return _ReplaceableLayer(layer.num_heads, layer.head_dim, install, {"num_axes": 1})
 
 
 def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -332,12 +328,8 @@ def _find_first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> 
 
     The attributes of each object are tried in the order of `names`.
     """
-    for holder in objects:
-        for name in names:
-            size = getattr(holder, name, None)
-            if isinstance(size, int) and size > 0:
-                return size
-    return 0
+    sizes = (getattr(holder, name, None) for holder in objects for name in names)
+    return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
 
 
 @cache

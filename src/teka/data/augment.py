@@ -20,6 +20,7 @@ from teka.checks import (
     is_number,
     is_positive,
 )
+from teka.data.pictures import check_images
 from teka.errors import wrong_argument, wrong_value
 
 SHIFT_MODES = ("zero", "circular")
@@ -64,8 +65,7 @@ class RandomShift:
             images: Images of shape (N, C, H, W) and any dtype.
             generator: Source of the random numbers.
         """
-        check_instance("generator", generator, Generator)
-        _check_images(images)
+        _check_inputs(images, generator)
         height, width = images.shape[2:]
         if self.max_shift > min(height, width):
             raise wrong_value(
@@ -81,9 +81,10 @@ class RandomShift:
             ).to(images.device)
             pixels = torch.arange(size, device=images.device)
             source = (pixels if axis == 3 else pixels[:, None]) - shift
-            images = images.gather(axis, (source % size).expand_as(images))
+            wrapped = source % size
+            images = images.gather(axis, wrapped.expand_as(images))
             if self.mode == "zero":
-                images = images.masked_fill((source < 0) | (source >= size), 0)
+                images = images.masked_fill(wrapped != source, 0)
         return images
 
 
@@ -120,15 +121,15 @@ class HorizontalFlip:
             images: Images of shape (N, C, H, W) and any dtype.
             generator: Source of the random numbers.
         """
-        check_instance("generator", generator, Generator)
-        _check_images(images)
+        _check_inputs(images, generator)
         draws = torch.rand(len(images), generator=generator, device=generator.device)
         is_flipped = (draws < self.probability).to(images.device)
         return torch.where(is_flipped[:, None, None, None], images.flip(3), images)
 
 
-def _check_images(images: Tensor) -> None:
-    check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
+def _check_inputs(images: Tensor, generator: Generator) -> None:
+    check_images(images)
+    check_instance("generator", generator, Generator)
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ def lossless_selection(
 
     Source: Horn et al. 2021, figure 1.
     """
-    _check_images(images)
+    check_images(images)
     check_dense("labels", labels, len(images), dtypes=None)
     check_sizes({"margin": margin}, 0)
     check_sizes({"class_index": class_index}, 0, or_none=True)
@@ -231,6 +232,6 @@ def lossless_selection(
     if class_index is not None:
         is_selected &= labels == class_index
     if margin > 0:
-        is_blank = (images == 0).all(dim=2).all(dim=1)
+        is_blank = (images == 0).all(dim=(1, 2))
         is_selected &= is_blank[:, : margin + 1].all(dim=1) & is_blank[:, -margin - 1 :].all(dim=1)
     return is_selected

@@ -198,7 +198,7 @@ def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
     return numbers if numbers and len(set(numbers)) == len(numbers) else None
 
 
-def read_pictures(path: Path, *, image_size: tuple[int, int] | None = None) -> RawDataset:
+def read_pictures(path: Path, *, image_size: tuple[int, int] | None) -> RawDataset:
     """Create a data set from the pictures in a folder or CSV file.
 
     Each picture is read when it is used. The images are gray if every file is gray, and RGB
@@ -223,7 +223,7 @@ def read_pictures(path: Path, *, image_size: tuple[int, int] | None = None) -> R
     return RawDataset(train, test, len(classes), len(validation), tuple(classes))
 
 
-def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None = None) -> RawDataset:
+def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> RawDataset:
     """Create a data set from validated copies of image and label arrays.
 
     Args:

@@ -67,7 +67,7 @@ def load(
             resizing).
         ValueError: The name is unknown, a size is out of range, or files are missing or damaged.
     """
-    path = check_path("name", name)
+    check_path("name", name)
     if data_dir is not None:
         check_path("data_dir", data_dir)
     if stream is not None:
@@ -205,7 +205,7 @@ def check_downloadable(name: str) -> None:
         )
 
 
-def find_dataset_path(name: str, data_dir: str | Path | None = None) -> Path | None:
+def find_dataset_path(name: str, data_dir: str | Path | None) -> Path | None:
     """Find the folder or file of a data set, or return None if it does not exist.
 
     A relative path is first looked up in `data_dir`, and then in the working directory.

@@ -162,10 +162,8 @@ def _blend_with_ground(picture: "Image", ground: str) -> "Image":
         gray = np.asarray(picture.convert("RGB").convert("L")).astype(np.float64)
         visible_mean = (gray * opacity).sum() / max(opacity.sum(), 1)
         ground = "light" if visible_mean < 128 else "dark"
-    level = 255 if ground == "light" else 0
-    return Image.alpha_composite(
-        Image.new("RGBA", picture.size, (level, level, level, 255)), picture
-    ).convert("RGB")
+    background = Image.new("RGBA", picture.size, "white" if ground == "light" else "black")
+    return Image.alpha_composite(background, picture).convert("RGB")
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +236,11 @@ class PictureFiles:
         return resize_bilinear(levels[None], self.image_size)[0]
 
 
+def check_images(images: object) -> None:
+    """Check that an argument is a dense tensor of shape (N, C, H, W) and any dtype."""
+    check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
+
+
 def resize_bilinear(
     images: Tensor, image_size: int | Sequence[int]
 ) -> UInt8[Tensor, "images channels new_height new_width"]:
@@ -266,7 +269,7 @@ def resize_bilinear(
     Raises:
         ValueError: Images of another shape or dtype, or a size below 1.
     """
-    check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
+    check_images(images)
     if images.dtype != torch.uint8:
         raise wrong_value("images.dtype", images.dtype, "torch.uint8")
     height, width = check_image_size("image_size", image_size)

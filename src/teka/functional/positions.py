@@ -303,7 +303,8 @@ def compute_packed_lengths(
         actual = boundaries if len(boundaries) <= 8 else f"{boundaries[:8]} and so on"
         raise wrong_value("cu_seqlens", actual, expected)
     if positions.grid is not None:
-        raise wrong_value("grid", positions.grid, "None with cu_seqlens; give positions instead")
+        hint = "Give positions instead."
+        raise wrong_value("grid", positions.grid, "None with cu_seqlens", hint)
     return lengths
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from teka.checks import MAX_SIZE, check_sizes
+from teka.checks import check_sizes
 from teka.codec import decode
 from teka.errors import first_line_of_error, unknown_name_error, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS, TooManyElementsError, count_elements, memory_bytes
@@ -118,10 +118,7 @@ class ModelConfig:
             raise wrong_value(
                 "image_size", self.image_size, "height and width, whole numbers of at least 1"
             )
-        check_sizes(
-            {f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)},
-            most=MAX_SIZE,
-        )
+        check_sizes({f"image_size[{axis}]": side for axis, side in enumerate(self.image_size)})
         if math.prod(self.image_size) > MAX_IMAGE_PIXELS:
             raise wrong_value("image_size", self.image_size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
         check_sizes({"in_channels": self.in_channels, "num_classes": self.num_classes})
@@ -147,6 +144,16 @@ class ModelConfig:
             and all(isinstance(name, str) for name in names)
         ):
             raise wrong_value("class_names", names, f"{self.num_classes} strings, or None")
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Arguments of the model class: image size, channels and number of classes."""
+        return {name: getattr(self, name) for name in SIZES}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes. Without `class_names`, the names are "0", "1", "2" and so on."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
 
     def make_model(self, max_elements: int | None = None) -> nn.Module:
         """Build the model with initial weights on the CPU, in float32 and evaluation mode.
@@ -176,9 +183,9 @@ class ModelConfig:
                 count_elements(make, memory_bytes() // 4 if max_elements is None else max_elements)
                 model = make()
             except TooManyElementsError as error:
-                sizes = {name: getattr(self, name) for name in SIZES} | dict(self.options)
-                expected = f"a smaller one; it has {error}"
-                raise wrong_value("the size of the model", sizes, expected) from error
+                sizes = self.sizes | dict(self.options)
+                hint = f"It has {error}."
+                raise wrong_value("the size of the model", sizes, "a smaller one", hint) from error
             # The type of the error of an impossible size depends on where the size is used first.
             except (
                 TypeError,

@@ -75,7 +75,7 @@ def save(
         "dtype": dtype,
     }
     content = {"format_version": FORMAT_VERSION, **encode(config), "weights": description}
-    with atomic_directory("path", folder, replace=True) as new:
+    with atomic_directory("path", folder) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
         write_json(new / CONFIG_FILE, content)
     return folder
@@ -144,7 +144,7 @@ def _find_model_folder(path: str | Path) -> Path:
     folder = expand_user(check_path("the model", path))
     expected = f"one of {', '.join(PRETRAINED)}, or a folder that teka export has written"
     if not folder.is_dir():
-        raise wrong_value("the model", str(path), f"{expected}{did_you_mean(path, PRETRAINED)}")
+        raise wrong_value("the model", str(path), expected, did_you_mean(path, PRETRAINED))
     if (folder / "run.json").is_file():
         hint = f"Export this run with teka export {shlex.quote(str(path))} --out FOLDER."
         raise wrong_value("the model", str(path), expected, hint)
@@ -181,12 +181,11 @@ def _check_model_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        expected = "a folder, which may be missing; it is a file"
-        raise wrong_value("path", str(folder), expected)
+        raise wrong_value("path", str(folder), "a folder, which may be missing", "It is a file.")
     names = sorted(entry.name for entry in folder.iterdir())
     if names and names != sorted((CONFIG_FILE, WEIGHTS_FILE)):
-        expected = f"an empty folder or a saved model; it contains {', '.join(names[:3])}"
-        raise wrong_value("path", str(folder), expected)
+        hint = f"It contains {', '.join(names[:3])}."
+        raise wrong_value("path", str(folder), "an empty folder or a saved model", hint)
 
 
 def serialize_weights(model: nn.Module, dtype: str) -> bytes:
@@ -233,9 +232,9 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
     state = model.state_dict()
     for name in sorted(state.keys() | tensors.keys()):
         if name not in tensors:
-            raise wrong_value("weights", source, f"the model of the config; {name} is missing")
+            raise wrong_value("weights", source, "the model of the config", f"{name} is missing.")
         if name not in state:
-            raise wrong_value("weights", source, f"the model of the config; it has no {name}")
+            raise wrong_value("weights", source, "the model of the config", f"It has no {name}.")
         tensor, expected = tensors[name], state[name]
         argument = f"{name} of {source}"
         if tensor.shape != expected.shape:

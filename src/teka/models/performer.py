@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import is_integer
+from teka.checks import repeat_integer
 from teka.errors import wrong_value
 from teka.functional import RELATIVES
 from teka.functional.kernels import RANDOM_KERNELS, make_rectified_kernel
@@ -143,11 +143,11 @@ class Performer(nn.Module):
                 vector for each cell.
         """
         num_axes = len(self.image_size)
-        is_sequence = isinstance(image_size, Sequence)
-        sides = tuple(image_size) if is_sequence else (image_size,) * (num_axes or 2)
-        has_axes = len(sides) == num_axes if num_axes else len(sides) in (1, 2, 3)
-        if not has_axes or not all(is_integer(side) and side >= 1 for side in sides):
-            expected = f"a number of pixels of at least 1 for each of {num_axes or '1 to 3'} axes"
+        expected = f"a number of pixels of at least 1 for each of {num_axes or '1 to 3'} axes"
+        if not num_axes:
+            num_axes = len(image_size) if isinstance(image_size, Sequence) else 2
+        sides = repeat_integer("image_size", image_size, num_axes, 1, expected)
+        if num_axes not in (1, 2, 3):
             raise wrong_value("image_size", image_size, expected)
         if math.prod(sides) > MAX_IMAGE_PIXELS:
             raise wrong_value("image_size", image_size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
@@ -160,7 +160,7 @@ class Performer(nn.Module):
                     f"{self.fixed_image_size}, for which position='absolute_table' has vectors"
                 )
             raise wrong_value("image_size", image_size, expected)
-        self.image_size = tuple(int(side) for side in sides)
+        self.image_size = tuple(map(int, sides))
         cells = [side // self.patch_size for side in sides]
         self.grids = [
             Grid([side >> stage for side in cells], periodic=self.periodic)

@@ -309,5 +309,5 @@ class PerformerConfig:
             value = getattr(self, option)
             if value is not None and self.position not in positions:
                 others = " or ".join(map(repr, positions))
-                expected = f"None with position={self.position!r}; position={others} takes it"
-                raise wrong_value(option, value, expected)
+                expected = f"None with position={self.position!r}"
+                raise wrong_value(option, value, expected, f"position={others} takes it.")

@@ -1,10 +1,10 @@
 """Data loaders whose image order depends only on the seed and the epoch."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import joblib
 import torch
 from torch import Generator, Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
@@ -121,7 +121,6 @@ def _make_worker_options(split: Split) -> dict[str, Any]:
     """Return `DataLoader` options: worker processes for picture files, none for a tensor."""
     if isinstance(split.images, Tensor):
         return {}
-    num_cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux can reserve some of the cores for this process
-        num_cores = min(num_cores, len(os.sched_getaffinity(0)))
-    return {"num_workers": min(MAX_NUM_WORKERS, num_cores), "persistent_workers": True}
+    # joblib counts only the cores that this process may use.
+    num_workers = min(MAX_NUM_WORKERS, joblib.cpu_count())
+    return {"num_workers": num_workers, "persistent_workers": True}

@@ -139,16 +139,15 @@ def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
     """
     content = read_checkpoint(path)
     if missing := [key for key in REQUIRED_KEYS if key not in content]:
-        raise wrong_value(
-            "checkpoint", str(path), f"a complete checkpoint; it lacks {', '.join(missing)}"
-        )
+        hint = f"It lacks {', '.join(missing)}."
+        raise wrong_value("checkpoint", str(path), "a complete checkpoint", hint)
     state = content["callbacks"].get(Checkpoints.__name__, {})
     if state:
         saved = Run.from_dict(state["run"])
         if names := run.differing_fields(saved):
             values = [fields.to_dict().get(names[0]) for fields in (saved, run)]
-            difference = f"{names[0]} is {values[0]!r} there and {values[1]!r} here"
-            raise wrong_value("checkpoint", str(path), f"a checkpoint of this run; {difference}")
+            hint = f"{names[0]} is {values[0]!r} there and {values[1]!r} here."
+            raise wrong_value("checkpoint", str(path), "a checkpoint of this run", hint)
     return state
 
 
@@ -161,7 +160,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: The file is missing, damaged or not a checkpoint of `teka train`.
     """
     if not path.is_file():
-        raise wrong_value("checkpoint", str(path), "a file; train the run first")
+        raise wrong_value("checkpoint", str(path), "a file", "Train the run first.")
     try:
         with zipfile.ZipFile(path) as archive:
             # PyTorch does not verify the checksums of its files.

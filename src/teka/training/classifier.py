@@ -70,7 +70,8 @@ class Classifier(LightningModule):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch classes"]:
-        if self.training and len(images) * self._num_micro_batches >= self.run.recipe.batch_size:
+        num_micro_batches = self.trainer.accumulate_grad_batches * self.trainer.world_size
+        if self.training and len(images) * num_micro_batches >= self.run.recipe.batch_size:
             return self.model(images)
         # A compiled model would be compiled again for the batch sizes of validation images and of
         # the last step of an epoch.
@@ -111,10 +112,6 @@ class Classifier(LightningModule):
     @property
     def _step_seed(self) -> int:
         return self.run.seed * 1_000_003 + self.global_step
-
-    @property
-    def _num_micro_batches(self) -> int:
-        return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def _micro_batch_index(self, batch_idx: int) -> int:
         """Return the index of a micro-batch among all micro-batches of the same optimizer step."""
@@ -211,16 +208,10 @@ def make_optimizer(model: nn.Module, run: Run, *, fused: bool | None = None) -> 
     else:
         kinds = (nn.Linear, nn.Conv2d)
         decayed = {module.weight for module in model.modules() if isinstance(module, kinds)}
-    groups = [
-        {
-            "params": [parameter for parameter in parameters if parameter in decayed],
-            "weight_decay": recipe.weight_decay,
-        },
-        {
-            "params": [parameter for parameter in parameters if parameter not in decayed],
-            "weight_decay": 0.0,
-        },
-    ]
+    groups = []
+    for is_decayed, weight_decay in ((True, recipe.weight_decay), (False, 0.0)):
+        members = [parameter for parameter in parameters if (parameter in decayed) == is_decayed]
+        groups.append({"params": members, "weight_decay": weight_decay})
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, betas=recipe.betas, **options)
     return torch.optim.SGD(groups, momentum=recipe.momentum, **options)

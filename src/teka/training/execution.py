@@ -114,7 +114,8 @@ class Execution:
         if self.uses_cuda:
             is_fast = torch.cuda.get_device_capability() >= (8, 0)
         else:
-            is_fast = self.accelerator in ("auto", "cpu") and _has_fast_bfloat16()
+            # Processors with AMX have the instructions of AVX-512 too.
+            is_fast = self.accelerator in ("auto", "cpu") and torch.cpu._is_avx512_bf16_supported()
         return "bfloat16" if is_fast else "float32"
 
 
@@ -130,8 +131,3 @@ def _has_compiler(uses_cuda: bool) -> bool:
     if uses_cuda:
         return find_spec("triton") is not None
     return any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
-
-
-def _has_fast_bfloat16() -> bool:
-    """Return True if the CPU multiplies bfloat16 matrices in hardware."""
-    return torch.cpu._is_avx512_bf16_supported()  # AMX has these instructions too

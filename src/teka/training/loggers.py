@@ -35,9 +35,8 @@ def check_logger_names(names: Sequence[str]) -> None:
         module = find_spec(name)
         # A folder "wandb" next to the program is not the package.
         if module is None or module.origin is None:
-            raise wrong_value(
-                "loggers", name, f"an installed one; run pip install {SERVICES[name]}"
-            )
+            hint = f"Run pip install {SERVICES[name]}."
+            raise wrong_value("loggers", name, "an installed one", hint)
 
 
 @contextlib.contextmanager

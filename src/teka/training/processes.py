@@ -61,8 +61,10 @@ class ProcessLayout(NamedTuple):
                 "the same number on each machine",
                 f"Change the command of {launcher}.",
             )
-        arguments = (("devices", devices, each), ("num_nodes", num_nodes, nodes))
-        for argument, value, started in arguments:
+        for argument, value, started in (
+            ("devices", devices, each),
+            ("num_nodes", num_nodes, nodes),
+        ):
             if value not in (None, started):
                 raise wrong_value(
                     argument, value, f"{started}, as {launcher} started them, or left out"

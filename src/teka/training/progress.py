@@ -55,7 +55,6 @@ class SpeedPrinter(Callback):
         return num_measured * self.images_per_step / (time.perf_counter() - self.start_time)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.num_steps = 0
         is_compiled = any(module._compiled_call_impl for module in pl_module.modules())
         waiting = "; torch.compile delays the first step by minutes" if is_compiled else ""
         self._print(

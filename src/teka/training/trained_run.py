@@ -157,12 +157,11 @@ def evaluate(
                 progress(num_images, len(dataset.test))
     confusion = metric.compute()
     num_correct = int(confusion.diagonal().sum())
-    low, high = wilson_interval(num_correct, num_images)
     evaluation = Evaluation(
         dataset=dataset.name,
         test_images=num_images,
         accuracy=num_correct / num_images,
-        interval=(float(low), float(high)),
+        interval=wilson_interval(num_correct, num_images),
         accuracy_by_class=[
             row[label] / sum(row) if sum(row) else None
             for label, row in enumerate(confusion.tolist())

@@ -129,7 +129,10 @@ def train(
             return read_training_result(folder)
         dataset = dataset or load_data(run)
         _check_dataset(run, dataset)
-        _check_batch_size(run, execution, processes)
+        num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
+        if num_micro_batches > recipe.batch_size:
+            expected = f"at most batch_size = {recipe.batch_size}"
+            raise wrong_value("accumulate × processes", num_micro_batches, expected)
         model = _make_model_that_fits(run, dataset)
         classifier = Classifier(model, run, dataset)
         execution.checkpoint_and_compile(model, classifier.num_steps)
@@ -213,15 +216,6 @@ def _check_dataset(run: Run, dataset: Dataset) -> None:
         )
 
 
-def _check_batch_size(run: Run, execution: Execution, processes: ProcessLayout) -> None:
-    batch_size = run.recipe.batch_size
-    num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
-    if num_micro_batches > batch_size:
-        raise wrong_value(
-            "accumulate × processes", num_micro_batches, f"at most batch_size = {batch_size}"
-        )
-
-
 def _make_model_that_fits(run: Run, dataset: Dataset) -> nn.Module:
     """Create the model of a run, or raise an error if it does not fit into memory."""
     seed_everything(run.seed, verbose=False)
@@ -234,7 +228,7 @@ def _make_model_that_fits(run: Run, dataset: Dataset) -> nn.Module:
         except TooManyElementsError as error:
             sizes = {**run.network.options, **dataset.sizes}
             raise wrong_value(
-                "the size of the model", sizes, f"a model that fits into memory; it has {error}"
+                "the size of the model", sizes, "a model that fits into memory", f"It has {error}."
             ) from error
     return run.make_model(**dataset.sizes)
 

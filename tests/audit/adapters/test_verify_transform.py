@@ -35,7 +35,8 @@ def test_transform_that_differs_by_a_level_or_a_pixel_is_an_error(monkeypatch):
     brighter = Normalize((0.5 - 1 / 255, 0.4, 0.3), (0.2, 0.3, 0.4))
     for other in (replace(READ, normalization=brighter), replace(READ, resampling="lanczos")):
         with pytest.raises(
-            ValueError, match=r"model must be .*got 'm'. Its transform .* levels of 255"
+            ValueError,
+            match=r"model must be .*got 'm'. The output of its transform .* levels of 255",
         ):
             verify_against_library(make_transform(other), READ, "m", "its transform")
     monkeypatch.setitem(

@@ -94,13 +94,14 @@ def load(
     loader = next((loader for loader in known if loader.fits(spec)), None)
     if loader is None:
         expected = f"one of: {' | '.join(loader.form for loader in known)}"
+        hint = ""
         if Path(spec).suffix in _WEIGHTS:
-            expected = (
-                "the name of a model; a file of weights does not contain the architecture, so name "
-                "a model such as timm:resnet18 or module.py:function, and pass this file as its "
-                "weights"
+            expected = "the name of a model"
+            hint = (
+                "A file of weights does not contain the architecture, so name a model such as "
+                "timm:resnet18 or module.py:function, and pass this file as its weights."
             )
-        raise wrong_value("model", spec, expected)
+        raise wrong_value("model", spec, expected, hint)
     if load_options.weights is not None and not loader.takes_weights:
         expected = f"None for {loader.form}, which has its own weights"
         raise wrong_value("weights", str(load_options.weights), expected)
@@ -110,8 +111,8 @@ def load(
         model = model.with_output(load_options.output_name)
     wanted = load_options.num_classes
     if wanted is not None and model.num_classes != num_classes_of(wanted):
-        expected = f"a model of {wanted} classes; it has {model.num_classes or 'an unknown number'}"
-        raise wrong_value("model", spec, expected)
+        hint = f"It has {model.num_classes or 'an unknown number'}."
+        raise wrong_value("model", spec, f"a model of {wanted} classes", hint)
     return model
 
 

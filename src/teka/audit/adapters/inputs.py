@@ -152,9 +152,12 @@ def load_audit_images(
         batches.append(transform.resize_images(batch))
         size, first = (tuple(images.shape[2:]) for images in (batches[-1], batches[0]))
         if size != first:
-            expected = "all of one size; the model does not declare the size of its input"
-            hint = "Choose the size of its training, for example with --input-size 224."
-            raise wrong_argument("the images", f"{first} and {size} ({name})", expected, hint)
+            actual = f"{first} and {size} ({name})"
+            hint = (
+                "The model does not declare the size of its input. Choose the size of its "
+                "training, for example with --input-size 224."
+            )
+            raise wrong_argument("the images", actual, "all of one size", hint)
     return AuditImages(
         torch.cat(batches),
         None if source.labels is None else source.labels[chosen],
@@ -456,8 +459,8 @@ def make_room_for_shifts(
     if not wide or (seen is None and placed_size is None):
         return transform, settings
     if len(settings.modes) > 1:
-        expected = f"{wide[0]} alone; other modes need another image size"
-        raise wrong_value("modes", list(settings.modes), expected)
+        hint = "Other modes need another image size."
+        raise wrong_value("modes", list(settings.modes), f"{wide[0]} alone", hint)
     size = None if placed_size is None else check_image_size("placed_size", placed_size)
     if seen is None:
         return replace(transform, resize=size, crop=None), settings

@@ -87,7 +87,7 @@ def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int
     name = type(processor).__name__
     resize = crop = None
     if settings.get("do_pad"):
-        raise wrong_value("do_pad", True, "False; padding to a common size is not supported")
+        raise wrong_value("do_pad", True, "False", "Padding to a common size is not supported.")
     if settings.get("do_resize"):
         resize = _resize_from_settings(settings["size"])
         if isinstance(resize, int) and name.startswith("Levit"):
@@ -225,8 +225,8 @@ def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
     if output == "features" and missing and all(name.startswith(POOLER) for name in missing):
         module.pooler = None  # like add_pooling_layer=False: the class token is measured
     elif missing:
-        expected = f"weights for the whole model; {', '.join(missing[:3])} would be left at random"
-        raise wrong_value("model", source, expected)
+        hint = f"{', '.join(missing[:3])} would be left at random."
+        raise wrong_value("model", source, "weights for the whole model", hint)
     return module
 
 

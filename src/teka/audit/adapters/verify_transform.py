@@ -66,8 +66,8 @@ def verify_against_library(
     difference = "other sizes"
     if smallest < torch.inf:
         difference = f"a difference of up to {smallest:.1f} levels of 255"
-    expected = f"a model with a known transform; {name} differs from its settings ({difference})"
-    raise wrong_value("model", model, expected)
+    hint = f"The output of {name} differs from that of its settings ({difference})."
+    raise wrong_value("model", model, "a model with a known transform", hint)
 
 
 def measure_normalization(

@@ -1,7 +1,9 @@
 """teka's attention kernels as attention implementations of the transformers library."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -73,14 +75,10 @@ def register_attention() -> None:
     kernel.
     """
     names: dict[str, Kernels] = {NAME: DEFAULT_KERNELS}
-    for kernel in (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS):
-        for relative in RELATIVE_NAMES:
-            suffix = "" if relative is None else f"-{relative}"
-            try:
-                get_shared_heads(8, 2, 1, (kernel, relative))
-            except ValueError:
-                continue
-            names[f"{NAME}:{kernel}{suffix}"] = (kernel, relative)
+    for kernels in product((*DETERMINISTIC_KERNELS, *RANDOM_KERNELS), RELATIVE_NAMES):
+        with suppress(ValueError):  # the kernels cannot be combined
+            get_shared_heads(8, 2, 1, kernels)
+            names[f"{NAME}:{'-'.join(filter(None, kernels))}"] = kernels
     for name, kernels in names.items():
         AttentionInterface.register(name, partial(attention_forward, kernels=kernels))
         AttentionMaskInterface.register(name, make_padding_mask)
@@ -149,8 +147,9 @@ def attention_forward(
         if is_causal:  # the other slots of a static cache are empty
             num_keys = key_mask.shape[1]
     num_groups = query.shape[1] // key.shape[1]
-    key = key[:, :, :num_keys].repeat_interleave(num_groups, dim=1)
-    value = value[:, :, :num_keys].repeat_interleave(num_groups, dim=1)
+    key, value = (
+        vectors[:, :, :num_keys].repeat_interleave(num_groups, dim=1) for vectors in (key, value)
+    )
 
     heads = getattr(module, REPLACED_HEADS, None)
     relative = kernels[1] if heads is None else heads.relative

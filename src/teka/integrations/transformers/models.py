@@ -87,9 +87,8 @@ class TekaConfig(PretrainedConfig):
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> "TekaConfig":
         """Convert the config of a teka model to a `TekaConfig`."""
-        names = config.class_names or tuple(map(str, range(config.num_classes)))
-        id2label = dict(enumerate(names))
-        label2id = {name: label for label, name in enumerate(names)}
+        id2label = dict(enumerate(config.labels))
+        label2id = {name: label for label, name in id2label.items()}
         saved = {name: encode(getattr(config, name)) for name in SAVED_FIELDS}
         return cls(**saved, id2label=id2label, label2id=label2id)
 
@@ -101,7 +100,7 @@ class TekaConfig(PretrainedConfig):
             raise wrong_value("id2label", labels, "a name for each class, with keys 0, 1, 2, …")
         fields = {name: getattr(self, name) for name in SAVED_FIELDS}
         fields["num_classes"] = len(labels)
-        fields["class_names"] = [labels[label] for label in range(len(labels))]
+        fields["class_names"] = [labels[label] for label in sorted(labels)]
         return decode(ModelConfig, fields, "config")
 
 
