@@ -68,8 +68,14 @@ def study(
         raise wrong_value("file", str(file), "a study that this command can train", hint)
     folder = file.with_suffix("") if out is None else out
     if step_seconds:
-        options = {"data_dir": study_options.data_dir, "processes": study_options.processes}
-        print(f"written: {time_training_steps(plan, folder, command=command, **options)}")
+        path = time_training_steps(
+            plan,
+            folder,
+            data_dir=study_options.data_dir,
+            processes=study_options.processes,
+            command=command,
+        )
+        print(f"written: {path}")
     else:
         train_and_report(plan, folder, study_options, write_study_page, command=command)
 
@@ -154,6 +160,13 @@ def train_and_report(
     """
     if not study_options.summary:
         selected = {**(only or {}), **parse_selected_levels(study_options.only)}
-        options |= {"data_dir": study_options.data_dir, "processes": study_options.processes}
-        run_study(plan, folder, parallel=study_options.parallel, only=selected, **options)
+        run_study(
+            plan,
+            folder,
+            data_dir=study_options.data_dir,
+            processes=study_options.processes,
+            parallel=study_options.parallel,
+            only=selected,
+            **options,
+        )
     print(write_page(plan, folder))

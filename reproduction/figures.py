@@ -1,12 +1,10 @@
-"""Conversion of Matplotlib figures to PNG files."""
+"""Saving of Matplotlib figures."""
 
-import io
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
 
-def to_png(figure: Figure) -> bytes:
-    """Render a Matplotlib figure as the bytes of a PNG file."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": "teka"})
-    return file.getvalue()
+def save_png(figure: Figure, path: Path) -> None:
+    """Save a Matplotlib figure as a PNG file, without the version of Matplotlib."""
+    figure.savefig(path, format="png", metadata={"Software": "teka"})

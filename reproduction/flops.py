@@ -17,20 +17,11 @@ def make_flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=_EXTRA_FLOPS)
 
 
-def _fused_attention_flops(
-    query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
-) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _added_product_flops(
-    total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any
-) -> int:
-    return 2 * math.prod(left) * right[-1]
-
-
-_EXTRA_FLOPS = {
-    torch.ops.aten.addmm_: _added_product_flops,
-    torch.ops.aten.baddbmm_: _added_product_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention_flops,
-}
+# The functions take the shapes of the tensors.
+_EXTRA_FLOPS: dict[Any, Any] = dict.fromkeys(
+    (torch.ops.aten.addmm_, torch.ops.aten.baddbmm_),
+    lambda total, left, right, *_, **__: 2 * math.prod(left) * right[-1],
+)
+_EXTRA_FLOPS[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu] = (
+    lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+)

@@ -1,9 +1,7 @@
 """Training loops for models that `teka train` cannot train."""
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -12,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from teka.data import Dataset
-from teka.files import write_bytes
 from teka.training import Run
+from teka.training.checkpoint import AtomicCheckpointIO
 from teka.training.classifier import Classifier
 from teka.training.trainer import LIGHTNING_PRECISIONS
 
@@ -88,9 +86,7 @@ def train_steps(
                 "model": model.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers],
             }
-            file = io.BytesIO()
-            torch.save(state, file)
-            write_bytes(checkpoint, file.getbuffer())
+            AtomicCheckpointIO().save_checkpoint(state, checkpoint)
             after_save(step + 1)
     return gradient_norms
 
@@ -106,11 +102,10 @@ def train_custom_model(model: nn.Module, dataset: Dataset, run: Run) -> None:
         run: Run whose recipe and seed are used. Its model options are ignored.
     """
     recipe = run.recipe
-    precision: Any = LIGHTNING_PRECISIONS[recipe.precision]
     trainer = Trainer(
         max_epochs=recipe.epochs,
         accelerator="cpu",
-        precision=precision,
+        precision=LIGHTNING_PRECISIONS[recipe.precision],
         gradient_clip_val=recipe.gradient_clip or None,
         limit_val_batches=0,
         logger=False,

@@ -136,8 +136,9 @@ class VGG16(ImageClassifier):
         hidden: int = 4096,
         dropout: float = 0.5,
     ) -> None:
-        sizes = {"width": width, "hidden": hidden}
-        super().__init__(image_size, in_channels, num_classes, smallest=32, **sizes)
+        super().__init__(
+            image_size, in_channels, num_classes, smallest=32, width=width, hidden=hidden
+        )
         layers: list[nn.Module] = []
         channels = in_channels
         for group in VGG_GROUPS:

@@ -136,8 +136,15 @@ class Linformer(ImageClassifier):
         num_projected: int = 64,
         dropout: float = 0.1,
     ) -> None:
-        sizes = {"dim": dim, "depth": depth, "heads": heads, "num_projected": num_projected}
-        super().__init__(image_size, in_channels, num_classes, **sizes)
+        super().__init__(
+            image_size,
+            in_channels,
+            num_classes,
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            num_projected=num_projected,
+        )
         check_name("tokens", tokens, ("pixel", "image"))
         patch_size = (1, 1) if tokens == "pixel" else self.image_size
         num_tokens = 1 + (math.prod(self.image_size) if tokens == "pixel" else 1)

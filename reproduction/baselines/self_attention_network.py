@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reproduction.baselines.blocks import ImageClassifier, Images, ImageSize, Logits, PostNormBlock
-from teka.checks import check_name, is_integer
+from teka.checks import check_name, repeat_integer
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import Attention, EmbeddedBiasTable, LearnedRelativeKernel, SpaceToDepth, prune_heads
@@ -118,12 +118,11 @@ class SelfAttentionNetwork(ImageClassifier):
         dropout: float = 0.1,
         backend: str = "auto",
     ) -> None:
-        sizes = {"dim": dim, "depth": depth, "downsampling": downsampling}
-        super().__init__(image_size, in_channels, num_classes, **sizes)
-        self.heads = (heads,) * depth if isinstance(heads, int) else tuple(heads)
-        if len(self.heads) != depth or any(not is_integer(n) or n < 1 for n in self.heads):
-            expected = f"a positive integer, or one for each of depth = {depth} blocks"
-            raise wrong_value("heads", heads, expected)
+        super().__init__(
+            image_size, in_channels, num_classes, dim=dim, depth=depth, downsampling=downsampling
+        )
+        expected = f"a positive integer, or one for each of depth = {depth} blocks"
+        self.heads = repeat_integer("heads", heads, depth, 1, expected)
         if any(side % downsampling for side in self.image_size):
             expected = f"height and width, multiples of downsampling = {downsampling}"
             raise wrong_value("image_size", image_size, expected)

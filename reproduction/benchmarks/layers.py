@@ -53,10 +53,6 @@ class LinearLayersOfAttention(nn.Module):
         """Return the queries, keys and values of all heads."""
         return [project_heads(linear, tokens, DIM_HEAD) for linear in self.projections[:3]]
 
-    def merge_heads(self, heads: Tensor) -> Tensor:
-        """Concatenate the heads and apply the output projection."""
-        return join_heads(self.projections[3], heads)
-
 
 class PlainPyTorchLayer(LinearLayersOfAttention):
     """Plain PyTorch version of teka's default layer, without masks and overflow protection."""
@@ -74,7 +70,7 @@ class PlainPyTorchLayer(LinearLayersOfAttention):
         numerator = rotated_query @ (rotated_key.transpose(-2, -1) @ value)
         denominator = 0.7 * query_features @ key_features.sum(dim=-2)[..., None]
         denominator = denominator + 0.3 * query_norm @ key_norm.sum(dim=-2)[..., None]
-        return self.merge_heads(numerator / denominator)
+        return join_heads(self.projections[3], numerator / denominator)
 
 
 def rotate_feature_pairs(features: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +121,8 @@ class RotarySoftmax(LinearLayersOfAttention):
     def forward(self, tokens: Tensor) -> Tensor:
         query, key, value = self.project_tokens(tokens)
         query, key = (self.rotary.rotate_queries_or_keys(x) for x in (query, key))
-        return self.merge_heads(scaled_dot_product_attention(query, key, value))
+        heads = scaled_dot_product_attention(query, key, value)
+        return join_heads(self.projections[3], heads)
 
 
 def make_performer() -> nn.Module:

@@ -129,8 +129,12 @@ def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dic
     for heads in set(num_heads):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            options = {"heads": heads, "sides": grid.shape, "embedding_dim": run.dim}
-            draws = [make_position_attention(run.position, **options) for _ in range(CHANCE_DRAWS)]
+            draws = [
+                make_position_attention(
+                    run.position, heads=heads, sides=grid.shape, embedding_dim=run.dim
+                )
+                for _ in range(CHANCE_DRAWS)
+            ]
         numbers = measure_heads(draws, grid)
         chance[heads] = [numbers[name].double().mean().item() for name in LAYER_NUMBERS]
     columns = np.transpose([chance[heads] for heads in num_heads])
@@ -176,5 +180,12 @@ def compute_attention_weights(
     one_hot = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
     (group,) = layer.head_groups()
     query, key, _ = group.select_heads(query, key, value, num_tokens)
-    options = {"kernel": group.kernel, "relative": group.relative, "grid": grid}
-    return attention(query, key, one_hot, **options, backend="dense")
+    return attention(
+        query,
+        key,
+        one_hot,
+        kernel=group.kernel,
+        relative=group.relative,
+        grid=grid,
+        backend="dense",
+    )

@@ -55,8 +55,7 @@ def prune(
         command: The command line.
     """
     trained = restore(run, data_dir=data_dir)
-    options: dict[str, Any] = {"condition_number": condition_number, "command": command}
-    heads, models = prune_network(trained, out, **options)
+    heads, models = prune_network(trained, out, condition_number=condition_number, command=command)
     degenerate: Any = heads[["everywhere", "thin", "pruned"]]
     counts = degenerate.groupby("layer").sum()
     counts.loc["all"] = counts.sum()

@@ -59,9 +59,9 @@ class HeadRecorder(Callback):
             name: np.stack([np.asarray(moment[name]) for moment in self.moments])
             for name in self.moments[-1]
         }
-        with io.BytesIO() as content:
-            np.savez_compressed(content, allow_pickle=False, **self.facts, **arrays)
-            write_bytes(self.path, content.getvalue())
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **self.facts, **arrays)
+        write_bytes(self.path, content.getbuffer())
 
 
 def load_head_record(path: str | Path) -> dict[str, NDArray]:

@@ -6,11 +6,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.figures import to_png
+from reproduction.figures import save_png
 from reproduction.study import Study, read_results_table, read_study, write_study_page
 from reproduction.study.report import format_mean, group_by_model
 from teka.checks import check_name
-from teka.files import write_bytes
 
 FOLDER = Path(__file__).parent
 PAPER_IMAGE_SIZE = 32
@@ -89,7 +88,7 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
     results = read_results_table(study, folder)
     has_class_1 = results.classes.map(lambda classes: "1" in (classes or {}))
     if has_class_1.any():
-        write_bytes(Path(folder) / "figure1.png", to_png(draw_figure1(results[has_class_1])))
+        save_png(draw_figure1(results[has_class_1]), Path(folder) / "figure1.png")
     tables = {"Test accuracy (%), paper (one run) and ours": make_accuracy_table(results)}
     return write_study_page(study, folder, name="table1", tables=tables)
 

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import gmean
 
-from reproduction.figures import to_png
+from reproduction.figures import save_png
 from reproduction.study.report import (
     compute_margin_of_error,
     format_mean,
@@ -17,7 +17,6 @@ from reproduction.study.report import (
 )
 from reproduction.study.results import read_results_table
 from reproduction.study.study import Study
-from teka.files import write_bytes
 from teka.reporting.plots import line_color
 
 LEVELS = ["data", "training", "model"]
@@ -107,7 +106,7 @@ def write_report(study: Study, folder: Path) -> str:
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)
-    write_bytes(folder / "accuracy.png", to_png(draw_accuracies(results)))
+    save_png(draw_accuracies(results), folder / "accuracy.png")
     seconds = format_number(results.process_seconds.median())
     notes = f"{NOTES}\n\nThe median training run took {seconds} CPU seconds."
     return write_page(folder / "summary.md", study, results, tables, notes)

@@ -65,8 +65,14 @@ def train_and_measure(study_model: StudyModel, folder: Path, **options: Any) -> 
 def main(*, data_dir: str | None = None, processes: int = 1) -> None:
     """Tune the learning rate for each denominator, and train all models without saved results."""
     *_, largest_rate = STUDY.factors["rate"]
-    options = {"data_dir": data_dir, "processes": processes}
-    run_tuned_study(STUDY, RESULTS, train_and_measure, last_rate=largest_rate, **options)
+    run_tuned_study(
+        STUDY,
+        RESULTS,
+        train_and_measure,
+        last_rate=largest_rate,
+        data_dir=data_dir,
+        processes=processes,
+    )
 
 
 if __name__ == "__main__":

@@ -170,11 +170,6 @@ def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
     return bool(((lower <= true) & (true <= upper)).all())
 
 
-def compute_coverage_upper_bound(is_covered: pd.Series) -> float:
-    """Return the upper bound of the 95 % interval of a coverage: the share of True elements."""
-    return wilson_interval(int(is_covered.sum()), len(is_covered))[1]
-
-
 def measure_coverage(population: str, num_images: int, num_simulations: int) -> pd.DataFrame:
     """Simulate audits of a model, and measure how often each interval contains the true value."""
     torch.set_num_threads(1)
@@ -187,7 +182,7 @@ def measure_coverage(population: str, num_images: int, num_simulations: int) -> 
     columns = {
         "intervals": covered.count(),
         "coverage": covered.mean().round(3),
-        "upper": covered.agg(compute_coverage_upper_bound),
+        "upper": wilson_interval(covered.sum().to_numpy(), covered.count().to_numpy())[1],
     }
     counts = pd.DataFrame(columns).round(3).reset_index()
     return counts.assign(population=population, images=num_images)

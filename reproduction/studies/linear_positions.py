@@ -146,16 +146,17 @@ class StochasticPositions(nn.Module):
         if self.training:
             self.get_buffer("noise").normal_(std=DRAWS**-0.5)
         kernel = self.random_features()
-
-        def map_query(query: Tensor, scale: float) -> Tensor:
-            return kernel.query_features(self.multiply_by_sinusoids(query, self.phase), scale=1.0)
-
-        def map_key(key: Tensor, scale: float) -> Tensor:
-            return kernel.key_features(
-                self.multiply_by_sinusoids(key, torch.zeros_like(self.phase)), scale=1.0
-            )
-
-        return PositionDependentFeatures(DRAWS, map_query, map_key)
+        query_phase = self.phase
+        key_phase = torch.zeros_like(query_phase)
+        return PositionDependentFeatures(
+            DRAWS,
+            lambda query, scale: kernel.query_features(
+                self.multiply_by_sinusoids(query, query_phase), scale=1.0
+            ),
+            lambda key, scale: kernel.key_features(
+                self.multiply_by_sinusoids(key, key_phase), scale=1.0
+            ),
+        )
 
 
 def replace_kernel(layer: Attention, candidate: str) -> None:

@@ -106,10 +106,14 @@ def run_tuned_study(
         data_dir: Folder with the files of the data sets.
         processes: Number of models that are trained at the same time.
     """
-    options = {"data_dir": data_dir, "processes": processes}
-    command = f"python -m {study.script}"
     train = partial(
-        run_study, study, folder, train_study_model=train_study_model, command=command, **options
+        run_study,
+        study,
+        folder,
+        train_study_model=train_study_model,
+        data_dir=data_dir,
+        processes=processes,
+        command=f"python -m {study.script}",
     )
     rates = [rate for rate in study.factors["rate"] if rate != last_rate]
     tuning_seeds = [str(seed) for seed in study.seeds if seed >= FIRST_TUNING_SEED]

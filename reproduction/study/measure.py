@@ -151,9 +151,16 @@ def _can_crop(model: nn.Module, crop_size: int) -> bool:
 
 
 def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Movement) -> Any:
-    options = {"labels": split.labels, "output": "logits", "batch_size": BATCH_SIZE}
-    device = next(model.parameters()).device
-    return measure_responses(model, split.images, shifts, movement, device=device, **options)
+    return measure_responses(
+        model,
+        split.images,
+        shifts,
+        movement,
+        labels=split.labels,
+        output="logits",
+        batch_size=BATCH_SIZE,
+        device=next(model.parameters()).device,
+    )
 
 
 def _select_images_to_shift(test: Split, settings: MeasureSettings) -> Split:

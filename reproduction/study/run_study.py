@@ -127,25 +127,24 @@ def check_saved_run(
     if "run" in saved.get(name, {}):
         fields = study_model.run.differing_fields(Run.from_dict(saved[name]["run"]))
         if fields:
-            expected = f"the folder of this study; {name} differs in {', '.join(fields)}"
-            raise wrong_value("out", str(folder), expected)
+            hint = f"{name} differs in {', '.join(fields)}."
+            raise wrong_value("out", str(folder), "the folder of this study", hint)
 
 
 def _configure_joblib(parallel: str, processes: int) -> joblib.parallel_config:
     """Create a context manager that makes joblib use local processes or a Dask cluster."""
     if parallel == "loky":
-        return joblib.parallel_config(
-            "loky", n_jobs=processes, initializer=_exit_when_parent_ends, initargs=(os.getpid(),)
-        )
+        return joblib.parallel_config("loky", n_jobs=processes, initializer=_exit_when_parent_ends)
     name, _, address = parallel.partition(":")
     if name != "dask" or not address:
         raise wrong_value("parallel", parallel, "'loky' or 'dask:ADDRESS'")
     return joblib.parallel_config("dask", n_jobs=-1, scheduler_host=address)
 
 
-def _exit_when_parent_ends(parent: int) -> None:
+def _exit_when_parent_ends() -> None:
     """End this process when its parent process ends, for example after Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:

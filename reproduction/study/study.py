@@ -182,7 +182,8 @@ class Study:
         for options in (self.base, *(self.factors[key][labels[key]] for key in labels)):
             if "recipe" in options:
                 fields |= _read_recipe(options["recipe"])
-            fields |= {name: value for name, value in options.items() if name != "recipe"}
+            fields |= options
+        fields.pop("recipe", None)
         try:
             return StudyModel(labels, Run.from_dict({**fields, "seed": seed}))
         except ValueError as error:

@@ -1,9 +1,15 @@
 import sys
+from pathlib import Path
 
-from reproduction.figures import to_png
+from reproduction.figures import save_png
 from teka.reporting.plots import make_axes
 
 
-def test_a_figure_becomes_a_png_file_without_the_global_state_of_pyplot(monkeypatch):
+def test_a_figure_becomes_a_png_file_without_the_global_state_of_pyplot(
+    monkeypatch, tmp_path: Path
+):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    assert to_png(make_axes(380, 240)[0]).startswith(b"\x89PNG")
+    save_png(make_axes(380, 240)[0], tmp_path / "figure.png")
+    content = (tmp_path / "figure.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert b"Matplotlib" not in content
