@@ -65,7 +65,7 @@ def test_recipe_is_loaded_from_a_file(tmp_path):
 def test_invalid_recipe_file_is_an_error(tmp_path):
     for content, message in {
         "optimiser: adam\n": "Did you mean 'optimizer'",
-        "- adam\n": "a YAML file of fields of a run",
+        "- adam\n": "a YAML file with the fields of a run",
         "a: [\n": "a YAML file",
     }.items():
         (tmp_path / "own.yaml").write_text(content, encoding="utf-8")

@@ -99,8 +99,9 @@ def test_factory_can_return_a_module(file):
 def test_module_of_a_factory_gets_the_channels_of_its_first_convolution(tmp_path):
     source = "from torch import nn\ndef net():\n    return nn.Conv2d({channels}, 6, 3).eval()"
     for channels, expected in ((1, 1), (3, 3), (6, None)):
-        (tmp_path / "net.py").write_text(source.format(channels=channels))
-        assert load_factory(f"{tmp_path / 'net.py'}:net").in_channels == expected
+        file = tmp_path / f"net_{channels}.py"
+        file.write_text(source.format(channels=channels))
+        assert load_factory(f"{file}:net").in_channels == expected
 
 
 def test_factory_can_return_a_callable_or_a_loaded_model(file):
