@@ -196,7 +196,11 @@ def test_images_of_one_class_have_a_caveat():
         make_responses(ONE_CLASS.expand(4, -1), ONE_CLASS), SAME_OUTPUTS, ("cat", "dog")
     )
     assert (caveat.name, caveat.severity) == ("one class", "limits")
-    assert "All 30 images have the label class 1 (dog)." in caveat.message
+    assert "Every image has the label class 1 (dog)." in caveat.message
+    (caveat,) = warn_about_equal_predictions(
+        make_responses(ONE_CLASS.expand(4, -1), ONE_CLASS), SAME_OUTPUTS, ("0", "1")
+    )
+    assert "Every image has the label class 1. " in caveat.message
     assert not list(warn_about_chance_accuracy(make_responses(ONE_CLASS.expand(2, -1), ONE_CLASS)))
 
 

@@ -117,7 +117,7 @@ def test_closed_output_pipe_ends_the_command_quietly(words):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no SIGPIPE")
-def test_error_that_nobody_reads_has_the_exit_code_of_an_error():
+def test_error_with_closed_standard_error_has_exit_code_2():
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run([sys.executable, "-m", "teka", "trian"], stderr=writer, check=False)

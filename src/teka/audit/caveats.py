@@ -198,8 +198,9 @@ def warn_about_constant_output(
 
 
 def _describe_class(index: Tensor, class_names: Sequence[str] | None) -> str:
-    number = int(index)
-    return f"class {number}" + (f" ({class_names[number]})" if class_names else "")
+    number = str(int(index))
+    name = class_names[int(number)] if class_names else number
+    return f"class {number}" if name == number else f"class {number} ({name})"
 
 
 def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
@@ -268,9 +269,8 @@ def warn_about_equal_predictions(
         yield Caveat(
             "one class",
             "limits",
-            f"All {responses.num_images} images have the label {describe(labels[0])}. A model that "
-            "ignores the image and always predicts this label is correct at every shift. Use "
-            "images of several classes.",
+            f"Every image has the label {describe(labels[0])}. A model that ignores the image and "
+            "always predicts this label is correct at every shift. Use images of several classes.",
         )
     elif share >= COLLAPSED_SHARE:
         name = "constant predictor" if len(classes) == 1 else "collapsed predictions"
