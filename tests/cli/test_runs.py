@@ -151,6 +151,13 @@ def test_resume_accepts_no_other_options(trained_folder, fails, tmp_path):
     assert main(["train", "--resume", str(trained_folder), *config]) == 0
 
 
+def test_resuming_a_finished_run_says_that_it_is_finished(trained_folder, capsys):
+    assert main(["train", "--resume", str(trained_folder)]) == 0
+    first, summary = capsys.readouterr().out.splitlines()
+    assert first == f"{trained_folder}: the run is already finished"
+    assert "parameters, 1 epoch, " in summary
+
+
 def test_sizes_of_several_stages_are_several_words(tmp_path):
     sizes = ["--dim", "8", "16", "--depth", "1", "1", "--heads", "2", "--pool", "mean"]
     options = [option for option in OPTIONS if option.split("=")[0] not in sizes]
@@ -360,3 +367,12 @@ def test_bad_export_options_are_errors_of_one_line(trained_folder, tmp_path, fai
     assert "run.json" in fails("export", tmp_path, "--out", tmp_path / "model")
     (tmp_path / "notes.txt").write_text("")
     assert "notes.txt" in fails("export", trained_folder, "--out", tmp_path)
+
+
+def test_export_errors_of_the_folder_name_the_option_out(trained_folder, tmp_path, fails):
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "file").write_text("")
+    for out in ("else", "else/file", "else/file/model"):
+        message = fails("export", trained_folder, "--out", tmp_path / out)
+        assert message.startswith("teka export: error: out must be ")
+        assert message.count(str(tmp_path / "else")) == 1

@@ -721,6 +721,16 @@ def test_a_csv_file_labels_the_pictures_of_a_flat_folder(tmp_path: Path):
         assert audited.class_names == ("10", "11")
 
 
+def test_blanks_around_the_labels_of_a_csv_file_are_ignored(tmp_path: Path):
+    labels = ("cat", " cat", "cat ", "\tcat", "black dog", " black dog\u00a0")
+    for number in range(len(labels)):
+        save_numbered_picture(tmp_path, number)
+    rows = [f"{number}.png, {label}" for number, label in enumerate(labels)]
+    pictures, classes = find_pictures(write_csv(tmp_path / "labels.csv", "file , label ", *rows))
+    assert classes == ["black dog", "cat"]
+    assert [label for _, label in pictures["train"]] == [1, 1, 1, 1, 0, 0]
+
+
 def save_numbered_picture(folder: Path, number: int) -> torch.Tensor:
     save_picture(folder / f"{number}.png", random_pixels(number))
     return random_pixels(number)

@@ -16,7 +16,8 @@ def run(tiny):
 
 def test_progress_is_printed_after_ten_steps_and_every_epoch(run, tmp_path, capsys):
     train(run, tmp_path / "run")
-    first, *lines = capsys.readouterr().out.splitlines()
+    start, first, *lines = capsys.readouterr().out.splitlines()
+    assert start == f"training performer on digits, at most 2 epochs, in {tmp_path / 'run'}"
     assert re.fullmatch(
         r"96 training images, [\d,]+ parameters, 2 epochs, 24 steps, precision float32", first
     )

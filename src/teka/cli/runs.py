@@ -132,8 +132,6 @@ def train(
         run = Run.load(Path(resume))
     folder = Path(resume or out or _choose_run_folder(run))
     print_once = rank_zero_only(print)  # several processes may run this command
-    most = format_count(run.epochs, "epoch")
-    print_once(f"training {run.model} on {run.data}, at most {most}, in {folder}")
     try:
         result: Any = training.train(
             run,

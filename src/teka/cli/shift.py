@@ -119,7 +119,7 @@ def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings
     movement = settings.movement(settings.modes[0], dataset.image_size)
     seen_size = movement.canvas_size or movement.crop_size
     if seen_size is not None and isinstance(model, Performer):
-        model.resize(check_image_size("image_size", seen_size))
+        model.resize(check_image_size("the size of the shifted images", seen_size))
     facts = {"seed": trained.run.seed, "run": str(trained.folder)}
     facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
     num_shifts = len(settings.shifts_for(dataset.image_size))

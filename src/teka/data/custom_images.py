@@ -94,19 +94,18 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
 def _read_labels(path: Path) -> list[tuple[Path, str]]:
     """Read the columns "file" and "label" of a CSV file.
 
-    The paths in the file are relative to its folder.
+    The paths in the file are relative to its folder. Blanks around column names and labels, and
+    blanks after commas, are ignored.
     """
     labels = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines)
-            header = list(reader.fieldnames or ())
+            reader = csv.DictReader(lines, skipinitialspace=True)
+            header = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = header
             if header.count("file") != 1 or header.count("label") != 1:
-                raise wrong_value(
-                    f"row 1 of {path}",
-                    reader.fieldnames,
-                    "a header with the columns file and label",
-                )
+                expected = "a header with the columns file and label"
+                raise wrong_value(f"row 1 of {path}", header, expected)
             for number, row in enumerate(reader, start=2):
                 unnamed: Any = row.pop(None, ())  # pyright: ignore[reportArgumentType]
                 if any(unnamed):
@@ -124,11 +123,10 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
                         row["file"],
                         "an existing file that no other row names",
                     )
-                if not row["label"]:
-                    raise wrong_value(
-                        f"the label in row {number} of {path}", row["label"], "the name of a class"
-                    )
-                labels[file] = row["label"]
+                labels[file] = (row["label"] or "").strip()
+                if not labels[file]:
+                    argument = f"the label in row {number} of {path}"
+                    raise wrong_value(argument, row["label"], "the name of a class")
     except (csv.Error, UnicodeDecodeError) as error:
         raise wrong_argument(
             str(path), first_line_of_error(error), "a CSV file in UTF-8"

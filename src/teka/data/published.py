@@ -129,7 +129,8 @@ class PublishedDataset:
 
     def search_folders(self, data_dir: Path) -> list[Path]:
         """Return the folders to search for the files. `download` writes to the first folder."""
-        return [data_dir / self.folder, data_dir / self.name, data_dir]
+        names = dict.fromkeys((self.folder, self.name, ""))
+        return [data_dir / name for name in names]
 
     def has_all_files(self, folder: Path) -> bool:
         """Return True if a folder contains all files of the data set, even damaged ones."""

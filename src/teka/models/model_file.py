@@ -17,6 +17,7 @@ from teka.errors import did_you_mean, require, wrong_argument, wrong_shape, wron
 from teka.files import (
     atomic_directory,
     expand_user,
+    make_directory,
     read_json,
     resolve_path,
     write_bytes,
@@ -65,8 +66,7 @@ def save(
         ValueError: Other files at `path`, the config of another model, or weights that the dtype
             cannot represent.
     """
-    folder = resolve_path("path", path)
-    _check_model_folder(folder)
+    folder = check_model_folder("path", path)
     check_same_logits(model, config)
     weights = serialize_weights(model, dtype)
     description = {
@@ -104,7 +104,7 @@ def load(path: str | Path) -> nn.Module:
     config, description = _read_config_file(folder)
     weights_path = folder / WEIGHTS_FILE
     if not weights_path.is_file():
-        raise wrong_value("path", str(folder), f"a folder that holds {WEIGHTS_FILE}")
+        raise wrong_value("the model", str(folder), f"a folder that holds {WEIGHTS_FILE}")
     content = weights_path.read_bytes()
     if len(content) != description["bytes"]:
         expected = f"{description['bytes']}, as in {CONFIG_FILE}"
@@ -173,19 +173,26 @@ def _read_config_file(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         raise ValueError(f"{config_path} is not the config of a model: {error}") from error
 
 
-def _check_model_folder(folder: Path) -> None:
-    """Check that a model can be saved in a folder.
+def check_model_folder(argument: str, path: str | Path) -> Path:
+    """Check that a model can be saved in a folder, and return the absolute path of the folder.
 
     The folder may be missing or empty. Otherwise, it must contain a saved model and nothing else.
+
+    Args:
+        argument: Name of the argument, for the error message.
+        path: Path of the folder.
     """
+    folder = resolve_path(argument, path)
+    make_directory(argument, folder.parent)
     if not folder.exists():
-        return
+        return folder
     if not folder.is_dir():
-        raise wrong_value("path", str(folder), "a folder, which may be missing", "It is a file.")
+        raise wrong_value(argument, str(path), "a folder, which may be missing", "It is a file.")
     names = sorted(entry.name for entry in folder.iterdir())
     if names and names != sorted((CONFIG_FILE, WEIGHTS_FILE)):
         hint = f"It contains {', '.join(names[:3])}."
-        raise wrong_value("path", str(folder), "an empty folder or a saved model", hint)
+        raise wrong_value(argument, str(path), "an empty folder or a saved model", hint)
+    return folder
 
 
 def serialize_weights(model: nn.Module, dtype: str) -> bytes:

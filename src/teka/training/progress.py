@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,13 +31,13 @@ class SpeedPrinter(Callback):
         num_images: Number of training images.
         batch_size: Number of images per optimizer step.
         precision: Name of the precision, such as "float32".
-        is_quiet: Print nothing.
+        report: Function that prints a line.
     """
 
     num_images: int
     batch_size: int
     precision: str
-    is_quiet: bool
+    report: Callable[[str], object]
     num_steps: int = 0
     start_time: float = 0.0
     report_time: float = 0.0
@@ -57,12 +58,11 @@ class SpeedPrinter(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_compiled = any(module._compiled_call_impl for module in pl_module.modules())
         waiting = "; torch.compile delays the first step by minutes" if is_compiled else ""
-        self._print(
-            trainer,
+        self.report(
             f"{self.num_images:,} training images, {count_parameters(pl_module):,} parameters, "
             f"{format_count(int(trainer.max_epochs or 0), 'epoch')}, "
             f"{format_count(int(trainer.estimated_stepping_batches), 'step')}, "
-            f"precision {self.precision}{waiting}",
+            f"precision {self.precision}{waiting}"
         )
 
     def on_train_batch_end(
@@ -84,7 +84,7 @@ class SpeedPrinter(Callback):
             self.report_time = now
             step = f"step {trainer.global_step:,} of {trainer.estimated_stepping_batches:,}"
             speed = self._describe_speed(trainer)
-            self._print(trainer, f"{step}: loss {outputs['loss']:.3f}, {speed}")
+            self.report(f"{step}: loss {outputs['loss']:.3f}, {speed}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (speed := self.images_per_second) is not None:
@@ -95,7 +95,7 @@ class SpeedPrinter(Callback):
             if f"{prefix}_loss" in metrics:
                 loss, accuracy = metrics[f"{prefix}_loss"], metrics[f"{prefix}_accuracy"]
                 parts.append(f"{title} loss {loss:.3f}, accuracy {100 * accuracy:.2f} %;")
-        self._print(trainer, f"{' '.join(parts)} {self._describe_speed(trainer)}")
+        self.report(f"{' '.join(parts)} {self._describe_speed(trainer)}")
 
     def _describe_speed(self, trainer: Trainer) -> str:
         speed = self.images_per_second
@@ -104,7 +104,3 @@ class SpeedPrinter(Callback):
         steps_left = int(trainer.estimated_stepping_batches) - trainer.global_step
         seconds = round(steps_left * self.images_per_step / speed)
         return f"{speed:,.0f} images/s, {timedelta(seconds=seconds)} left"
-
-    def _print(self, trainer: Trainer, text: str) -> None:
-        if trainer.is_global_zero and not self.is_quiet:
-            print(text, flush=True)

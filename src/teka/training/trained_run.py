@@ -14,8 +14,9 @@ from teka.checks import check_sizes
 from teka.codec import encode
 from teka.data import Dataset
 from teka.errors import wrong_value
-from teka.files import make_directory, read_json, resolve_path, write_json
+from teka.files import make_directory, read_json, write_json
 from teka.models import ModelConfig, save
+from teka.models.model_file import check_model_folder
 from teka.prediction import choose_picture_settings
 from teka.provenance import provenance
 from teka.training.batches import make_evaluation_loader
@@ -214,4 +215,4 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         pictures=encode(choose_picture_settings(run.images.data, dataset.image_size)),
         facts=facts,
     )
-    return save(trained.model, resolve_path("out", out), config, dtype=dtype)
+    return save(trained.model, check_model_folder("out", out), config, dtype=dtype)

@@ -4,6 +4,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from teka.errors import first_line_of_error, is_out_of_memory, shorten, wrong_va
 from teka.files import make_directory, read_json, write_json
 from teka.memory import TooManyElementsError, count_elements, count_parameters, memory_bytes
 from teka.provenance import provenance
+from teka.reporting.formatting import format_count
 from teka.training.checkpoint import (
     CHECKPOINTS,
     LAST,
@@ -125,8 +127,13 @@ def train(
     with _create_and_lock_folder(out) as folder:
         if is_first_process():
             _check_output_folder(folder, run, resume=resume)
+        is_quiet = not (progress_bar and is_first_process())
+        report = (lambda text: None) if is_quiet else partial(print, flush=True)
         if resume and (folder / RESULT_FILE).is_file():
+            report(f"{folder}: the run is already finished")
             return read_training_result(folder)
+        epochs = format_count(recipe.epochs, "epoch")
+        report(f"training {run.model} on {run.data}, at most {epochs}, in {folder}")
         dataset = dataset or load_data(run)
         _check_dataset(run, dataset)
         num_micro_batches = execution.accumulate * processes.devices * processes.num_nodes
@@ -139,9 +146,7 @@ def train(
         checkpoints = Checkpoints(
             folder / CHECKPOINTS, run, find_checkpoint(folder, run) if resume else None
         )
-        progress = SpeedPrinter(
-            len(dataset.train), recipe.batch_size, precision, is_quiet=not progress_bar
-        )
+        progress = SpeedPrinter(len(dataset.train), recipe.batch_size, precision, report)
         timer = Timer()
         make_callbacks = getattr(model, "training_callbacks", lambda run, folder: [])
         all_callbacks = [*make_callbacks(run, folder), *callbacks, timer, progress]
