@@ -112,7 +112,7 @@ def make_implementations(
 def time_implementations(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time the forward pass, and the forward and backward pass, of several implementations."""
+    """Time several implementations of attention, with and without the backward pass."""
     rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}

@@ -39,7 +39,9 @@ def measure_layer_pass(name: str, num_tokens: int, backward: bool) -> dict[str, 
 
 
 def main(*, tokens: int = 1024**2, out: Path = OUT) -> None:
-    """Measure the time and peak memory of two layers, and save the results after each pass.
+    """Measure the time and peak memory of two attention layers for a million tokens.
+
+    The results are saved after each measurement.
 
     Args:
         tokens: Number of tokens, a square number.

@@ -1,4 +1,4 @@
-"""Training of models on few images, and their accuracy on unshifted and shifted test images."""
+"""Functions that train models on few images and measure their accuracy on shifted images."""
 
 import functools
 import time

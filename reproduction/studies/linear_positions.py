@@ -214,7 +214,15 @@ def run_layer(layer: Attention, tokens: Tensor, grid: Grid | None) -> None:
 
 
 def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False) -> None:
-    """Train the models that have no saved results yet, or time attention layers with --times."""
+    """Train small models with relative positions from other papers and from teka.
+
+    Only models that have no saved results yet are trained.
+
+    Args:
+        data_dir: Folder with the data sets.
+        processes: Number of processes that train models.
+        times: Do not train. Measure the time of the attention layers instead.
+    """
     if times:
         write_json(TIMES, time_attention_layers())
     else:

@@ -92,10 +92,11 @@ def make_denominator_accuracy_table(
 
 
 def make_denominator_table() -> pd.DataFrame:
-    """Return a table that compares the denominators of rotary attention.
+    """Return a table that compares four denominators of linear attention with rotary positions.
 
-    Its columns are the accuracy on each data set, the bound of the outputs, the largest output and
-    the largest gradient norm.
+    Each row is a value of the option `rotary_normalizer`. The columns are the accuracy on each data
+    set, the bound of the attention outputs in theory, the largest output and the largest gradient
+    norm in training.
     """
     results = load_results_with_accuracy_differences("bounded_rotary")
     results = results.assign(largest_gradient=results.gradient_norm.str.get("largest"))

@@ -132,7 +132,7 @@ def check_saved_run(
 
 
 def _configure_joblib(parallel: str, processes: int) -> joblib.parallel_config:
-    """Create a context manager that makes joblib use local processes or a Dask cluster."""
+    """Return a context manager within which joblib uses local processes or a Dask cluster."""
     if parallel == "loky":
         return joblib.parallel_config("loky", n_jobs=processes, initializer=_exit_when_parent_ends)
     name, _, address = parallel.partition(":")

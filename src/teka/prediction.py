@@ -229,7 +229,7 @@ def read_images(
 def center_drawing(
     levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
-    """Crop the drawing in a gray picture, and center it as bright ink on a black canvas.
+    """Crop the drawing in a gray picture, scale it, and center it as bright ink on a black canvas.
 
     1. Compute the ink, which is the difference from the background.
     2. Scale the ink to fit the box, with its aspect ratio kept. Ink weaker than a third of the

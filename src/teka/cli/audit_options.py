@@ -170,7 +170,11 @@ class AuditOptions:
     results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()
 
     def make_audit_settings(self, optional_stages: Sequence[str]) -> AuditSettings:
-        """Create the audit settings with the given optional stages, such as "layers"."""
+        """Convert the options to the settings of an audit.
+
+        Args:
+            optional_stages: Parts of the audit that can be skipped, such as "layers".
+        """
         modes = self._default_shift_mode[:1] if self._default_shift_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,

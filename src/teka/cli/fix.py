@@ -1,4 +1,4 @@
-"""The command `fix`, which makes a model less sensitive to shifts without training."""
+"""The command `fix`, which makes a model less sensitive to shifts of its input images."""
 
 import copy
 from dataclasses import replace

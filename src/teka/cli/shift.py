@@ -113,7 +113,7 @@ def _audit_and_compare_runs(
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
-    """Combine the model, the test images and the settings for the audit of a trained run."""
+    """Combine a trained model with its test images and the settings, as the inputs of an audit."""
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)
