@@ -6,17 +6,18 @@ convolutional networks.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from reproduction.baselines import ResNet18
+import reproduction.baselines  # noqa: F401, registers ResNet-18
 from reproduction.study.measure import compute_logits, measure_accuracy
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import Movement, measure_responses, square_shifts, summarize, wilson_interval
@@ -55,15 +56,13 @@ VIT: dict[str, Any] = {
     "kernel": "softmax",
     "position": "absolute_table",
 }
-# Architecture, options and class of each model that can be trained.
-MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., nn.Module]]] = {
-    "attention": ("conv_performer", {}, ConvPerformer),
-    "without-attention": ("conv_performer", NO_ATTENTION, ConvPerformer),
-    "resnet18": ("resnet18", {}, ResNet18),
-    "vit": ("performer", VIT, Performer),
+# Architecture and options of each model that can be trained.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention": ("conv_performer", {}),
+    "without-attention": ("conv_performer", NO_ATTENTION),
+    "resnet18": ("resnet18", {}),
+    "vit": ("performer", VIT),
 }
-# Data sets, and whether their training images are flipped left to right.
-IS_FLIPPED = {"cifar10": True, "fashion-mnist": True, "mnist": False}
 IMAGE_SIZE = 32
 # Consistency is measured for this number of test images, at shifts of at most two pixels.
 CONSISTENCY_IMAGES = 1000
@@ -103,26 +102,26 @@ def invariant(
     check_sizes({"seed": seed}, least=0, most=2**32 - 1)
     torch.set_num_threads(threads)
     dataset = load(data, data_dir=data_dir, image_size=IMAGE_SIZE)
-    architecture, options, make_model = MODELS[model]
+    architecture, options = MODELS[model]
+    config = ModelConfig(
+        architecture,
+        **dataset.sizes,
+        options=options,
+        class_names=dataset.class_names,
+        pictures=encode(choose_picture_settings(data, dataset.image_size)),
+    )
     path = make_directory("out", out) / f"{data}-{model}-seed-{seed}"
     network, result = train_classifier(
-        partial(make_model, **dataset.sizes, **options),
+        config.make_model,
         dataset,
         seed=seed,
         epochs=epochs,
         checkpoint=path.with_suffix(".pt"),
-        is_flipped=IS_FLIPPED[data],
+        is_flipped=data != "mnist",  # mirrored digits are not digits
         is_compiled=not eager,
     )
     result |= {"data": data, "model": model, **provenance(command)}
-    config = ModelConfig(
-        architecture,
-        *dataset.sizes.values(),
-        options=options,
-        class_names=dataset.class_names,
-        pictures=encode(choose_picture_settings(data, dataset.image_size)),
-        facts=collect_model_facts(result),
-    )
+    config = replace(config, facts=collect_model_facts(result))
     save(network, path, config, dtype="float16")
     print(f"written: {write_json(path.with_suffix('.json'), result)}")
 
@@ -219,28 +218,25 @@ def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     both. Its batch-norm biases have 64 times the learning rate of its convolutions.
     """
     rate, decay = RATE * BATCH_SIZE / 1024, DECAY / RATE
-    attention: list[nn.Parameter] = []
-    if isinstance(model, ConvPerformer):
-        stages = [module for module in model.modules() if isinstance(module, ConvStage)]
-        blocks = [stage.block for stage in stages if stage.block is not None]
-        attention = [parameter for block in blocks for parameter in block.parameters()]
-        biases = [norm.bias for stage in stages for norm in (stage.first_norm, stage.second_norm)]
-        kernels = [kernel.weight for stage in stages for kernel in (stage.first, stage.second)]
-        groups = [
-            {"params": [*kernels, model.head.weight], "lr": rate, "weight_decay": decay},
-            {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
-        ]
-    elif isinstance(model, Performer):
-        attention, groups = list(model.parameters()), []
-    else:
-        groups = [{"params": list(model.parameters()), "lr": rate, "weight_decay": decay}]
-    optimizers: list[torch.optim.Optimizer] = []
-    if groups:
-        optimizers.append(torch.optim.SGD(groups, momentum=MOMENTUM, nesterov=True))
-    if attention:
-        optimizers.append(
-            torch.optim.AdamW(attention, lr=ATTENTION_RATE, weight_decay=ATTENTION_DECAY)
-        )
+    make_sgd = partial(
+        torch.optim.SGD, lr=rate, momentum=MOMENTUM, weight_decay=decay, nesterov=True
+    )
+    make_adamw = partial(torch.optim.AdamW, lr=ATTENTION_RATE, weight_decay=ATTENTION_DECAY)
+    if isinstance(model, Performer):
+        return [make_adamw(model.parameters())]
+    if not isinstance(model, ConvPerformer):
+        return [make_sgd(model.parameters())]
+    stages = [module for module in model.modules() if isinstance(module, ConvStage)]
+    biases = [norm.bias for stage in stages for norm in (stage.first_norm, stage.second_norm)]
+    kernels = [kernel.weight for stage in stages for kernel in (stage.first, stage.second)]
+    groups = [
+        {"params": [*kernels, model.head.weight]},
+        {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
+    ]
+    blocks = nn.ModuleList(stage.block for stage in stages if stage.block is not None)
+    optimizers = [make_sgd(groups)]
+    if blocks:
+        optimizers.append(make_adamw(blocks.parameters()))
     return optimizers
 
 
@@ -270,18 +266,12 @@ def make_batch_function(
         rows = order[part * BATCH_SIZE : (part + 1) * BATCH_SIZE]
         images, labels = split[rows]
         if is_flipped:
-            images = flip_images(images, is_first_half[rows] == (epoch % 2 == 0))
+            is_mirrored = is_first_half[rows] == (epoch % 2 == 0)
+            images = torch.where(is_mirrored[:, None, None, None], images.flip(3), images)
         shifts = torch.randint(-CROP_SHIFT, CROP_SHIFT + 1, (len(split), 2), generator=generator)
         return shift_images(images, shifts[rows]), labels
 
     return make_batch
-
-
-def flip_images(
-    images: Float[Tensor, "batch channels height width"], is_flipped: Bool[Tensor, " batch"]
-) -> Float[Tensor, "batch channels height width"]:
-    """Flip the images for which `is_flipped` is true from left to right."""
-    return torch.where(is_flipped[:, None, None, None], images.flip(3), images)
 
 
 def shift_images(

@@ -147,7 +147,7 @@ class Linformer(ImageClassifier):
         )
         check_name("tokens", tokens, ("pixel", "image"))
         patch_size = (1, 1) if tokens == "pixel" else self.image_size
-        num_tokens = 1 + (math.prod(self.image_size) if tokens == "pixel" else 1)
+        num_tokens = 1 + math.prod(self.image_size) // math.prod(patch_size)
         self.stem = nn.Conv2d(in_channels, dim, patch_size, patch_size)
         self.class_token = Parameter(torch.randn(dim))
         self.position_embedding = Parameter(torch.randn(num_tokens, dim))

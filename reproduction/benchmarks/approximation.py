@@ -26,9 +26,10 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from reproduction.benchmarks.measurement import run_script, save_results
+from reproduction.heads.measure import compute_attention_weights
 from reproduction.study.report import compute_margin_of_error
 from teka.files import read_json
-from teka.functional import PROJECTIONS, ContentKernel, Softmax, attention, draw_projection
+from teka.functional import PROJECTIONS, ContentKernel, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
 
 OUT = Path(__file__).with_suffix(".json")
@@ -74,15 +75,6 @@ def draw_random_feature_kernels(
         yield kernel_class(draw_projection(count, dim, generator=generator, projection=projection))
 
 
-def compute_attention_weights(kernel: ContentKernel, query: Tensor, key: Tensor) -> Tensor:
-    """Return a kernel's attention weights for the given queries and keys.
-
-    The weights are computed as the attention output for one-hot values.
-    """
-    one_hot = torch.eye(key.shape[-2], dtype=key.dtype)[None, None]
-    return attention(query, key, one_hot, kernel=kernel, backend="dense")
-
-
 def measure_kernel_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
@@ -101,12 +93,12 @@ def measure_kernel_errors(
     rows = []
     for kind, size in SIZES:
         query, key, value = draw_queries_keys_values(kind, size, num_tokens, dim)
-        exact = compute_attention_weights(Softmax(), query, key)
+        exact = compute_attention_weights(query, key, kernel="softmax")
         output = exact @ value
         error_of_mean = (value.mean(dim=-2, keepdim=True) - output).norm() / output.norm()
         for variant in product(RANDOM_KERNELS, PROJECTIONS, num_features):
             for kernel in draw_random_feature_kernels(*variant, dim, num_draws):
-                weights = compute_attention_weights(kernel, query, key)
+                weights = compute_attention_weights(query, key, kernel=kernel)
                 if kind == "output":
                     error = (weights @ value - output).norm() / output.norm()
                 else:

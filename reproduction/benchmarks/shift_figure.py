@@ -6,11 +6,12 @@ The script reads reproduction/benchmarks/demo_report.json, which `teka demo` has
 writes docs/images/shift.png.
 """
 
-import json
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+
+from teka.files import read_json
 
 ROOT = Path(__file__).parents[2]
 # Name in the report, label in the figure, shift at which the label is placed, and color.
@@ -23,7 +24,7 @@ LINES = (
 
 def main() -> None:
     """Plot each model's accuracy against the vertical shift, with the mean and range over seeds."""
-    models = json.loads(Path(__file__).with_name("demo_report.json").read_text())["models"]
+    models = read_json(Path(__file__).with_name("demo_report.json"))["models"]
     figure = Figure(figsize=(7.5, 3), dpi=160, layout="constrained")
     axes = figure.subplots()
     for name, label, label_step, color in LINES:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from reproduction.figures import save_png
 from reproduction.heads.measure import LAYER_NUMBERS, compute_attention_maps
 from reproduction.heads.prune import require_self_attention
-from reproduction.heads.record import HEADS_FILE, load_head_record
+from reproduction.heads.record import HEADS_FILE
 from teka.files import make_directory
 from teka.training import restore
 from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
-Record = Mapping[str, NDArray]  # of `load_head_record`
+Record = Mapping[str, NDArray]  # content of the file of a `HeadRecorder`
 NUM_IMAGES = 100
 
 
@@ -35,7 +35,7 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     """
     trained = restore(run, data_dir=data_dir)
     model = require_self_attention(trained)
-    record = load_head_record(run / HEADS_FILE)
+    record = dict(np.load(run / HEADS_FILE, allow_pickle=False))
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)
     maps = compute_attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])

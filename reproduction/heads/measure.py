@@ -16,6 +16,7 @@ from reproduction.baselines.self_attention_network import make_position_attentio
 from teka.functional import attention
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelativeKernel
+from teka.functional.shapes import Keys, Queries
 from teka.grid import Grid
 from teka.nn import Attention
 from teka.nn.inputs import Tokens
@@ -155,7 +156,7 @@ def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[
     sums: dict[Attention, Tensor] = {}
 
     def add_weights(layer: Attention, inputs: tuple[Tensor]) -> None:
-        weights = compute_attention_weights(layer, inputs[0], model.grid)[:, :, query]
+        weights = compute_layer_weights(layer, inputs[0], model.grid)[:, :, query]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
     hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attention_layers()]
@@ -168,24 +169,28 @@ def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[
     return [(total / len(images)).unflatten(-1, shape).numpy() for total in sums.values()]
 
 
-def compute_attention_weights(
+def compute_layer_weights(
     layer: Attention, tokens: Tokens, grid: Grid
-) -> Float[Tensor, "batch heads queries queries"]:
-    """Return a layer's attention weights for the given input tokens.
+) -> Float[Tensor, "batch heads tokens tokens"]:
+    """Return a layer's attention weights for the given input tokens."""
+    (group,) = layer.head_groups()
+    query, key, _ = group.select_heads(*layer.project(tokens), tokens.shape[1])
+    return compute_attention_weights(
+        query, key, kernel=group.kernel, relative=group.relative, grid=grid
+    )
+
+
+def compute_attention_weights(
+    query: Queries, key: Keys, **options: Any
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Return the attention weights for the given queries and keys.
 
     The weights are computed as the attention output for one-hot values.
+
+    Args:
+        query: Queries.
+        key: Keys.
+        options: Options of `teka.functional.attention`, such as `kernel`.
     """
-    num_tokens = tokens.shape[1]
-    query, key, value = layer.project(tokens)
-    one_hot = torch.eye(num_tokens, dtype=value.dtype).expand(*value.shape[:2], -1, -1)
-    (group,) = layer.head_groups()
-    query, key, _ = group.select_heads(query, key, value, num_tokens)
-    return attention(
-        query,
-        key,
-        one_hot,
-        kernel=group.kernel,
-        relative=group.relative,
-        grid=grid,
-        backend="dense",
-    )
+    one_hot = torch.eye(key.shape[2], dtype=key.dtype).expand(*key.shape[:2], -1, -1)
+    return attention(query, key, one_hot, backend="dense", **options)

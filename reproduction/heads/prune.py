@@ -68,7 +68,6 @@ def prune_network(
     *,
     condition_number: float = CONDITION_NUMBER,
     command: str = "",
-    progress_bar: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Remove the degenerate heads of a trained network, and fine-tune it.
 
@@ -85,7 +84,6 @@ def prune_network(
         out: Output folder, which must be new or empty.
         condition_number: Threshold of `find_degenerate_heads`.
         command: Command line that is saved with the results.
-        progress_bar: Show the progress of the training.
 
     Returns:
         The table of `find_degenerate_heads`, and a table with the parameters, FLOPs per image and
@@ -119,7 +117,6 @@ def prune_network(
             command=command,
             dataset=dataset,
             callbacks=[make_weight_loading_callback(pruned.state_dict())],
-            progress_bar=progress_bar,
         )
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from numpy.typing import NDArray
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads.measure import measure_heads, measure_random_layers
@@ -21,7 +20,14 @@ class HeadRecorder(Callback):
     """Lightning callback that records where attention heads attend during training.
 
     It measures the heads before training and after every epoch. The measurements are saved in the
-    file `heads.npz` and in the checkpoints.
+    checkpoints and in the file `heads.npz`, which contains these arrays:
+
+    - The results of `measure_heads`. The first dimension is the time: the start of the training,
+      then the end of every epoch.
+    - "epoch": the number of finished epochs at these times.
+    - The results of `measure_random_layers`, for random initial parameters.
+    - "layer": the layer of each head.
+    - "grid": the height and width of the token grid.
 
     Args:
         model: Network to measure.
@@ -62,21 +68,3 @@ class HeadRecorder(Callback):
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, **self.facts, **arrays)
         write_bytes(self.path, content.getbuffer())
-
-
-def load_head_record(path: str | Path) -> dict[str, NDArray]:
-    """Read the measurements that a `HeadRecorder` has saved in `heads.npz`.
-
-    Returns:
-        - The results of `measure_heads`. The first dimension is the time: the start of the
-          training, then the end of every epoch.
-        - "epoch": the number of finished epochs at these times.
-        - The results of `measure_random_layers`, for random initial parameters.
-        - "layer": the layer of each head.
-        - "grid": the height and width of the token grid.
-
-    Raises:
-        OSError: The file is missing.
-    """
-    with np.load(path, allow_pickle=False) as archive:
-        return dict(archive)

@@ -170,12 +170,12 @@ def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
     return bool(((lower <= true) & (true <= upper)).all())
 
 
-def measure_coverage(population: str, num_images: int, num_simulations: int) -> pd.DataFrame:
+def measure_coverage(population: str, num_images: int) -> pd.DataFrame:
     """Simulate audits of a model, and measure how often each interval contains the true value."""
     torch.set_num_threads(1)
     model = POPULATIONS[population]
     rows = [
-        row for seed in range(num_simulations) for row in simulate_audit(model, num_images, seed)
+        row for seed in range(NUM_SIMULATIONS) for row in simulate_audit(model, num_images, seed)
     ]
     table = pd.DataFrame(rows, columns=["kind", "metric", "covered"])
     covered = table.groupby(["kind", "metric"], sort=False).covered
@@ -191,9 +191,7 @@ def measure_coverage(population: str, num_images: int, num_simulations: int) -> 
 def main(*, processes: int = 1) -> None:
     """Simulate audits, and save how often their intervals contain the true value."""
     jobs = product(POPULATIONS, NUM_IMAGES)
-    tables: Any = Parallel(processes)(
-        delayed(measure_coverage)(*job, NUM_SIMULATIONS) for job in jobs
-    )
+    tables: Any = Parallel(processes)(delayed(measure_coverage)(*job) for job in jobs)
     write_bytes(RESULTS, pd.concat(tables).to_csv(index=False).encode())
 
 

@@ -28,13 +28,13 @@ def train_and_prune(seed: int) -> dict[str, Any]:
     """Train the network of a seed, remove its degenerate heads, and fine-tune it."""
     folder, pruned = RUNS / f"seed-{seed}", RUNS / f"seed-{seed}-pruned"
     run = STUDY.make_study_model({"model": "SA quadratic generalized"}, seed).run
-    train(run, folder, resume=True, progress_bar=False)
+    train(run, folder, resume=True)
     if not pruned.exists():
         trained = restore(folder)
         assert isinstance(trained.model, SelfAttentionNetwork)
         largest = find_degenerate_heads(trained.model).condition_number.max()
         threshold = next(threshold for threshold in THRESHOLDS if largest > threshold)
-        prune_network(trained, pruned, condition_number=threshold, progress_bar=False)
+        prune_network(trained, pruned, condition_number=threshold)
     return {"seed": seed, **read_json(pruned / PRUNING_FILE)}
 
 

@@ -49,7 +49,8 @@ def measure_model(model: nn.Module, dataset: Dataset, settings: MeasureSettings)
         "stability": {
             mode: measure_stability(model, test, mode, stability)
             for mode, stability in settings.stability.items()
-            if stability.crop_size is None or _can_crop(model, stability.crop_size)
+            if stability.crop_size is None
+            or (isinstance(model, Performer) and model.takes((stability.crop_size,) * 2))
         },
     }
 
@@ -132,11 +133,10 @@ def measure_stability(
     height, width = split.images.shape[2:]
     shifts = settings.shifts or [(dy, dx) for dy in range(height) for dx in range(width)]
     movement = Movement(mode, crop_size=settings.crop_size)
-    if isinstance(model, Performer):
-        model.resize(settings.crop_size or (height, width))
+    if settings.crop_size is not None and isinstance(model, Performer):
+        model = copy.deepcopy(model)
+        model.resize(settings.crop_size)
     responses = _compute_responses(model, split, [(0, 0), *shifts], movement)
-    if isinstance(model, Performer):
-        model.resize((height, width))
     is_unchanged = responses.agreement[responses.moved]
     return {
         "images": len(split),
@@ -144,10 +144,6 @@ def measure_stability(
         "consistency": _mean(is_unchanged),
         "unchanged": _mean(is_unchanged.all(dim=0)),
     }
-
-
-def _can_crop(model: nn.Module, crop_size: int) -> bool:
-    return isinstance(model, Performer) and model.takes((crop_size, crop_size))
 
 
 def _compute_responses(model: nn.Module, split: Split, shifts: Any, movement: Movement) -> Any:

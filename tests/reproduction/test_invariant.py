@@ -10,7 +10,6 @@ from reproduction.__main__ import run_command as main
 from reproduction.invariant import (
     EVALUATION_SEEDS,
     compute_rate_factor,
-    flip_images,
     make_batch_function,
     make_optimizers,
     shift_images,
@@ -18,7 +17,7 @@ from reproduction.invariant import (
 )
 from teka.data import Dataset, Split
 from teka.files import read_json
-from teka.models import ConvPerformer, load, read_config
+from teka.models import ConvPerformer, ModelConfig, load, read_config
 
 OPTIONS: dict[str, Any] = {"widths": (4, 8), "attention_heads": (0, 2)}
 
@@ -81,8 +80,8 @@ def test_only_evaluation_seeds_read_the_test_images(dataset, tmp_path, seed):
 
 @pytest.mark.parametrize("name", invariant.MODELS)
 def test_every_trained_parameter_has_one_optimizer(name):
-    _, options, make_model = invariant.MODELS[name]
-    model = make_model(32, 3, 2, **options)
+    architecture, options = invariant.MODELS[name]
+    model = ModelConfig(architecture, (32, 32), 3, 2, options).make_model()
     parameters = [
         parameter
         for optimizer in make_optimizers(model)
@@ -144,13 +143,6 @@ def test_shifted_images_have_reflected_edges():
     padded = pad(images, (2, 2, 2, 2), mode="reflect")
     assert torch.equal(shifted[0], padded[0, :, 0:5, 3:9])
     assert torch.equal(shifted[1], padded[1, :, 2:7, 1:7])
-
-
-def test_flip_mirrors_the_chosen_images():
-    images = torch.rand(2, 1, 3, 4)
-    flipped = flip_images(images, torch.tensor([True, False]))
-    assert torch.equal(flipped[0], images[0].flip(2))
-    assert torch.equal(flipped[1], images[1])
 
 
 def test_the_command_saves_a_model_and_its_accuracy(dataset, tmp_path, monkeypatch):

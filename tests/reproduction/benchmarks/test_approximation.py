@@ -6,14 +6,14 @@ import torch
 
 from reproduction.benchmarks import approximation
 from reproduction.benchmarks.approximation import (
-    compute_attention_weights,
     draw_queries_keys_values,
     draw_random_feature_kernels,
     fit_error_exponent,
     main,
     measure_kernel_errors,
 )
-from teka.functional import Softmax, TrigonometricFeatures, attention
+from reproduction.heads.measure import compute_attention_weights
+from teka.functional import TrigonometricFeatures, attention
 
 DIM, NUM_TOKENS, DRAWS = 5, 17, 6
 
@@ -42,10 +42,10 @@ def test_measured_errors_equal_the_errors_of_attention(errors):
     assert row.error_of_mean == pytest.approx(((mean - exact).norm() / exact.norm()).item())
 
     query, key, _ = draw_queries_keys_values("ball", 0.5, NUM_TOKENS, DIM)
-    exact = compute_attention_weights(Softmax(), query, key)
+    exact = compute_attention_weights(query, key, kernel="softmax")
     expected = []
     for kernel in draw_random_feature_kernels("hyperbolic", "independent", 16, DIM, DRAWS):
-        difference = compute_attention_weights(kernel, query, key) - exact
+        difference = compute_attention_weights(query, key, kernel=kernel) - exact
         expected.append(difference.abs().sum(dim=-1).max().item() / 2)
     levels = {"kernel": "hyperbolic", "projection": "independent", "num_features": 16}
     row = select(errors, kind="ball", size=0.5, **levels).iloc[0]
@@ -65,7 +65,7 @@ def test_tokens_of_a_ball_are_within_it_with_one_on_its_surface():
         lengths = tokens.norm(dim=-1) * DIM**-0.25
         assert lengths.max() == pytest.approx(0.7)
         assert lengths.min() < 0.2
-    weights = compute_attention_weights(Softmax(), query, key)
+    weights = compute_attention_weights(query, key, kernel="softmax")
     assert torch.allclose(weights.sum(dim=-1), torch.ones(1, 1, NUM_TOKENS, dtype=torch.float64))
 
 

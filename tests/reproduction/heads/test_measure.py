@@ -10,7 +10,7 @@ from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS
 from reproduction.heads.measure import (
     compute_attention_maps,
-    compute_attention_weights,
+    compute_layer_weights,
     find_middle_token,
     measure_heads,
     measure_random_layers,
@@ -225,7 +225,7 @@ def test_attention_weights_give_the_output_of_the_layer(images):
     model = make_network(content="softmax", position="table")
     layer, tokens = model.attention_layers()[0], torch.randn(2, 35, 6)
     with torch.no_grad():
-        weights = compute_attention_weights(layer, tokens, model.grid)
+        weights = compute_layer_weights(layer, tokens, model.grid)
         mixed = torch.einsum("bhij,bjd->bihd", weights, tokens)
         torch.testing.assert_close(layer.output(mixed.flatten(2)), layer(tokens, model.grid))
 

@@ -48,9 +48,7 @@ def run_with_degenerate_heads(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pruned_run(run_with_degenerate_heads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pruned") / "deep" / "run"
-    pruning = prune_network(
-        run_with_degenerate_heads, folder, command="teka prune", progress_bar=False
-    )
+    pruning = prune_network(run_with_degenerate_heads, folder, command="teka prune")
     return folder, pruning
 
 
@@ -108,7 +106,7 @@ def test_pruned_run_can_be_evaluated_audited_exported_and_pruned(pruned_run, tmp
     loaded = load(export(trained, tmp_path / "model"))
     images = trained.dataset.test.images[:5]
     torch.testing.assert_close(loaded(images), trained.model(images))
-    _, again = prune_network(trained, tmp_path / "again", condition_number=1.01, progress_bar=False)
+    _, again = prune_network(trained, tmp_path / "again", condition_number=1.01)
     assert Run.load(tmp_path / "again").heads == (1, 1)
     assert again.accuracy.before == models.accuracy.tuned
 
@@ -121,12 +119,7 @@ def test_run_without_degenerate_heads_is_an_error_with_thresholds(pruned_run, tm
 
 
 def test_threshold_can_be_infinite(run_with_degenerate_heads, tmp_path):
-    prune_network(
-        run_with_degenerate_heads,
-        tmp_path / "run",
-        condition_number=float("inf"),
-        progress_bar=False,
-    )
+    prune_network(run_with_degenerate_heads, tmp_path / "run", condition_number=float("inf"))
     content = json.loads((tmp_path / "run" / PRUNING_FILE).read_text())
     assert [head["pruned"] for head in content["heads"]] == [False, True, *[False] * 4]
     assert content["condition_number"] is None
@@ -152,7 +145,7 @@ def test_nothing_is_written_if_the_training_fails(run_with_degenerate_heads, tmp
         broken.head.weight.fill_(float("nan"))
     run = dataclasses.replace(run_with_degenerate_heads, model=broken)
     with pytest.raises(FloatingPointError):
-        prune_network(run, tmp_path / "out", progress_bar=False)
+        prune_network(run, tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
 

@@ -3,10 +3,9 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.record import HEADS_FILE, HeadRecorder, load_head_record
+from reproduction.heads.record import HEADS_FILE, HeadRecorder
 from teka.training import Run, train
 from teka.training.checkpoint import CHECKPOINTS, LAST, read_checkpoint, read_weights
-from tests.reproduction.heads.head_records import head_arrays
 from tests.training.interrupt import InterruptAt
 
 RUN = Run.from_fields(
@@ -23,28 +22,6 @@ RUN = Run.from_fields(
     learning_rate=0.02,
     dropout=0.2,
 )
-
-
-@pytest.fixture
-def save_arrays(tmp_path):
-    def write_file(load_arrays):
-        np.savez_compressed(tmp_path / "heads.npz", **load_arrays)
-        return tmp_path / "heads.npz"
-
-    return write_file
-
-
-def test_head_record_is_saved_and_loaded(save_arrays):
-    load_arrays = head_arrays()
-    record = load_head_record(save_arrays(load_arrays))
-    assert record.keys() == load_arrays.keys()
-    for name, array in load_arrays.items():
-        np.testing.assert_array_equal(record[name], array)
-
-
-def test_pickled_objects_are_an_error(save_arrays):
-    with pytest.raises(ValueError, match="allow_pickle"):
-        load_head_record(save_arrays({**head_arrays(), "encoding": np.array([None], dtype=object)}))
 
 
 def load_arrays(folder):
