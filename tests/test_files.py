@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from teka.files import (
     atomic_directory,
     check_output_file,
+    check_output_folder,
     expand_user,
     make_directory,
     read_json,
@@ -163,10 +164,23 @@ def test_target_of_a_link_is_replaced(tmp_path: Path):
 
 
 def test_output_file_that_cannot_be_written_is_an_error(tmp_path: Path):
-    for path in ["", ".", "none/file", "a" * 300, "/proc/file", "/dev/full/file"]:
-        with pytest.raises(ValueError, match=r"html must be a file that can be written \(.+\)"):
+    for path in ["", ".", "a" * 300, "/proc/file", "/proc/none/file", "/dev/full/file"]:
+        with pytest.raises(
+            ValueError, match=r"html must be a (file that can be written \(.+\)|path)"
+        ):
             check_output_file("html", tmp_path / path)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_is_not_created_before_its_file_is_written(tmp_path: Path):
+    path = tmp_path / "new" / "below" / "page.html"
+    assert check_output_file("html", path) == path
+    assert check_output_folder("out", path.parent) == path.parent
+    assert list(tmp_path.iterdir()) == []
+    write_bytes(path, b"page")
+    assert [file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.*")] == [
+        "new/below/page.html"
+    ]
 
 
 @pytest.mark.parametrize(

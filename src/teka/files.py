@@ -31,6 +31,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None 
 
     Examples of interruptions are a killed process, a full disk and a power failure. If the path is
     a symbolic link, its target is replaced. Devices and pipes are not replaced but written to.
+    Missing folders are created.
 
     Args:
         path: File to write.
@@ -52,6 +53,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None 
 
 def _write_and_rename(path: Path, content: bytes | memoryview, backup: Path | None) -> None:
     """Write a temporary file next to `path`, and rename it once its content is on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned_files(path)
     temporary, file = _create_temporary_file(path)
     try:
@@ -195,17 +197,16 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
 def check_output_file(argument: str, path: str | Path) -> Path:
     """Raise an error if a file cannot be written, before a long computation starts.
 
+    Missing folders are not created before the file is written.
+
     Args:
         argument: Name of the argument, for the error message.
         path: Path of the file.
     """
-    file = Path(path)
+    file = check_path(argument, path)
     try:
         if file.is_dir() or not file.name:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        # Unlike `exists` of Python 3.14, `stat` raises an error if the name is too long.
-        with contextlib.suppress(FileNotFoundError):
-            file.stat()
         if not file.exists() or file.is_file():
             _check_writable(resolve_path(argument, file))
     except OSError as error:
@@ -215,21 +216,29 @@ def check_output_file(argument: str, path: str | Path) -> Path:
     return file
 
 
+def check_output_folder(argument: str, path: str | Path) -> Path:
+    """Check that a folder is writable or can be created, before a long computation starts.
+
+    Raises:
+        ValueError: The folder cannot be created or is not writable.
+    """
+    folder = expand_user(check_path(argument, path))
+    try:
+        _check_writable(folder / "new")
+    except OSError as error:
+        expected = f"a writable folder, or the path of a new one ({error.strerror})"
+        raise wrong_value(argument, str(path), expected) from error
+    return folder
+
+
 def make_directory(argument: str, path: str | Path) -> Path:
     """Create a folder if it does not exist, and check that it is writable.
 
     Raises:
         ValueError: The folder cannot be created or is not writable.
     """
-    folder = Path(path)
-    expected = "a writable folder, or the path of a new one"
-    if not str(path):
-        raise wrong_value(argument, "", expected)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _check_writable(folder / "new")
-    except OSError as error:
-        raise wrong_value(argument, str(path), f"{expected} ({error.strerror})") from error
+    folder = check_output_folder(argument, path)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -263,7 +272,9 @@ def atomic_directory(argument: str, path: Path) -> Iterator[Path]:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise an OSError if no file can be written in the folder that contains `path`."""
+    """Raise an OSError if a file cannot be written, not even after missing folders are created."""
+    while not os.path.lexists(path.parent):
+        path = path.parent
     temporary, file = _create_temporary_file(path)
     try:
         with file:

@@ -267,6 +267,18 @@ def test_resumed_audit_gives_the_same_metrics(model_folder, capsys):
     assert first["metrics"] == second["metrics"]
 
 
+def test_failed_audit_creates_no_folders(model_folder, fails):
+    before = sorted(model_folder.rglob("*"))
+    files = [
+        text
+        for option in ("html", "json", "markdown", "badge")
+        for text in (f"--{option}", f"new/{option}/file")
+    ]
+    for model in ("models.py:missing", "models.py:raises"):
+        fails("audit", model, "--data", "data.npz", *FAST, *files, "--resume", "new/state")
+    assert sorted(model_folder.rglob("[!_]*")) == before
+
+
 def test_bad_input_is_an_error_of_one_line_before_the_audit(model_folder, fails):
     (model_folder / "taken").mkdir()
     good = ("audit", "models.py:place", "--data", "data.npz")

@@ -50,7 +50,7 @@ from teka.checks import (
     unwrap_compiled,
 )
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
-from teka.files import check_folder
+from teka.files import check_output_folder
 from teka.provenance import provenance
 
 Progress = Callable[[str, int, int, float], None]
@@ -370,7 +370,7 @@ def audit(
         data_facts: Other facts about the images for the report, such as the name of the data set.
         caveats: Caveats that the report lists in addition to those that the audit finds.
         checkpoint: Folder for the state of interrupted measurements, or None. A measurement is
-            resumed if the folder contains its state.
+            resumed if the folder contains its state. A missing folder is created.
         progress: Function that is called with the name of the stage, the number of finished
             entries, the total number of entries, and the estimated number of seconds left.
         on_result: Function that is called with a report of the main results, before the optional
@@ -401,7 +401,7 @@ def audit(
         if function is not None:
             check_callable(argument, function)
     if checkpoint is not None:
-        checkpoint = check_folder("checkpoint", checkpoint)
+        checkpoint = check_output_folder("checkpoint", checkpoint)
     _check_layer_names(model, settings)
     stages = AuditStages(
         model,

@@ -253,8 +253,7 @@ class AuditReport:
         Raises:
             ValueError: The path cannot be written.
         """
-        path = check_output_file("path", check_path("path", path))
-        return write_json(path, self.to_dict())
+        return write_json(check_output_file("path", path), self.to_dict())
 
     @classmethod
     def read(cls, path: str | Path) -> "AuditReport":

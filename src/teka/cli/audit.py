@@ -29,7 +29,7 @@ from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
 from teka.cli.progress import ProgressDisplay
 from teka.errors import escape_unprintable, wrong_value
-from teka.files import make_directory, write_bytes, write_json
+from teka.files import write_bytes, write_json
 
 # Metrics that are shares, where higher is better.
 METRICS = tuple(name for name, number in NUMBERS.items() if number.is_share)
@@ -168,9 +168,7 @@ def audit_with_progress(
         on_result: See `teka.audit.audit`. The progress display is hidden while this function runs.
     """
     name = inputs.subject.name
-    state = None
-    if result_options.resume is not None:
-        state = make_directory("resume", Path(result_options.resume, subfolder))
+    resume = result_options.resume
     with ProgressDisplay() as display:
 
         def handle_result(report: AuditReport) -> None:
@@ -186,7 +184,7 @@ def audit_with_progress(
                 settings=inputs.settings,
                 name=name,
                 **inputs.known,
-                checkpoint=state,
+                checkpoint=None if resume is None else Path(resume, subfolder),
                 progress=lambda part, done, total, _: display.show(f"{name}, {part}", done, total),
                 on_result=on_result and handle_result,
                 command=command,

@@ -34,7 +34,7 @@ from teka.checks import check_number
 from teka.cli.child import model_call_context
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
-from teka.files import check_output_file, make_directory, resolve_path
+from teka.files import check_output_file, check_output_folder, resolve_path
 
 MODE_HELP = "How images are shifted:\n\n" + "\n".join(
     f"- {name}: {mode.words}" for name, mode in MODES.items()
@@ -122,8 +122,7 @@ class ResultOptions:
     def check_output_files(self, inputs: Sequence[str], **other_outputs: str | None) -> None:
         """Raise an error if an output file cannot be written or would overwrite another file.
 
-        An output file must not overwrite the model, the data or another output file. Missing
-        folders are created.
+        An output file must not overwrite the model, the data or another output file.
 
         Args:
             inputs: Names or paths of the models and the data. A model path may end with ":" and the
@@ -136,17 +135,14 @@ class ResultOptions:
         for option, name in files.items():
             if name is None:
                 continue
-            path = Path(name)
-            if path.is_file() or not path.exists():  # not the folder of a device or a pipe
-                make_directory(option, path.parent)
-            check_output_file(option, path)
+            path = check_output_file(option, name)
             use = uses.setdefault(resolve_path(option, path), f"--{option}")
             if use != f"--{option}":
                 raise wrong_value(option, name, f"another file than that of {use}")
         if self.html is not None:
             require("jinja2", "reports need", "teka[report]")
         if self.resume is not None:
-            make_directory("resume", self.resume)
+            check_output_folder("resume", self.resume)
 
 
 @Parameter(name="*")

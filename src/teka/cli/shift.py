@@ -16,7 +16,7 @@ from teka.cli.app import CommandLine
 from teka.cli.audit import audit_models, write_audit_results
 from teka.cli.audit_options import MODE_HELP, ResultOptions
 from teka.errors import wrong_value
-from teka.files import make_directory, resolve_path
+from teka.files import check_output_folder, make_directory, resolve_path
 from teka.models import Performer
 from teka.reporting.formatting import format_count
 from teka.training import Run
@@ -104,7 +104,7 @@ def _audit_and_compare_runs(
     audit_inputs = [
         _make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)
     ]
-    make_directory("out", out)
+    check_output_folder("out", out)
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
     comparison = audit_models(audit_inputs, command, results)
     reports = comparison.reports

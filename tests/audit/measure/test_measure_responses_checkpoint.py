@@ -166,10 +166,22 @@ def test_checkpoint_with_a_changed_bit_is_an_error(tmp_path):
         measure_responses(linear_logits, IMAGES, SHIFTS, ZERO, checkpoint=path)
 
 
-def test_checkpoint_path_must_be_a_file_in_an_existing_folder(tmp_path):
-    for path in (tmp_path / "missing" / "state", tmp_path):
-        with raises_for(path, ValueError, match="a file in a folder that exists"):
+def test_checkpoint_path_must_be_a_file_that_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "state", tmp_path):
+        with raises_for(path, ValueError, match="a file that can be written"):
             Checkpoint(path, {})
+
+
+def test_folder_of_a_checkpoint_is_created_with_its_first_results(tmp_path):
+    path = tmp_path / "new" / "state"
+    with pytest.raises(ModelError):
+        measure_responses(
+            FailingModel(linear_logits, 0, OSError()), IMAGES, SHIFTS, ZERO, checkpoint=path
+        )
+    assert list(tmp_path.iterdir()) == []
+    measure_responses(linear_logits, IMAGES, SHIFTS, ZERO, checkpoint=path)
+    assert path.is_file()
 
 
 def test_checkpoint_read_inverts_write(tmp_path):

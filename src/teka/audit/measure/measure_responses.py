@@ -32,13 +32,12 @@ from teka.checks import (
     check_instance,
     check_name,
     check_number,
-    check_path,
     check_sizes,
     check_stride,
 )
 from teka.codec import encode
 from teka.errors import require, wrong_value
-from teka.files import write_bytes
+from teka.files import check_output_file, write_bytes
 from teka.memory import check_memory
 
 CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
@@ -257,7 +256,7 @@ class Checkpoint:
     """File with the results of an unfinished measurement, in the safetensors format.
 
     Args:
-        path: Path of the file. Its folder must exist.
+        path: Path of the file. A missing folder is created with the file.
         identity: Named strings that identify the measurement, such as the hash of the weights. A
             file with a different identity is rejected.
     """
@@ -267,9 +266,7 @@ class Checkpoint:
         import safetensors.torch
 
         self._library = safetensors
-        self.path = check_path("checkpoint", path)
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            raise wrong_value("checkpoint", str(path), "a file in a folder that exists")
+        self.path = check_output_file("checkpoint", path)
         self._identity = {"format": FORMAT, **identity}
         self._written = time.perf_counter()
         self._pause = SECONDS_BETWEEN
