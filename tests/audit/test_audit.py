@@ -294,6 +294,7 @@ def test_report_contains_the_facts_of_the_caller():
     assert report.name == "sums"
     assert report.model["kind"] == "by hand"
     assert report.data["name"] == "noise"
+    assert report.data["used"] == f"{len(random_images())} images"
     assert report.data["class_names"] == ["small", "large"]
     assert report.caveats[0] == caveat
     assert report.provenance["command"] == "teka audit sums"

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import pytest
@@ -24,6 +25,8 @@ def test_shift_saves_the_report_and_the_page(trained_folder, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["shift", str(trained_folder), "--max-shift", "2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {"report.json", "report.html"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"Shift audit on \d+ test images of .*few.npz<", page)
     (report,) = read_reports(out)
     trained = restore(trained_folder)
     assert report["name"] == trained.name

@@ -52,6 +52,7 @@ from teka.checks import (
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
 from teka.files import check_output_folder
 from teka.provenance import provenance
+from teka.reporting.formatting import format_count
 
 Progress = Callable[[str, int, int, float], None]
 # Noise and layers are known from few images.
@@ -425,6 +426,7 @@ def audit(
     }
     data = {
         "num_images": len(images),
+        "used": format_count(len(images), "image"),
         "image_shape": list(images.shape[1:]),
         "labelled": labels is not None,
         "class_names": None if class_names is None else list(class_names),

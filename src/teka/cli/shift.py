@@ -123,15 +123,15 @@ def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings
     facts = {"seed": trained.run.seed, "run": str(trained.folder)}
     facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
     num_shifts = len(settings.shifts_for(dataset.image_size))
-    images = format_count(len(test), "test image")
+    used = f"{format_count(len(test), 'test image')} of {dataset.name}"
     return AuditInputs(
         LoadedModel(name, "teka run", model, model),
         model,
         test.images,
         test.labels,
         settings,
-        {"model_facts": facts, "data_facts": {"name": dataset.name}},
-        (f"{name}: {images} of {dataset.name} at {format_count(num_shifts, 'shift')}",),
+        {"model_facts": facts, "data_facts": {"name": dataset.name, "used": used}},
+        (f"{name}: {used} at {format_count(num_shifts, 'shift')}",),
     )
 
 
