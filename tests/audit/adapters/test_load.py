@@ -18,6 +18,7 @@ from teka.audit.adapters.timm_torchvision import (
     preprocessing_from_preset,
 )
 from teka.data import Normalize
+from tests.raising import raises_for
 
 SOURCE = """
 import torch
@@ -75,6 +76,18 @@ def test_unavailable_device_is_an_error_of_one_line(file):
         with pytest.raises(ValueError, match=rf"device must be .*got '{device}'") as error:
             load("mine.py:function", LoadOptions(device=device))
         assert "\n" not in str(error.value)
+
+
+def test_missing_path_is_an_error_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("./run", "../run", f"{tmp_path}/run", "~/no run", "runs/mnist/best", "run/"):
+        with raises_for(path, ValueError, match=r"or a path that exists, got '.*run"):
+            load(path)
+    for path in ("net.onnx", "net.pt2", "net.pt", "folder/net.safetensors"):
+        with raises_for(path, ValueError, match=r"or a path that exists, got '.*net"):
+            load(path)
+    with pytest.raises(ValueError, match="an existing file, got"):
+        load("a/b/module.py:make")
 
 
 def test_file_of_weights_without_a_model_is_an_error(tmp_path):

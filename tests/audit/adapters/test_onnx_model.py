@@ -151,7 +151,7 @@ def test_unsupported_files_are_errors(tmp_path):
         ("broken", "that onnxruntime can run"),
         ("two", "a single input: images"),
         ("flat", "a single input: images"),
-        ("absent", "an existing ONNX file"),
+        ("absent", "that onnxruntime can run"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             load_onnx(tmp_path / f"{name}.onnx")

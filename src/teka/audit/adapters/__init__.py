@@ -24,6 +24,7 @@ from teka.files import expand_user
 __all__ = ["LoadOptions", "LoadedModel", "Loader", "Preprocessing", "load"]
 
 _WEIGHTS = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".safetensors", ".h5", ".npz")
+_FILES = ("/", ".onnx", ".pt2", *_WEIGHTS)  # ends of paths
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ def load(
         load_options = replace(load_options, trust=trust)
     if load_options.device is not None:
         check_device(load_options.device)
+    is_path = spec.startswith((".", "/", "~")) or spec.count("/") > 1 or spec.endswith(_FILES)
+    # A prefix such as "timm:" or a function such as "module.py:make" is not part of a path.
+    if is_path and not re.search(r"^\w+:|\.py:", spec) and not expand_user(spec).exists():
+        raise wrong_value("model", spec, "the name of a model, or a path that exists")
     known = (*loaders, *LOADERS)
     loader = next((loader for loader in known if loader.fits(spec)), None)
     if loader is None:

@@ -204,8 +204,6 @@ def _make_node_layer(node: Any) -> OnnxNode:
 def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load an ONNX file with a single input (B, C, H, W) or (B, H, W, C)."""
     file = expand_user(path)
-    if not file.is_file():
-        raise wrong_value("model", str(path), "an existing ONNX file")
     provider = f"{torch.device(load_options.device or 'cpu').type.upper()}ExecutionProvider"
     providers = _require("onnxruntime").get_available_providers()
     if provider not in providers:

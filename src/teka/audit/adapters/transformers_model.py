@@ -193,7 +193,7 @@ def _as_image_encoder(module: Any) -> nn.Module:
 
 def _find_model_class(library: Any, source: str) -> tuple[Any, str, Any]:
     """Return the config of a model, the kind of its output, and the class that loads it."""
-    with load_safely(source, "a vision model of transformers according to its config"):
+    with load_safely(source, "a folder or a hub id of a vision model of transformers"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         reject_kernel_from_hub(config)
     architecture = (config.architectures or ["ForImageClassification"])[0]
