@@ -1,8 +1,9 @@
-import dataclasses
+from dataclasses import replace
 
 from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.metric_formatting import format_interval
+from teka.audit.page.pages import render_audit_page
 from teka.audit.page.text import audit_text, summary_markdown
 from teka.audit.statistics.intervals import BAND, Estimate
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
@@ -38,6 +39,16 @@ def test_an_interval_that_spans_more_than_two_decades_is_not_printed():
     ):
         lower = 0.0 if name == "accuracy" else 0.02
         assert format_interval(name, Estimate(0.2, lower, upper, 0.95, BAND)) == text
+
+
+def test_rounding_errors_of_an_exact_model_do_not_ask_for_more_images():
+    metrics = make_metrics()
+    exact = Estimate(2e-7, 1e-9, 5e-7, 0.95, BAND)
+    for error, text in ((exact, "1.0e−9–5.0e−7"), (replace(exact, value=0.1), "too few images")):
+        numbers = {**metrics.numbers, "maximum_error": error}
+        report = make_report(metrics=(replace(metrics, numbers=numbers),))
+        assert text in audit_text([report])
+        assert ("too few images" in render_audit_page([report])) == ("few" in text)
 
 
 def test_text_fits_a_terminal():
@@ -111,7 +122,7 @@ def test_summary_shows_a_common_caveat_once():
 
 def test_summary_escapes_names():
     name = "<img src=x>|`x`\x1b[2J\n\n# head\u202e\ud800"
-    report = dataclasses.replace(
+    report = replace(
         make_report(caveats=(Caveat("constant predictor", "invalidates", name),)), name=name
     )
     text = summary_markdown([report])

@@ -39,21 +39,21 @@ def format_metric_with_unit(name: str, value: float) -> str:
     return f"{format_metric(name, value)}{' %' if is_share(name) else ''}"
 
 
-def format_interval(name: str, estimate: Estimate) -> str:
+def format_interval(name: str, estimate: Estimate, *, is_exact: bool = False) -> str:
     """Format the confidence interval of a metric. If there is none, the result is "–".
 
     If the upper end of the interval of an error is more than 100 times the lower end, the result is
-    "too few images".
+    "too few images". Errors of exact models are an exception, because rounding alone causes them.
     """
-    if not is_share(name) and estimate.upper > WIDEST * estimate.lower:
+    if not (is_exact or is_share(name)) and estimate.upper > WIDEST * estimate.lower:
         return "too few images"
     ends = (format_metric(name, end) for end in (estimate.lower, estimate.upper))
     return "–".join(ends) if has_interval(estimate.method) else MISSING
 
 
-def format_estimate(name: str, estimate: Estimate) -> tuple[str, str]:
+def format_estimate(name: str, estimate: Estimate, *, is_exact: bool = False) -> tuple[str, str]:
     """Format the value of a metric and its confidence interval."""
-    return format_metric(name, estimate.value), format_interval(name, estimate)
+    return format_metric(name, estimate.value), format_interval(name, estimate, is_exact=is_exact)
 
 
 def format_difference(name: str, value: float) -> str:

@@ -82,7 +82,8 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
             if metrics.skipped_shifts:
                 shifts += f" of {len(metrics.shifts) + len(metrics.skipped_shifts):,}"
             cells = {
-                name: format_estimate(name, estimate) for name, estimate in metrics.numbers.items()
+                name: format_estimate(name, estimate, is_exact=metrics.is_exact)
+                for name, estimate in metrics.numbers.items()
             }
             rows.append(AuditRow(model, mode, f"{metrics.num_images:,}", shifts, cells))
     return rows
