@@ -220,6 +220,24 @@ def test_segmentation_and_boxes_are_recognized_by_their_fields():
     assert select([detection] * 4)[1] == "boxes"
 
 
+def test_output_of_a_yolo_detector_becomes_boxes_without_duplicates():
+    images = torch.zeros(2, 3, 64, 40)  # grids of 8 × 5, 4 × 3 and 2 × 2 cells
+    values = torch.zeros(2, 4 + 2, 40 + 12 + 4)
+    centers = torch.tensor([[10.0, 20, 8, 12], [10.5, 20, 8, 12], [10, 20, 8, 12], [30, 20, 8, 12]])
+    values[0, :4, 10:14] = centers.T
+    values[0, 4, 10:14] = torch.tensor([0.8, 0.9, 0.0, 0.7])
+    values[0, 5, 12] = 0.6  # another class at the same position
+    boxes, kind = select_output((values, [MAPS]), OutputSource(images))
+    assert (kind, boxes.shape) == ("boxes", (2, 56, 6))
+    rows = boxes[0, 10:14].tolist()
+    assert rows[0][4:] == [0, 0]  # a duplicate of the next box, which has a higher score
+    assert rows[1] == pytest.approx([6.5, 14, 14.5, 26, 0.9, 0])
+    assert rows[2] == pytest.approx([6, 14, 14, 26, 0, 0.6])
+    assert rows[3] == pytest.approx([26, 14, 34, 26, 0.7, 0])
+    for other in (values[..., 1:], values.mT, values + 2):
+        assert select_output(other, OutputSource(images)).kind == "auto"
+
+
 def test_output_name_selects_by_name_or_index():
     assert torch.equal(select({"logits": LOGITS, "other": TOKENS}, name="other")[0], TOKENS)
     assert torch.equal(select((LOGITS, TOKENS), name="1")[0], TOKENS)

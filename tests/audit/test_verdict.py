@@ -84,6 +84,12 @@ def test_headline_says_that_there_are_few_images():
     assert "only 60 images" in verdict_of(metrics(totals), caveats=caveats)[0]
 
 
+def test_headline_says_how_an_unknown_output_was_read():
+    caveats = [Caveat("output read as features", "limits", "of shape (22, 2100)")]
+    headline = verdict_of(metrics(totals), caveats=caveats)[0]
+    assert headline.endswith("mode circular; output read as features).")
+
+
 def test_changed_output_with_unchanged_predictions():
     def nearly_invariant(images: Tensor) -> Tensor:
         return totals(images) + 0.01 * images[:, 0, 0, :2]

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from teka.audit.measure.outputs import LEAST_SCORE
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model, output_difference
-from teka.audit.model_output import KINDS, MULTILABEL, flatten_vectors
+from teka.audit.model_output import KINDS, LEAST_SCORE, MULTILABEL, flatten_vectors
 from teka.audit.movement import ImageSet, Movement, background_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval

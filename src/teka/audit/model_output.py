@@ -31,6 +31,10 @@ Sizes = Sequence[int]
 Stride = tuple[int, ...] | None
 
 MAX_BOXES = 300  # boxes per image, those with the highest scores
+LEAST_SCORE = 0.5  # minimum score of a detected object
+# Boxes of the same class that overlap at least this much are of one object, as in Ultralytics.
+SAME_OBJECT = 0.7
+YOLO_STRIDES = (8, 16, 32)  # pixels between neighboring boxes, on three grids
 CLASS_TOKEN = re.compile(r"(^|\.)(cls|class)_?(token|embedding)s?(\.weight|\.data)?$")
 EXACT_LABELS = 62  # maximum number of labels for which every set of labels has a unique code
 SUM_TOLERANCE = 1e-3  # tolerance for the sum of probabilities in single precision
@@ -130,10 +134,13 @@ def convert_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource)
     height, width = source.images.shape[2:]
     has_no_object = source.num_classes is not None and logits.shape[-1] == source.num_classes + 1
     scores = logits.softmax(dim=-1)[..., :-1] if has_no_object else logits.sigmoid()
-    center = pred_boxes[..., :2]
-    half = pred_boxes[..., 2:] / 2
-    corners = torch.cat([center - half, center + half], dim=-1)
+    corners = _to_corners(pred_boxes)
     return torch.cat([corners * corners.new_tensor([width, height] * 2), scores], dim=-1)
+
+
+def _to_corners(boxes: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
+    center, size = boxes.split(2, dim=-1)
+    return torch.cat([center - size / 2, center + size / 2], dim=-1)
 
 
 def convert_torchvision_detections(
@@ -154,6 +161,51 @@ def convert_torchvision_detections(
         row[: len(best), :4] = image["boxes"][best]
         row[torch.arange(len(best)), 4 + image["labels"][best]] = image["scores"][best]
     return boxes
+
+
+def is_yolo_output(values: Tensor, images: Images) -> bool:
+    """Return True if an output (B, 4 + classes, boxes) has a box for each cell of the YOLO grids.
+
+    YOLO versions since YOLOv8 have such outputs.
+    """
+    if values.ndim != 3 or images.ndim != 4 or values.shape[1] < 5:
+        return False
+    grids = ([-(-side // stride) for side in images.shape[2:]] for stride in YOLO_STRIDES)
+    scores = values[:, 4:]
+    is_score = (scores >= 0) & (scores <= 1)
+    return values.shape[2] == sum(map(math.prod, grids)) and bool(is_score.all())
+
+
+def convert_yolo_boxes(values: Float[Tensor, "batch numbers boxes"]) -> Boxes:
+    """Convert the output of a YOLO detector to boxes in pixels, with a score per class.
+
+    YOLO finds most objects several times. All scores of a box become 0 if a box of the same class
+    has a higher score and an intersection over union of more than 0.7 (Fast NMS, Bolya et al. 2019,
+    arXiv:1904.02689).
+
+    Args:
+        values: Centers and sizes in pixels, followed by the scores of the classes, for each box.
+    """
+    boxes = torch.cat([_to_corners(values[:, :4].mT), values[:, 4:].mT], dim=-1)
+    for image in boxes:
+        score, kind = image[:, 4:].max(dim=1)
+        order = score.argsort(descending=True)[: int((score >= LEAST_SCORE).sum())]
+        shares = intersection_over_union(image[order, :4], image[order, :4])
+        is_same = (shares > SAME_OBJECT) & (kind[order, None] == kind[order])
+        image[order[is_same.triu(diagonal=1).any(dim=0)], 4:] = 0
+    return boxes
+
+
+def intersection_over_union(
+    boxes: Float[Tensor, "first 4"], others: Float[Tensor, "second 4"]
+) -> Float[Tensor, "first second"]:
+    """Return the intersection over union of each pair of boxes. It is 0 for boxes without area."""
+    low = torch.maximum(boxes[:, None, :2], others[:, :2])
+    high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
+    shared = (high - low).clamp(min=0).prod(dim=-1)
+    areas = [(each[:, 2:] - each[:, :2]).clamp(min=0).prod(dim=-1) for each in (boxes, others)]
+    union = areas[0][:, None] + areas[1] - shared
+    return torch.where(union > 0, shared / union, 0.0)
 
 
 class OutputField(NamedTuple):
@@ -213,6 +265,8 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
     # Restore the batch axis if the model removed it for a single image. Turn (B,) into (B, 1).
     if len(source.images) == 1 and (values.ndim == 0 or len(values) != 1):
         values = values[None]
+    if kind == "auto" and is_yolo_output(values, source.images):
+        return SelectedOutput(convert_yolo_boxes(values), "boxes")
     return SelectedOutput(values[:, None] if values.ndim == 1 else values, kind)
 
 

@@ -70,7 +70,9 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
     longest = max(abs(step) for metrics in described for shift in metrics.shifts for step in shift)
     pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
     effect, detail = _describe_effect(worst)
-    notes = "; ".join([*detail, _describe_images_and_modes(described, report)])
+    # Say in the first sentence if the kind of the output was guessed.
+    guesses = [caveat.name for caveat in report.caveats if " read as " in caveat.name]
+    notes = "; ".join([*detail, _describe_images_and_modes(described, report), *guesses])
     return f"Moving the image by up to {pixels} {effect} ({notes})."
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from teka.audit.model_output import (
     CLASSIFIERS,
     KINDS,
+    LEAST_SCORE,
     MULTILABEL,
     encode_label_sets,
+    intersection_over_union,
     num_classes_of,
 )
 from teka.audit.movement import Movement
@@ -20,7 +22,6 @@ from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.precision import to_widest_dtype
 
 Detections = Float[Tensor, "batch boxes numbers"]
-LEAST_SCORE = 0.5  # minimum score of a detected object
 WITHIN = 1.0  # minimum distance in pixels between a complete object and the edge of the image
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]
@@ -89,18 +90,6 @@ def _find_complete_objects(
 def _is_inside(boxes: Float[Tensor, "boxes 4"], size: Sizes) -> Bool[Tensor, " boxes"]:
     limit = torch.tensor([size[1], size[0]], dtype=boxes.dtype) - WITHIN
     return (boxes[..., :2] >= WITHIN).all(dim=-1) & (boxes[..., 2:] <= limit).all(dim=-1)
-
-
-def intersection_over_union(
-    boxes: Float[Tensor, "first 4"], others: Float[Tensor, "second 4"]
-) -> Float[Tensor, "first second"]:
-    """Return the intersection over union of each pair of boxes. It is 0 for boxes without area."""
-    low = torch.maximum(boxes[:, None, :2], others[:, :2])
-    high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
-    shared = (high - low).clamp(min=0).prod(dim=-1)
-    areas = [(each[:, 2:] - each[:, :2]).clamp(min=0).prod(dim=-1) for each in (boxes, others)]
-    union = areas[0][:, None] + areas[1] - shared
-    return torch.where(union > 0, shared / union, 0.0)
 
 
 def parse_labels(labels: Tensor, num_images: int) -> Tensor:
