@@ -91,6 +91,12 @@ def test_internal_links_resolve():
             )
 
 
+def test_code_fits_the_width_of_a_page():
+    for page in PAGES:
+        for code in re.findall(r"^```\w+\n(.*?)^```", TEXTS[page], re.MULTILINE | re.DOTALL):
+            assert [line for line in code.splitlines() if len(line) > 88] == [], page_name(page)
+
+
 def test_formulas_are_closed():
     for page in PAGES:
         text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[page], flags=re.DOTALL)
@@ -191,13 +197,13 @@ def test_custom_kernel_example_is_accurate(capsys: pytest.CaptureFixture[str]):
 def test_every_system_of_the_papers_has_code_and_tests():
     """Check that the second column names code or a command, and the last column a test file."""
     rows = re.findall(
-        r"^\| (?!system|-)[^|]+\| ([^|]+) \| `([^|`]+)` \|$",
+        r"^\| (?!method|-)[^|]+\| ([^|]+) \| `([^|`]+)` \|$",
         TEXTS[DOCS / "papers.md"],
         re.MULTILINE,
     )
     assert len(rows) > 50
     for run, test in rows:
-        assert (ROOT / test).is_file(), test
+        assert (ROOT / "tests" / f"{test}.py").is_file(), test
         for code in re.findall(r"`([^`]+)`", run):
             if code.startswith(("teka ", "python -m reproduction ")):
                 words = shlex.split(code.removeprefix("python -m "))[1:]
