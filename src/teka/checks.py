@@ -364,9 +364,13 @@ def find_owning_module(function: object) -> nn.Module | None:
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that an argument can be called, and is not a module in training mode.
+    """Check that a function can be called, and that its module is not in training mode.
 
-    The argument may also be a method of a module, or any other function.
+    The module is the function itself or the owner of a method. Other functions have no module.
+
+    Args:
+        argument: Name of the argument, for the error message.
+        function: Value of the argument.
 
     Raises:
         ValueError: The argument cannot be called, or the module or a submodule is in training mode.

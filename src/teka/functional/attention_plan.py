@@ -25,7 +25,10 @@ from teka.functional.backends.costs import (
     resolve_backend,
 )
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
-from teka.functional.backends.linear import attention_sums_without_positions, make_linear_inputs
+from teka.functional.backends.linear import (
+    attention_sums_without_positions,
+    make_linear_attention_inputs,
+)
 from teka.functional.backends.triton import TritonAngles, can_use_triton
 from teka.functional.kernels import make_kernel
 from teka.functional.kernels.content_kernel import (
@@ -379,7 +382,9 @@ class AttentionPlan:
         # Elementwise operations are faster on contiguous memory than on the transposed heads of
         # projections.
         query, key = query.contiguous(), key.contiguous()
-        tokens = make_linear_inputs(kernel, query, key, value, group=self.group, **options)
+        tokens = make_linear_attention_inputs(
+            kernel, query, key, value, group=self.group, **options
+        )
         sums = self._weighted_sums(tokens)
         if kernel.normalizes_by_count:
             ones = torch.ones_like(query[..., :1])

@@ -14,7 +14,7 @@ from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE
 from teka.functional.backends.linear import (
     DecodingState,
     decode_tokens_without_positions,
-    make_linear_inputs,
+    make_linear_attention_inputs,
 )
 from teka.functional.kernels.content_kernel import ContentKernel, mask_features
 from teka.functional.positions import Positions, as_coordinates
@@ -175,7 +175,7 @@ def _decode_next_token(
     key, value = mask_features(key, key_mask), mask_features(value, key_mask)
     with without_autocast(query.device.type):
         plan, query, key = plan.append_position_features(query, key)
-        tokens = make_linear_inputs(
+        tokens = make_linear_attention_inputs(
             kernel, query, key, value, scale=plan.scale, key_mask=key_mask, is_causal=True
         )
         if key_mask is not None and tokens.log_scale is None:

@@ -11,7 +11,11 @@ from torch.autograd import Function
 from teka._compat import replace
 from teka.execution_mode import ExecutionMode, execution_mode
 from teka.functional.backends.attention_sums import AttentionFeatures
-from teka.functional.backends.linear import LinearState, linear_attention_sums, make_linear_inputs
+from teka.functional.backends.linear import (
+    LinearState,
+    linear_attention_sums,
+    make_linear_attention_inputs,
+)
 from teka.functional.kernels.content_kernel import FeatureKernel
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import RelativeKernel
@@ -90,7 +94,7 @@ class ChunkedLinearAttention:
         """
         # Causal features have a log scale for each key. A factor of all keys would be different in
         # every chunk.
-        tokens = make_linear_inputs(
+        tokens = make_linear_attention_inputs(
             self.kernel,
             key[:, :, :0],
             key.contiguous(),
@@ -119,7 +123,7 @@ class ChunkedLinearAttention:
         The updated sums include all keys up to the end of the chunk. `rows` is the range of the
         chunk in the sequence.
         """
-        tokens = make_linear_inputs(
+        tokens = make_linear_attention_inputs(
             self.kernel,
             query.contiguous(),
             key.contiguous(),

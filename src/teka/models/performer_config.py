@@ -208,7 +208,7 @@ class PerformerConfig:
         check_tensor_sizes({"in_channels": self.in_channels, "dim": first_dim}, num_weights)
         check_tensor_sizes({"num_classes": self.num_classes, "dim": stages[-1].dim})
         self._check_downsampling()
-        self._check_head()
+        self._check_head_options()
         self.attention_options()  # Checks its values.
         self._check_positions()
 
@@ -281,7 +281,7 @@ class PerformerConfig:
             expected = "'norm' with stem='strided', which chooses nothing"
             raise wrong_value("select", self.select, expected)
 
-    def _check_head(self) -> None:
+    def _check_head_options(self) -> None:
         """Check that the options for pooling, patches and stages are compatible with the head."""
         if self.head == "dense":
             if self.pool != "class":

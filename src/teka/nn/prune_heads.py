@@ -132,9 +132,9 @@ def _select_heads(
 def _prune_outputs(
     linear: nn.Linear | None, kept: Sequence[int], dim_head: int
 ) -> nn.Linear | None:
-    """Remove the outputs of all other heads than those kept from a linear layer, in place.
+    """Keep only those outputs of a linear layer that belong to the kept heads, in place.
 
-    Return the layer, or None if no head is kept.
+    Each head has `dim_head` outputs. Return the layer, or None if no head is kept.
     """
     if linear is None or not kept:
         return None

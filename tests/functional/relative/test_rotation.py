@@ -11,7 +11,7 @@ from teka import Grid
 from teka.functional import JointSinusoidalBias, SinusoidalBias, attention
 from teka.functional.positions import Positions
 from teka.functional.relative import make_relative
-from teka.functional.relative.rotation import initial_frequencies, rotation_scale
+from teka.functional.relative.rotation import attention_scale_with_sinusoids, initial_frequencies
 from tests.contracts.cases import build_relative, draw_inputs, relative_error
 
 Number = st.floats(-3, 3)
@@ -124,7 +124,7 @@ def test_offsets_can_differ_between_samples():
 
 def test_initial_values_equal_paper():
     assert initial_frequencies(4).tolist() == pytest.approx([1, 0.3536, 0.125, 0.0442], abs=1e-4)
-    assert rotation_scale(32, 2, 4) == pytest.approx(1 / math.sqrt(48))
+    assert attention_scale_with_sinusoids(32, 2, 4) == pytest.approx(1 / math.sqrt(48))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from teka.functional.backends.attention_sums import (
     append_ones,
 )
 from teka.functional.backends.feature_chunks import (
-    apply_sums_to_queries,
+    compute_numerators,
     outer_product,
     sum_over_features,
 )
@@ -84,7 +84,7 @@ def _scan_axes(
     maps = outer_product(key_features, value).unflatten(2, shape)
     for axis, rate in enumerate(rates):
         maps = decayed_sums(maps.movedim(2 + axis, 2), rate).movedim(2, 2 + axis)
-    return apply_sums_to_queries(query_features, maps.flatten(2, 1 + len(shape)))
+    return compute_numerators(query_features, maps.flatten(2, 1 + len(shape)))
 
 
 def decayed_sums(

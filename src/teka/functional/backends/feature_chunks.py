@@ -80,12 +80,13 @@ def outer_product(
     return (key_features[..., :, None] * value[..., None, :]).flatten(-2)
 
 
-def apply_sums_to_queries(
+def compute_numerators(
     query_features: QueryFeatures, sums: Float[Tensor, "batch heads queries products"]
 ) -> QueryChannels:
-    """Multiply the features of each query by sums over keys, to get the numerators of attention.
+    """Compute the numerators of linear attention, the sums of weighted values of each query.
 
-    Each sum is over the outer products of key features and values (see `outer_product`).
+    The features of each query are multiplied by its sums over keys. These are sums of outer
+    products of key features and values (see `outer_product`).
     """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

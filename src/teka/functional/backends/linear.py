@@ -438,7 +438,7 @@ def running_maximum(values: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*b
     return values
 
 
-def make_linear_inputs(
+def make_linear_attention_inputs(
     kernel: FeatureKernel,
     query: Queries,
     key: Keys,

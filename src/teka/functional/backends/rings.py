@@ -21,7 +21,7 @@ from teka.functional.backends.attention_sums import (
     append_ones,
 )
 from teka.functional.backends.feature_chunks import (
-    apply_sums_to_queries,
+    compute_numerators,
     outer_product,
     sum_over_features,
 )
@@ -164,7 +164,7 @@ def _weighted_rings(
         ring_weights, ring_sums(maps, len(ring_weights) - 1, grid), strict=True
     ):
         total = total + weight * ring
-    return apply_sums_to_queries(query_features, total.flatten(2, 1 + grid.num_axes))
+    return compute_numerators(query_features, total.flatten(2, 1 + grid.num_axes))
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from teka.functional.backends.attention_sums import LinearAttentionInputs, WeightedSums, append_ones
 from teka.functional.backends.feature_chunks import (
-    apply_sums_to_queries,
+    compute_numerators,
     outer_product,
     sum_over_features,
 )
@@ -72,4 +72,4 @@ def attend_axis_by_axis(
         after //= matrix.shape[-1]
         maps = matrix[:, None] @ maps.reshape(batch, heads, before, matrix.shape[-1], after)
         before *= matrix.shape[-2]
-    return apply_sums_to_queries(query_features, maps.reshape(batch, heads, before, channels))
+    return compute_numerators(query_features, maps.reshape(batch, heads, before, channels))

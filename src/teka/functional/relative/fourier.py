@@ -114,11 +114,11 @@ class Fourier(StationaryRelativeKernel):
         shortest_wave: float = SHORTEST_WAVE,
         wave_weight: float = 1.0,
     ) -> "Fourier":
-        """Create sinusoids with random directions and random wavelengths, to start training.
+        """Create a kernel for the start of training: sinusoids with random directions and lengths.
 
-        Wavelengths are log-uniform, phases are 0, the constant a_0 is 1, and all amplitudes are
-        equal. If A is the sum of the amplitudes, the position-dependent weight is 1 + 2A at offset
-        0, and at least 1 everywhere.
+        The position-dependent weight of two tokens is a constant plus a sum of sinusoids of their
+        offset. Initially, the constant is 1, all amplitudes are equal, and all phases are 0. The
+        weight is at least 1, and it is largest at offset 0. Wavelengths are log-uniform.
 
         Args:
             num_axes: Number of axes of the grid.

@@ -297,15 +297,15 @@ class Rotary(RelativeKernel):
     def weighted_sums(
         self, backend: str, tokens: LinearAttentionInputs, positions: Positions
     ) -> WeightedSums:
-        return self.rotated_sums(tokens, *self._phasors(positions, tokens.value))
+        return self.rotary_attention_sums(tokens, *self._phasors(positions, tokens.value))
 
     def sums_without_positions(
         self, query_features: Tensor, key_features: Tensor, value: Tensor
     ) -> WeightedSums:
         tokens = LinearAttentionInputs(query_features, query_features, key_features, value)
-        return self.rotated_sums(tokens, None, None)
+        return self.rotary_attention_sums(tokens, None, None)
 
-    def rotated_sums(
+    def rotary_attention_sums(
         self, tokens: LinearAttentionInputs, query_phasor: Phasor | None, key_phasor: Phasor | None
     ) -> WeightedSums:
         """Compute the numerator and denominator of linear attention with rotary embedding.

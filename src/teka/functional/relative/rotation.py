@@ -46,7 +46,7 @@ def initial_frequencies(num_frequencies: int) -> Float[Tensor, "scales"]:
     return 8.0 ** (-torch.arange(num_frequencies, dtype=dtype) / 2)
 
 
-def rotation_scale(dim: int, num_axes: int, num_frequencies: int) -> float:
+def attention_scale_with_sinusoids(dim: int, num_axes: int, num_frequencies: int) -> float:
     """Return the scale of attention scores if sinusoids are appended to queries and keys.
 
     The scale is 1/√d' for queries of size d' = dim + 2 · num_axes · num_frequencies, because a sine
@@ -142,13 +142,13 @@ class SinusoidalBias(SeparableRelativeKernel):
         shape = (heads, num_axes, len(frequency))
         cosine_weight = weight_scale * torch.randn(shape)
         sine_weight = weight_scale * torch.randn(shape)
-        scale = rotation_scale(dim_head, num_axes, len(frequency))
+        scale = attention_scale_with_sinusoids(dim_head, num_axes, len(frequency))
         return cls(frequency, cosine_weight, sine_weight, scale)
 
     @classmethod
     def make_random_example(cls, generator: Generator, **sizes: Any) -> "SinusoidalBias":
         """Create an example with random weights and the frequencies of Horn et al. 2021."""
-        scale = rotation_scale(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
+        scale = attention_scale_with_sinusoids(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().make_random_example(generator, **sizes)
         return replace(kernel, frequency=initial_frequencies(NUM_FREQUENCIES), scale=scale)
 

@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from teka.functional.backends.linear import attention_sums_without_positions, make_linear_inputs
+from teka.functional.backends.linear import (
+    attention_sums_without_positions,
+    make_linear_attention_inputs,
+)
 from teka.functional.backends.triton import CONTENT_KERNELS, TritonAngles
 from teka.functional.backends.triton.launch import ForwardResult, TritonLaunch, TritonOptions
 from teka.functional.kernels.content_kernel import FeatureKernel
@@ -172,7 +175,7 @@ def _twice_differentiable_attention(inputs: Sequence[Any], options: TritonOption
     kernel_class = {kind.name: kind for kind in CONTENT_KERNELS}[options.kernel]
     is_floored = issubclass(kernel_class, FlooredRelu)
     kernel = kernel_class(options.epsilon) if is_floored else kernel_class()
-    tokens = make_linear_inputs(
+    tokens = make_linear_attention_inputs(
         kernel,
         query.float(),
         key.float(),
@@ -187,5 +190,7 @@ def _twice_differentiable_attention(inputs: Sequence[Any], options: TritonOption
         unused_frequency = query_angles.new_empty(query.shape[1], query_angles.shape[-1], 1)
         normalizer = "mixed" if options.length_share else "features"
         rotary = Rotary(unused_frequency, normalizer, options.length_share or 1.0)
-        sums = rotary.rotated_sums(tokens, compute_phasor(query_angles), compute_phasor(key_angles))
+        sums = rotary.rotary_attention_sums(
+            tokens, compute_phasor(query_angles), compute_phasor(key_angles)
+        )
     return sums.normalize(nonnegative=True).to(query.dtype)
