@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-import reproduction.baselines  # noqa: F401, registers ResNet-18
+from reproduction.baselines.blocks import Images  # its package registers ResNet-18
 from reproduction.study.measure import compute_logits, measure_accuracy
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import Movement, measure_responses, square_shifts, summarize, wilson_interval
@@ -45,23 +45,23 @@ ATTENTION_RATE, ATTENTION_DECAY = 2e-3, 0.05
 # Learning-rate factor at the start, at the peak and at the end, by the fraction of the steps.
 SCHEDULE = {0.0: 0.2, 0.23: 1.0, 1.0: 0.07}
 WHITENING_IMAGES = 5000
-NO_ATTENTION: dict[str, Any] = {"attention_heads": (0, 0, 0)}
-# A vision transformer (ViT) of 3.1M parameters.
-VIT: dict[str, Any] = {
-    "dim": 192,
-    "depth": 7,
-    "heads": 6,
-    "mlp_ratio": 4.0,
-    "patch_size": 4,
-    "kernel": "softmax",
-    "position": "absolute_table",
-}
 # Architecture and options of each model that can be trained.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention": ("conv_performer", {}),
-    "without-attention": ("conv_performer", NO_ATTENTION),
+    "without-attention": ("conv_performer", {"attention_heads": (0, 0, 0)}),
     "resnet18": ("resnet18", {}),
-    "vit": ("performer", VIT),
+    "vit": (  # a vision transformer of 3.1M parameters
+        "performer",
+        {
+            "dim": 192,
+            "depth": 7,
+            "heads": 6,
+            "mlp_ratio": 4.0,
+            "patch_size": 4,
+            "kernel": "softmax",
+            "position": "absolute_table",
+        },
+    ),
 }
 IMAGE_SIZE = 32
 # Consistency is measured for this number of test images, at shifts of at most two pixels.
@@ -234,7 +234,7 @@ def make_optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
         {"params": biases, "lr": BIAS_FACTOR * rate, "weight_decay": decay / BIAS_FACTOR},
     ]
     blocks = nn.ModuleList(stage.block for stage in stages if stage.block is not None)
-    optimizers = [make_sgd(groups)]
+    optimizers: list[torch.optim.Optimizer] = [make_sgd(groups)]
     if blocks:
         optimizers.append(make_adamw(blocks.parameters()))
     return optimizers
@@ -274,9 +274,7 @@ def make_batch_function(
     return make_batch
 
 
-def shift_images(
-    images: Float[Tensor, "batch channels height width"], shifts: Int[Tensor, "batch 2"]
-) -> Float[Tensor, "batch channels height width"]:
+def shift_images(images: Images, shifts: Int[Tensor, "batch 2"]) -> Images:
     """Shift each image by up to two pixels along each axis, with reflection padding."""
     height, width = images.shape[2:]
     padded = pad(images, (CROP_SHIFT,) * 4, mode="reflect")

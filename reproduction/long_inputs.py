@@ -79,7 +79,7 @@ def long_inputs(
         "steps": steps,
         "seconds_per_step": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "test": measure_accuracies_with_margins(model.eval(), dataset.test, TEST_SCENES),
+        "test": measure_accuracies_with_margins(model.eval(), dataset.test),
         **provenance(command),
     }
     print(f"written: {write_json(folder / f'{name}.json', result)}")
@@ -204,9 +204,7 @@ def train_scene_model(
 
 
 @torch.inference_mode()
-def measure_accuracies_with_margins(
-    model: nn.Module, digits: Split, num_scenes: int
-) -> dict[str, Any]:
+def measure_accuracies_with_margins(model: nn.Module, digits: Split) -> dict[str, Any]:
     """Measure the share of digit pixels that a model labels correctly in random test scenes.
 
     The result gives the mean over scenes and its 95 % margin of error. "own_class" is for
@@ -214,13 +212,13 @@ def measure_accuracies_with_margins(
     """
     generator = Generator().manual_seed(0)
     shares = []
-    for _ in range(num_scenes):
+    for _ in range(TEST_SCENES):
         scenes, labels = draw_scenes(digits, 1, SIDES[-1], generator)
         is_correct = (model(scenes).argmax(dim=1) == labels).sum(dim=(0, 2, 3))
         shares.append((is_correct / (labels >= 0).sum(dim=(0, 2, 3))).tolist())
     table = pd.DataFrame(shares, columns=["own_class", "other_class"])
     return {
-        "scenes": num_scenes,
+        "scenes": TEST_SCENES,
         **table.mean(),
         **compute_margin_of_error(table).add_suffix("_margin"),
     }

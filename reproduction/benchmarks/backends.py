@@ -121,9 +121,15 @@ def make_time_table(measurements: list[dict[str, Any]]) -> pd.DataFrame:
         chosen = resolve_backend("auto", costs)
         for direction, times in row["seconds"].items():
             for backend, seconds in times.items():
-                time = {"case": case, "direction": direction, "backend": backend}
-                time |= {"is_chosen": backend == chosen, "nanoseconds": 1e9 * seconds}
-                records.append({**time, **vars(costs[backend])})
+                record = {
+                    "case": case,
+                    "direction": direction,
+                    "backend": backend,
+                    "is_chosen": backend == chosen,
+                    "nanoseconds": 1e9 * seconds,
+                    **vars(costs[backend]),
+                }
+                records.append(record)
     return pd.DataFrame(records)
 
 

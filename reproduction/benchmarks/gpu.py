@@ -117,8 +117,13 @@ def time_implementations(
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}
         medians = measure_median_times(steps, seconds)
-        row = {"dtype": str(query.dtype), "tokens": query.shape[2], "direction": direction}
-        rows.append({**row, "seconds": {name: medians[name] / NUM_CALLS for name in medians}})
+        row = {
+            "dtype": str(query.dtype),
+            "tokens": query.shape[2],
+            "direction": direction,
+            "seconds": {name: median / NUM_CALLS for name, median in medians.items()},
+        }
+        rows.append(row)
     return rows
 
 

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from reproduction.figures import save_png
 from reproduction.heads.measure import LAYER_NUMBERS, compute_attention_maps
 from reproduction.heads.prune import require_self_attention
 from reproduction.heads.record import HEADS_FILE
@@ -40,8 +39,8 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     load_weights(model, run / CHECKPOINTS / LAST)
     maps = compute_attention_maps(model, trained.dataset.test.images[:NUM_IMAGES])
     folder = make_directory("out", out or run / "heads")
-    save_png(draw_attention_centers(record), folder / "head_centers.png")
-    save_png(draw_attention_maps(maps), folder / "attention_maps.png")
+    draw_attention_centers(record).savefig(folder / "head_centers.png")
+    draw_attention_maps(maps).savefig(folder / "attention_maps.png")
     print("Attention before → after training (mean over random initializations):")
     print(compare_heads_over_training(record).to_string(), f"written: {folder}", sep="\n\n")
 

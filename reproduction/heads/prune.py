@@ -93,7 +93,8 @@ def prune_network(
         ValueError: The run has another model or no head to prune, or `out` is not empty.
         FloatingPointError: The loss diverged.
     """
-    folder, dataset = resolve_path("out", out), trained.dataset
+    folder = resolve_path("out", out)
+    dataset = trained.dataset
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_value("out", str(out), "a folder that is empty or does not exist")
     model = require_self_attention(trained)

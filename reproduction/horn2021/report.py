@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from reproduction.figures import save_png
 from reproduction.study import Study, read_results_table, read_study, write_study_page
 from reproduction.study.report import format_mean, group_by_model
 from teka.checks import check_name
@@ -88,7 +87,7 @@ def write_paper_comparison(study: Study, folder: str | Path) -> str:
     results = read_results_table(study, folder)
     has_class_1 = results.classes.map(lambda classes: "1" in (classes or {}))
     if has_class_1.any():
-        save_png(draw_figure1(results[has_class_1]), Path(folder) / "figure1.png")
+        draw_figure1(results[has_class_1]).savefig(Path(folder) / "figure1.png")
     tables = {"Test accuracy (%), paper (one run) and ours": make_accuracy_table(results)}
     return write_study_page(study, folder, name="table1", tables=tables)
 
@@ -125,8 +124,9 @@ def draw_figure1(results: pd.DataFrame) -> Figure:
             curves = group.classes.map(lambda classes: classes["1"]["accuracy_by_shift"]).tolist()
             accuracy = pd.DataFrame(curves, columns=[dx for _, dx in group.shifts.iloc[0]]).mean()
             axis.plot(100 * accuracy.sort_index(), color=f"C{index % 10}", label=model)
-            if (data, find_name_in_paper(model)) in paper.index:
-                curve = paper.loc[[(data, find_name_in_paper(model))]]
+            name = (data, find_name_in_paper(model))
+            if name in paper.index:
+                curve = paper.loc[[name]]
                 scale = (group.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE
                 pixels = scale * curve.shift_px
                 axis.plot(pixels, curve.accuracy_percent, ":", color=f"C{index % 10}")

@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import gmean
 
-from reproduction.figures import save_png
 from reproduction.study.report import (
     compute_margin_of_error,
     format_mean,
@@ -106,7 +105,7 @@ def write_report(study: Study, folder: Path) -> str:
     }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
     tables[heading] = pd.DataFrame(needed)
-    save_png(draw_accuracies(results), folder / "accuracy.png")
+    draw_accuracies(results).savefig(folder / "accuracy.png")
     seconds = format_number(results.process_seconds.median())
     notes = f"{NOTES}\n\nThe median training run took {seconds} CPU seconds."
     return write_page(folder / "summary.md", study, results, tables, notes)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import pad
 
-import reproduction.baselines  # noqa: F401, registers ResNet-18
+from reproduction.baselines.blocks import Images  # its package registers ResNet-18
 from reproduction.study.measure import compute_logits
 from reproduction.study.results import TRAINING
 from reproduction.study.study import StudyModel
@@ -160,8 +160,6 @@ def load_dataset_on_canvas(data: str, image_size: int, data_dir: str | None) -> 
     return replace(dataset, **splits)
 
 
-def shift_test_images(
-    images: Float[Tensor, "images channels 32 32"], margin: int
-) -> Float[Tensor, "images channels 32 32"]:
+def shift_test_images(images: Images, margin: int) -> Images:
     """Shift each test image by its own random offset, which is the same in every call."""
     return make_random_shift(margin)(images, Generator().manual_seed(TEST_SEED))

@@ -43,8 +43,8 @@ SHIFTS, MOVEMENT = axis_shifts(3), Movement("circular")
 
 def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
     """Measure a model's accuracy and the share of images that are correct at every shift."""
-    shifted = test.take(torch.arange(NUM_SHIFTED))
-    responses = measure_responses(model, shifted.images, SHIFTS, MOVEMENT, labels=shifted.labels)
+    images, labels = test[:NUM_SHIFTED]
+    responses = measure_responses(model, images, SHIFTS, MOVEMENT, labels=labels)
     assert responses.correct is not None
     correct_at_every_shift = responses.correct.all(dim=0).double().mean().item()
     return {

@@ -146,12 +146,11 @@ class StochasticPositions(nn.Module):
         if self.training:
             self.get_buffer("noise").normal_(std=DRAWS**-0.5)
         kernel = self.random_features()
-        query_phase = self.phase
-        key_phase = torch.zeros_like(query_phase)
+        key_phase = torch.zeros_like(self.phase)
         return PositionDependentFeatures(
             DRAWS,
             lambda query, scale: kernel.query_features(
-                self.multiply_by_sinusoids(query, query_phase), scale=1.0
+                self.multiply_by_sinusoids(query, self.phase), scale=1.0
             ),
             lambda key, scale: kernel.key_features(
                 self.multiply_by_sinusoids(key, key_phase), scale=1.0

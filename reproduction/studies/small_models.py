@@ -53,13 +53,14 @@ def train_small_model(
     for layer in list(model.modules()):
         if isinstance(layer, Attention):
             change_attention(layer)
-    train, held_out = dataset.train, dataset.validation
-    rate: float = run.learning_rate
+    train = dataset.train
     start = time.process_time()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=run.learning_rate)
     steps_per_epoch = len(train) // BATCH_SIZE
     num_steps = run.epochs * steps_per_epoch
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, num_steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, run.learning_rate, num_steps, pct_start=0.1
+    )
     optimizer.register_step_post_hook(lambda *_: schedule.step())
     generator = torch.Generator().manual_seed(run.seed)
     orders = [torch.randperm(len(train), generator=generator) for _ in range(run.epochs)]
@@ -75,7 +76,7 @@ def train_small_model(
         "run": run.to_dict(),
         "seconds": seconds,
         "validation_loss": cross_entropy(
-            compute_logits(model, held_out.images), held_out.labels
+            compute_logits(model, dataset.validation.images), dataset.validation.labels
         ).item(),
         "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
         **provenance(command),

@@ -168,7 +168,7 @@ def _select_images_to_shift(test: Split, settings: MeasureSettings) -> Split:
         margin = max(abs(dx) for _, dx in settings.shifts)
         keep = lossless_selection(test.images, test.labels, class_index=None, margin=margin)
         test = test.take(keep.nonzero().flatten())
-    return Split(test.images[: settings.shifted_images], test.labels[: settings.shifted_images])
+    return Split(*test[: settings.shifted_images])
 
 
 def _mean(is_true: Tensor) -> float:

@@ -31,7 +31,6 @@ from teka.training.trained_run import TrainedRun, evaluate, export
 from teka.training.trainer import load_data
 
 SECONDS = 2.0  # mean duration of timing each model
-WEIGHT_FILES = {"last": LAST, "best": BEST}
 
 
 class LearningCurve(Callback):
@@ -130,7 +129,7 @@ def train_and_measure(
     curve = read_checkpoint(training / CHECKPOINTS / LAST)["callbacks"].get("LearningCurve", {})
     points = curve["points"]
     model = run.make_model(**dataset.sizes)
-    load_weights(model, training / CHECKPOINTS / WEIGHT_FILES[measure.weights])
+    load_weights(model, training / CHECKPOINTS / (LAST if measure.weights == "last" else BEST))
     result |= {
         **measure_model(model.eval(), dataset, measure),
         **{name: trained[name] for name in ("parameters", "epochs", "seconds")},

@@ -1,7 +1,6 @@
 """Workarounds for differences between PyTorch versions."""
 
-from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,25 +28,22 @@ def replace(instance: T, **changes: object) -> T:
     return type(instance)(**{**values, **changes})
 
 
-def register_constant(
-    kind: type[T], to_json: Callable[[T], Any], from_json: Callable[[Any], T]
-) -> None:
-    """Register a class, so that torch.export and torch.func accept its instances as arguments.
+def register_constant(kind: type[Any]) -> None:
+    """Register a dataclass, so that torch.export and torch.func accept its instances as arguments.
 
-    An instance is then a constant of the exported program.
+    An instance is then a constant of the exported program. The file of an exported program contains
+    its fields as JSON data.
 
     Args:
-        kind: A class whose instances hold no tensors and compare by value.
-        to_json: Convert an instance to JSON data for the file of an exported program.
-        from_json: Convert the JSON data back to an instance.
+        kind: A dataclass whose instances hold no tensors and compare by value.
     """
     register_pytree_node(
         kind,
         lambda instance: ([], instance),
         lambda _, instance: instance,
         serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
-        to_dumpable_context=to_json,
-        from_dumpable_context=from_json,
+        to_dumpable_context=asdict,
+        from_dumpable_context=lambda values: kind(**values),
         flatten_with_keys_fn=lambda instance: ([], instance),
     )
     register_pytree_flatten_spec(kind, lambda instance, spec: [], lambda instance, spec: True)

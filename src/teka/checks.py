@@ -28,7 +28,6 @@ from teka.errors import (
 from teka.execution_mode import is_readable
 from teka.memory import MAX_IMAGE_PIXELS
 
-PRECISIONS = ("float32", "bfloat16", "float16")  # for matrix products, in training and benchmarks
 MAX_NUM_BLOCKS = 10_000  # in a model
 MAX_FILE_NAME_BYTES = 255
 MAX_NUM_VALUES = 1_000_000  # in a list that is passed as an argument

@@ -1,7 +1,6 @@
 """Reading of files, and atomic writing of files and folders."""
 
 import contextlib
-import errno
 import glob
 import json
 import os
@@ -206,7 +205,7 @@ def check_output_file(argument: str, path: str | Path) -> Path:
     file = check_path(argument, path)
     try:
         if file.is_dir() or not file.name:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise IsADirectoryError(None, "Is a directory")
         if not file.exists() or file.is_file():
             _check_writable(resolve_path(argument, file))
     except OSError as error:

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import SupportsIndex, TypeAlias
 
 import torch
@@ -135,9 +135,7 @@ class Grid:
         """
         return self.shape[axis] * self.spacing[axis] if self.periodic[axis] else None
 
-    def axis_positions(
-        self, axis: int, *, dtype: Dtype = None, device: Device = None
-    ) -> Float[Tensor, "side"]:
+    def axis_positions(self, axis: int, *, dtype: Dtype, device: Device) -> Float[Tensor, "side"]:
         """Return the coordinates of the cells along one axis in physical units, shape (side,)."""
         cells = torch.arange(
             self.shape[axis], dtype=dtype or torch.get_default_dtype(), device=device
@@ -270,7 +268,7 @@ def as_grid(argument: str, grid: GridLike) -> Grid:
         raise wrong_value(argument, grid, "a teka.Grid, its shape or its length") from error
 
 
-register_constant(Grid, asdict, lambda fields: Grid(**fields))
+register_constant(Grid)
 
 
 class _ActiveGrid(threading.local):

@@ -14,24 +14,22 @@ import teka
 def provenance(command: str) -> dict[str, str]:
     """Return the facts that are needed to repeat a measurement.
 
-    These are the command, the versions of teka and PyTorch, the hardware and the date.
+    These are the command, the versions of teka and PyTorch, the hardware and the date. The hardware
+    is the CPU, the threads of PyTorch and the GPU, if there is one.
     """
+    cores = os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    counts = f"{cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
+    hardware = f"{_get_processor_name()}, {counts}"
+    if torch.cuda.is_available():
+        hardware += f"; {torch.cuda.get_device_name()}"
     return {
         "command": command,
         "teka": teka.__version__,
         "torch": torch.__version__,
-        "hardware": describe_hardware(),
+        "hardware": hardware,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-
-
-def describe_hardware() -> str:
-    """Return a description of the CPU, the threads of PyTorch and the GPU, if there is one."""
-    cores = os.cpu_count() or 1
-    threads = torch.get_num_threads()
-    counts = f"{cores} core{'s' * (cores != 1)}, {threads} thread{'s' * (threads != 1)}"
-    cpu = f"{_get_processor_name()}, {counts}"
-    return f"{cpu}; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else cpu
 
 
 def _get_processor_name() -> str:

@@ -53,7 +53,7 @@ OPTIONS = {
     "redraw_every precision label_smoothing random_shift random_flip data data_dir image_size train_size query_key "
     "validation_size model tokens content downsampling resnet_stem dropout position_heads num_waves gate "
     "longest_wave wave_weight rotation_weight_scale rotary_normalizer value_convolution out resume loggers recipe "
-    "config accelerator devices num_nodes accumulate compile activation_checkpointing",
+    "config accelerator devices accumulate compile activation_checkpointing",
     "evaluate": "data_dir batch_size",
     "shift": "max_shift mode selection batch_size data_dir out",
     "heads": "query out data_dir",
@@ -182,12 +182,7 @@ SHORT_VALUES |= {
     "timeout": ("0", "x"),
     "loggers": ("x", ""),
 }
-SHORT_VALUES |= {
-    "parallel": ("x", "dask:x", ""),
-    "devices": ("0", "x", "-1"),
-    "num_nodes": ("0", "x", "-1"),
-    "compile": ("x",),
-}
+SHORT_VALUES |= {"parallel": ("x", "dask:x", ""), "devices": ("0", "x", "-1"), "compile": ("x",)}
 
 
 def fuzz_commands(number: int, seed: int) -> Tally:

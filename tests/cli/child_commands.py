@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 
-from teka.cli.child import is_child_process, model_call_context, was_interrupted
+from teka.cli import child
+from teka.cli.child import model_call_context
 
 
 def run(words: list[str]) -> int:
     """Run the action that the second word names, and return the third word as the exit code."""
     name, code = words[1], int(words[2])
-    assert is_child_process()
+    assert child._connection is not None
     with model_call_context(0.1)():
         ACTIONS[name]()
     print("the report")
@@ -37,7 +38,7 @@ def _wait_for_interrupt() -> None:
         print("waiting", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
-        assert was_interrupted()
+        assert child._was_interrupted
         print("saved", flush=True)
         sys.exit(130)
 

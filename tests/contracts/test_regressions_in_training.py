@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from teka.data import Split, load
 from teka.nn import RandomFeatures
 from teka.training import Run
-from teka.training.batches import TrainBatch, make_evaluation_loader, make_train_loader
+from teka.training.batches import make_evaluation_loader, make_train_loader
 from teka.training.classifier import Classifier
 
 
@@ -35,7 +35,7 @@ def test_projections_are_redrawn_on_schedule(kind: type[Classifier], is_correct:
     draws = []
     for step in range(10):
         trainer.global_step = step
-        classifier.on_train_batch_start(TrainBatch(torch.zeros(1), torch.zeros(1), 1.0), step)
+        classifier.on_train_batch_start((torch.zeros(1), torch.zeros(1), 1.0), step)
         draws.append(int(features.num_draws))
     assert (draws == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4]) == is_correct
 

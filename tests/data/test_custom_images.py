@@ -29,17 +29,17 @@ HEIGHT, WIDTH = 5, 7
 
 def read_arrays(
     images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
-) -> tuple[Any, Any, int]:
+) -> tuple[Any, Any, Any]:
     axes = options.pop("axes", None)
     return train_and_test(make_raw_dataset({"images": images, "labels": labels, **options}, axes))
 
 
-def read_folder(folder: Path, **options) -> tuple[Any, Any, int]:
+def read_folder(folder: Path, **options) -> tuple[Any, Any, Any]:
     """Return the pictures of a folder, read into memory."""
     return train_and_test(read_pictures(folder, **{"image_size": None, **options}))
 
 
-def train_and_test(raw: RawDataset) -> tuple[Any, Any, int]:
+def train_and_test(raw: RawDataset) -> tuple[Any, Any, Any]:
     splits = [raw.train, raw.test]
     if raw.test is None:
         splits = [
@@ -47,7 +47,7 @@ def train_and_test(raw: RawDataset) -> tuple[Any, Any, int]:
         ]
     if isinstance(raw.train.images, PictureFiles):
         splits = [split.to_intensities() for split in splits]
-    return splits[0], splits[1], raw.num_classes
+    return splits[0], splits[1], raw.class_names
 
 
 def test_axes_are_permuted_to_nchw():
@@ -60,9 +60,9 @@ def test_axes_are_permuted_to_nchw():
                     if as_tensor
                     else (images, LABELS)
                 )
-                train, test, num_classes = read_arrays(*given, axes=axes if declared else None)
+                train, test, class_names = read_arrays(*given, axes=axes if declared else None)
                 expected = torch.from_numpy(BYTES[:, :1] if axes == "NHW" else BYTES)
-                assert num_classes == 4
+                assert class_names is None
                 for part, indices in zip(
                     (train, test), draw_train_and_test_indices(23), strict=True
                 ):
@@ -72,11 +72,10 @@ def test_axes_are_permuted_to_nchw():
 
 
 def test_given_test_images_are_used_in_order():
-    train, test, num_classes = read_arrays(test_images=TEST_BYTES, test_labels=TEST_LABELS)
+    train, test, _ = read_arrays(test_images=TEST_BYTES, test_labels=TEST_LABELS)
     assert torch.equal(train.images, torch.from_numpy(BYTES))
     assert torch.equal(test.images, torch.from_numpy(TEST_BYTES.copy()))
     assert test.labels.tolist() == TEST_LABELS.tolist()
-    assert num_classes == 5
 
 
 def test_floating_point_arrays_are_intensities():
@@ -447,8 +446,8 @@ def save_classes(
 def test_folder_of_classes_is_split_into_training_and_test(tmp_path: Path, channels: int):
     images = torch.stack(save_classes(tmp_path, {"b": 4, "a": 3, "c": 6}, channels=channels)) / 255
     labels = torch.tensor([0] * 3 + [1] * 4 + [2] * 6)
-    train, test, num_classes = read_folder(tmp_path)
-    assert num_classes == 3
+    train, test, class_names = read_folder(tmp_path)
+    assert class_names == ("a", "b", "c")
     for part, indices in zip((train, test), draw_train_and_test_indices(13), strict=True):
         assert torch.equal(part.images, images[indices])
         assert torch.equal(part.labels, labels[indices])
@@ -457,8 +456,8 @@ def test_folder_of_classes_is_split_into_training_and_test(tmp_path: Path, chann
 def test_train_and_test_folders_are_splits_in_order(tmp_path: Path):
     train_images = save_classes(tmp_path / "train", {"a": 2, "b": 3, "c": 1})
     test_images = save_classes(tmp_path / "test", {"c": 2, "b": 1}, seed=50)
-    train, test, num_classes = read_folder(tmp_path)
-    assert num_classes == 3
+    train, test, class_names = read_folder(tmp_path)
+    assert class_names == ("a", "b", "c")
     assert torch.equal(train.images, torch.stack(train_images) / 255)
     assert train.labels.tolist() == [0, 0, 1, 1, 1, 2]
     assert torch.equal(test.images, torch.stack(test_images) / 255)
@@ -674,7 +673,7 @@ def test_folder_is_loaded_by_its_path(tmp_path: Path):
 
 def test_class_can_be_named_like_a_split(tmp_path: Path):
     save_classes(tmp_path, {"bus": 3, "train": 3})
-    assert read_folder(tmp_path)[2] == 2
+    assert read_folder(tmp_path)[2] == ("bus", "train")
 
 
 def test_jpeg_files_are_read(tmp_path: Path):

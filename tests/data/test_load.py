@@ -306,7 +306,11 @@ def test_archive_with_another_hash_is_not_extracted(served_records, server, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("digits", "come with scikit-learn"), ("minst", "Did you mean 'mnist'")]
+    ("name", "message"),
+    [
+        ("digits", "one of 'cifar10', 'fashion-mnist', 'mnist', got 'digits'"),
+        ("minst", "Did you mean 'mnist'"),
+    ],
 )
 def test_download_of_a_name_without_files_is_an_error(name: str, message: str, tmp_path: Path):
     with pytest.raises(ValueError, match=message):

@@ -30,7 +30,7 @@ FAULTS = ("500", "429", "truncates", "stalls", "corrupts", "ends unannounced")
 
 
 def assert_is_dataset(read, dataset):
-    assert read.num_classes == len(dataset.published.class_names)
+    assert read.class_names == dataset.published.class_names
     for split, (images, labels) in zip((read.train, read.test), dataset.splits, strict=True):
         assert torch.equal(split.images, images)
         assert torch.equal(split.labels, labels)
@@ -304,7 +304,7 @@ def test_file_is_found_uncompressed_or_compressed(tmp_path: Path):
 
 def test_splits_of_digits_have_every_image_once_with_its_label():
     raw: Any = read_digits((8, 8))
-    assert (len(raw.train), len(raw.test), raw.num_classes) == (1437, 360, 10)
+    assert (len(raw.train), len(raw.test), len(raw.class_names)) == (1437, 360, 10)
     images = torch.cat([raw.train.images, raw.test.images])
     labels = torch.cat([raw.train.labels, raw.test.labels])
     pixels, classes = load_digits(return_X_y=True)

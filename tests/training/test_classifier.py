@@ -6,7 +6,6 @@ import torch
 
 from teka.data import HorizontalFlip, RandomShift, load
 from teka.training import Run
-from teka.training.batches import TrainBatch
 from teka.training.classifier import (
     Classifier,
     compute_learning_rate_factor,
@@ -166,9 +165,8 @@ def augmented_images(step, rank, batch_idx):
         global_step=step, global_rank=rank, accumulate_grad_batches=3, world_size=2
     )
     classifier._trainer, classifier.log = trainer, lambda *arguments, **options: None
-    batch = TrainBatch(
-        torch.arange(1.0, 36.0).reshape(1, 1, 5, 7).repeat(8, 1, 1, 1), torch.zeros(8).long(), 1.0
-    )
+    images = torch.arange(1.0, 36.0).reshape(1, 1, 5, 7).repeat(8, 1, 1, 1)
+    batch = (images, torch.zeros(8).long(), 1.0)
     classifier.on_train_batch_start(batch, batch_idx)
     classifier.training_step(batch, batch_idx)
     return recorded[0]

@@ -167,7 +167,6 @@ def test_invalid_option_is_an_error_with_its_name(unchecked_annotations):
     for option, value in {
         "accelerator": "tpu",
         "devices": 0,
-        "num_nodes": 1.5,
         "accumulate": True,
         "compile": "yes",
     }.items():
@@ -246,18 +245,18 @@ def set_launcher_variables(monkeypatch):
 )
 def test_detect_finds_the_processes_of_the_launcher(set_launcher_variables, variables, expected):
     set_launcher_variables(variables)
-    assert ProcessLayout.detect(None, None) == expected
-    assert ProcessLayout.detect(expected.devices, expected.num_nodes) == expected
+    assert ProcessLayout.detect(None) == expected
+    assert ProcessLayout.detect(expected.devices) == expected
 
 
 def test_detect_uses_the_given_devices_without_a_launcher(set_launcher_variables):
     set_launcher_variables({})
-    assert ProcessLayout.detect(4, None) == ProcessLayout(4, 1, "")
+    assert ProcessLayout.detect(4) == ProcessLayout(4, 1, "")
 
 
 def test_batch_script_of_a_slurm_job_is_one_process(set_launcher_variables):
     set_launcher_variables({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
-    processes = ProcessLayout.detect(None, None)
+    processes = ProcessLayout.detect(None)
     assert processes == ProcessLayout(1, 1, "")
     assert [type(environment) for environment in processes.lightning_environments()] == [
         LightningEnvironment
@@ -266,27 +265,25 @@ def test_batch_script_of_a_slurm_job_is_one_process(set_launcher_variables):
 
 def test_lightning_does_not_requeue_slurm_jobs(set_launcher_variables):
     set_launcher_variables(SRUN)
-    (environment,) = ProcessLayout.detect(None, None).lightning_environments()
+    (environment,) = ProcessLayout.detect(None).lightning_environments()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
 
 
 @pytest.mark.parametrize(
-    ("variables", "requested", "message"),
+    ("variables", "devices", "message"),
     [
-        (TORCHRUN, (2, None), "devices must be 3, as torchrun started them, or left out.*got 2"),
-        (SRUN, (None, 1), "num_nodes must be 2, as srun started them.*got 1"),
-        ({}, (None, 2), "num_nodes must be 1 without a launcher, got 2. Start .* with torchrun"),
+        (TORCHRUN, 2, "devices must be 3, as torchrun started them, or left out.*got 2"),
         (
             {**SRUN, "SLURM_NTASKS": "7"},
-            (None, None),
+            None,
             "processes must be the same number on each machine.*got 7",
         ),
     ],
 )
 def test_layout_that_differs_from_the_launcher_is_an_error(
-    set_launcher_variables, variables, requested, message
+    set_launcher_variables, variables, devices, message
 ):
     set_launcher_variables(variables)
     with pytest.raises(ValueError, match=message):
-        ProcessLayout.detect(*requested)
+        ProcessLayout.detect(devices)

@@ -199,7 +199,7 @@ def test_missing_package_is_an_error_with_the_install_command(
     monkeypatch.setattr("teka.training.loggers.find_spec", lambda name: None)
     with pytest.raises(
         ValueError,
-        match=rf"^loggers must be an installed one, got '{name}'\. Run pip install {package}\.$",
+        match=rf"^loggers must be a service whose package is installed, got '{name}'\. Run pip install {package}\.$",
     ):
         train(tiny, tmp_path / "run", loggers=[name])
     assert not (tmp_path / "run").exists()

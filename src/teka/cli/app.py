@@ -176,9 +176,8 @@ def describe_error(error: CycloptsError, program: str) -> str:
             options = [option for option in argument.children_recursive if not option.children]
             missing = next((option for option in options if option.required), argument)
             return f"{missing.name} is required; see {program} --help"
-        name = argument.name
         count = argument.token_count()[0]
-        return f"{name} needs {f'{count} values' if count > 1 else 'a value'}"
+        return f"{argument.name} needs {f'{count} values' if count > 1 else 'a value'}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"{error.unused_tokens[0]!r} is not expected here"
     if isinstance(error, UnknownOptionError):

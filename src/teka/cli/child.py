@@ -34,17 +34,12 @@ _connection: Connection | None = None  # in the child, the pipe to the parent
 _was_interrupted = False
 
 
-def is_child_process() -> bool:
-    """Return True if this process was started by `run_in_child`."""
-    return _connection is not None
+def is_interrupt_by_model() -> bool:
+    """Return True if a `KeyboardInterrupt` was raised by the code of a model, not by a signal.
 
-
-def was_interrupted() -> bool:
-    """Return True if the child received an interrupt signal.
-
-    Otherwise, a `KeyboardInterrupt` was raised by the code of the model.
+    Only a child process of `run_in_child` can tell the difference. Elsewhere, return False.
     """
-    return _was_interrupted
+    return _connection is not None and not _was_interrupted
 
 
 def run_in_child(
@@ -131,10 +126,11 @@ def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
         if os.name == "posix" and process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGINT)
         code = _wait_for_exit_code(process, receiver, GRACE_SECONDS)
-    return code if isinstance(code, int) else _print_interrupted()
+    return code if isinstance(code, int) else print_interrupted()
 
 
-def _print_interrupted() -> int:
+def print_interrupted() -> int:
+    """Print that the command was interrupted, and return the exit code 130."""
     if sys.stderr is not None:
         sys.stderr.write("\ninterrupted\n")
     return INTERRUPTED
@@ -148,16 +144,11 @@ def _block_interrupts(is_blocked: bool) -> None:
 
 
 def _describe_unexpected_exit(exit_code: int | None) -> str:
+    end = f"the model's code ended the process with exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
         with contextlib.suppress(ValueError):
-            return (
-                f"the process was ended by {signal.Signals(-exit_code).name} "
-                "before the result was complete"
-            )
-    return (
-        f"the model's code ended the process with exit code {exit_code} "
-        "before the result was complete"
-    )
+            end = f"the process was ended by {signal.Signals(-exit_code).name}"
+    return f"{end} before the result was complete"
 
 
 def _open_closed_streams() -> None:
@@ -184,7 +175,7 @@ def _run_inside_child(
         _block_interrupts(False)
         code = run(arguments)
     except KeyboardInterrupt:  # before or after the command
-        code = _print_interrupted()
+        code = print_interrupted()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     connection.send_bytes(b"%s %d" % (_EXIT_CODE, code))
     # The result is complete. Hide the output of exit handlers of the model.

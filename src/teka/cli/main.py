@@ -17,7 +17,7 @@ from cyclopts.exceptions import CycloptsError
 
 from teka.cli import child
 from teka.cli.app import OPTION_NAMES, describe_error, make_app
-from teka.cli.child import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
+from teka.cli.child import BROKEN_PIPE, USAGE_ERROR
 from teka.errors import first_line_of_error, is_out_of_memory, to_one_line
 
 MAX_ERROR_LENGTH = 2000
@@ -63,11 +63,10 @@ def run(arguments: list[str], app: App | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        if child.is_child_process() and not child.was_interrupted():
+        if child.is_interrupt_by_model():
             return print_error(program, "the model's code raised KeyboardInterrupt")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
-        sys.stderr.write("\ninterrupted\n")
-        return INTERRUPTED
+        return child.print_interrupted()
     except BrokenPipeError:
         _discard_closed_output()
         return BROKEN_PIPE

@@ -20,8 +20,9 @@ def build_model_options_class() -> type[Any]:
     """
     names = " or ".join(f'"{name}"' for name in MODELS)
     model_option = Annotated[str, Parameter(help=f"Name of the model: {names}.")]
-    options: dict[str, tuple[str, Any, Any]] = {}
-    options["model"] = ("model", model_option, field(default="performer"))
+    options: dict[str, tuple[str, Any, Any]] = {
+        "model": ("model", model_option, field(default="performer"))
+    }
     for model in MODELS:
         declared = options_class(model)
         docstring = docstring_parser.parse(declared.__doc__ or "")

@@ -1,5 +1,6 @@
 """The commands `download` and `predict`."""
 
+import itertools
 import json
 import shlex
 from typing import Annotated
@@ -7,10 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from teka import data, prediction
-from teka.checks import check_sizes
+from teka.checks import check_name, check_sizes
 from teka.cli.progress import ProgressDisplay
-from teka.data.load import check_downloadable
 from teka.data.pictures import SUFFIXES
+from teka.data.published import PUBLISHED_DATASETS
 from teka.errors import wrong_argument
 from teka.files import expand_user
 from teka.prediction import DEFAULT_MODEL
@@ -33,7 +34,7 @@ def download(names: list[str], /, *, data_dir: str = "data") -> None:
         data_dir: Folder for the files. A missing folder is created.
     """
     for name in names:
-        check_downloadable(name)  # raise an error for a wrong name before the first download
+        check_name("names", name, PUBLISHED_DATASETS)  # before the first download
     for name in names:
         print(f"downloading {name} to {data_dir}", flush=True)
         print(f"{name}: {data.download(name, data_dir)}", flush=True)
@@ -82,18 +83,18 @@ def predict(
     entries = []
     rows = []
     for answer in predictions:
-        ranked = list(zip(answer.class_names, answer.probabilities, strict=True))[:top]
-        classes = [{"class": name, "probability": probability} for name, probability in ranked]
+        classes = []
+        row = [answer.picture]
+        ranked = zip(answer.class_names, answer.probabilities, strict=True)
+        for name, probability in itertools.islice(ranked, top):
+            classes.append({"class": name, "probability": probability})
+            row += [name, f"{100 * probability:.1f} %"]
         entries.append({"picture": answer.picture, "classes": classes})
-        cells = [answer.picture]
-        for name, probability in ranked:
-            cells += [name, f"{100 * probability:.1f} %"]
-        rows.append(tuple(cells))
+        rows.append(tuple(row))
     if json_output:
         print(json.dumps({"model": model, "pictures": entries}, indent=2, ensure_ascii=False))
         return
-    num_others = len(entries[0]["classes"]) - 1
-    head = ("picture", "class", "probability", *("next", "") * num_others)
+    head = ("picture", "class", "probability", *("next", "") * (len(rows[0]) // 2 - 1))
     print(Table(head, tuple(rows), words=("class", "next")).to_text(WIDEST))
 
 

@@ -130,7 +130,9 @@ def train(
     run = Run.from_dict({**vars(images), **chosen, **vars(training_recipe), "seed": seed})
     if resume is not None:
         run = Run.load(Path(resume))
-    folder = Path(resume or out or _choose_run_folder(run))
+    data = resolve_path("data", run.data).stem  # of a name or a path
+    name = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
+    folder = Path(resume or out or f"runs/{data}-{name}-{run.seed}")
     print_once = rank_zero_only(print)  # several processes may run this command
     try:
         result: Any = training.train(
@@ -151,12 +153,6 @@ def train(
     if result["validation_accuracy"] is not None:
         summary += f", validation accuracy {100 * result['validation_accuracy']:.1f} %"
     print_once(summary)
-
-
-def _choose_run_folder(run: Run) -> Path:
-    data = resolve_path("data", run.data).stem  # of a name or a path
-    model = f"{run.position}-{run.kernel}" if run.model == "performer" else run.model
-    return Path("runs") / f"{data}-{model}-{run.seed}"
 
 
 def evaluate(

@@ -159,7 +159,7 @@ def attention_from_convolution(
     convolution = check_convolution(convolution)
     weight = convolution.weight.detach()
     num_out, num_in = convolution.out_channels, convolution.in_channels
-    kernel_size = tuple(weight.shape[2:])
+    kernel_size = convolution.kernel_size
     off_center_weight(precision, len(kernel_size))  # checks the precision
     full_size = min(num_in, num_out)
     dim_head = full_size if dim_head is None else dim_head

@@ -218,7 +218,7 @@ def read_pictures(path: Path, *, image_size: tuple[int, int] | None) -> RawDatas
     validation = pictures.get("validation", [])
     train = to_split(pictures["train"] + validation)
     test = to_split(pictures["test"]) if "test" in pictures else None
-    return RawDataset(train, test, len(classes), len(validation), tuple(classes))
+    return RawDataset(train, test, len(validation), tuple(classes))
 
 
 def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> RawDataset:
@@ -247,9 +247,7 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> Ra
             torch.cat([train.images, validation.images]),
             torch.cat([train.labels, validation.labels]),
         )
-    labels = train.labels if test is None else torch.cat([train.labels, test.labels])
-    num_classes = 1 + int(labels.max()) if len(labels) else 1
-    return RawDataset(train, test, num_classes, num_validation)
+    return RawDataset(train, test, num_validation)
 
 
 def read_npz(path: Path) -> RawDataset:

@@ -182,15 +182,13 @@ class RawDataset:
     Args:
         train: Images for training and validation, or all images if there are no test images.
         test: Images for the final evaluation, or None.
-        num_classes: Number of classes.
         num_validation: Number of images at the end of `train` that the data set declares for
             validation.
-        class_names: Name of each class, or None.
+        class_names: Name of each class. If it is None, the largest label is the last class.
     """
 
     train: Split
     test: Split | None
-    num_classes: int
     num_validation: int = 0
     class_names: tuple[str, ...] | None = None
 
@@ -250,6 +248,8 @@ def divide_into_splits(
             f"{len(train)} for training and {len(test)} for test",
             "at least 1 for training and 1 for test",
         )
+    labels = torch.cat([train.labels, test.labels])
+    num_classes = len(raw.class_names) if raw.class_names else 1 + int(labels.max())
     num_declared = raw.num_validation if validation_size is None else 0
     num_images = len(train) - num_declared
     if validation_size is None:
@@ -271,4 +271,4 @@ def divide_into_splits(
     if not (stream and isinstance(train.images, PictureFiles)):
         check_memory("image_size", image_size, num_bytes, "images")
         train, validation, test = (split.to_intensities(image_size) for split in splits)
-    return Dataset(name, train, validation, test, raw.num_classes, raw.class_names)
+    return Dataset(name, train, validation, test, num_classes, raw.class_names)

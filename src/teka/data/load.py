@@ -9,7 +9,7 @@ from teka.checks import check_flags, check_image_size, check_name, check_path
 from teka.data.custom_images import is_picture_dataset, make_raw_dataset, read_npz, read_pictures
 from teka.data.dataset import Dataset, ImageSize, divide_into_splits
 from teka.data.published import DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
-from teka.errors import unknown_name_error, wrong_value
+from teka.errors import unknown_name_error
 from teka.files import expand_user, make_directory
 
 NAMES = ("digits", *PUBLISHED_DATASETS)
@@ -188,21 +188,9 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
         ImportError: pooch is not installed.
         ConnectionError: A file could not be downloaded in several attempts.
     """
-    check_downloadable(name)
+    check_name("name", name, PUBLISHED_DATASETS)
     check_path("data_dir", data_dir)
     return PUBLISHED_DATASETS[name].download(make_directory("data_dir", expand_user(data_dir)))
-
-
-def check_downloadable(name: str) -> None:
-    """Raise an error if `download` does not support the data set with this name."""
-    check_name("name", name, NAMES)
-    if name not in PUBLISHED_DATASETS:
-        raise wrong_value(
-            "name",
-            name,
-            "a data set with files on the web",
-            "The digits come with scikit-learn and need no download.",
-        )
 
 
 def find_dataset_path(name: str, data_dir: str | Path | None) -> Path | None:

@@ -125,7 +125,7 @@ class PublishedDataset:
                 f"Run `{command}`, and pass {target} as data_dir. {self.advice}",
             )
         train, test = (self._read_split(folder, files) for files in (self.train, self.test))
-        return RawDataset(train, test, len(self.class_names), class_names=self.class_names)
+        return RawDataset(train, test, class_names=self.class_names)
 
     def search_folders(self, data_dir: Path) -> list[Path]:
         """Return the folders to search for the files. `download` writes to the first folder."""
@@ -143,7 +143,12 @@ class PublishedDataset:
         """
         folders = filter(self.has_all_files, self.search_folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
-        missing = [file for file in self.files if not self._has_complete_file(folder, file)]
+        missing = []
+        for file in self.files:
+            try:
+                self._read_file(folder, file)
+            except ValueError:
+                missing.append(file)
         if self.archive_hash is None:
             for file in missing:
                 download_file(
@@ -164,13 +169,6 @@ class PublishedDataset:
             if is_new:
                 archive.unlink()
         return folder
-
-    def _has_complete_file(self, folder: Path, file: PublishedFile) -> bool:
-        try:
-            self._read_file(folder, file)
-        except ValueError:
-            return False
-        return True
 
     def _read_split(self, folder: Path, files: Sequence[PublishedFile]) -> Split:
         contents = [self._read_file(folder, file) for file in files]
@@ -301,6 +299,4 @@ def read_digits(canvas_size: tuple[int, int]) -> RawDataset:
     images = Split(torch.nn.functional.pad(digits, margins), torch.from_numpy(classes).long())
     order = torch.from_numpy(np.random.default_rng(DIGITS_SEED).permutation(len(pixels)))
     train, test = order.tensor_split([NUM_TRAIN_DIGITS])
-    return RawDataset(
-        images.take(train), images.take(test), len(DIGIT_NAMES), class_names=DIGIT_NAMES
-    )
+    return RawDataset(images.take(train), images.take(test), class_names=DIGIT_NAMES)

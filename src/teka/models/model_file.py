@@ -69,12 +69,15 @@ def save(
     folder = check_model_folder("path", path)
     check_same_logits(model, config)
     weights = serialize_weights(model, dtype)
-    description = {
-        "sha256": hashlib.sha256(weights).hexdigest(),
-        "bytes": len(weights),
-        "dtype": dtype,
+    content = {
+        "format_version": FORMAT_VERSION,
+        **encode(config),
+        "weights": {
+            "sha256": hashlib.sha256(weights).hexdigest(),
+            "bytes": len(weights),
+            "dtype": dtype,
+        },
     }
-    content = {"format_version": FORMAT_VERSION, **encode(config), "weights": description}
     with atomic_directory("path", folder) as new:
         write_bytes(new / WEIGHTS_FILE, weights)
         write_json(new / CONFIG_FILE, content)
@@ -187,11 +190,11 @@ def check_model_folder(argument: str, path: str | Path) -> Path:
     if not folder.exists():
         return folder
     if not folder.is_dir():
-        raise wrong_value(argument, str(path), "a folder, which may be missing", "It is a file.")
+        raise wrong_value(argument, str(path), "a folder, not a file")
     names = sorted(entry.name for entry in folder.iterdir())
     if names and names != sorted((CONFIG_FILE, WEIGHTS_FILE)):
-        hint = f"It contains {', '.join(names[:3])}."
-        raise wrong_value(argument, str(path), "an empty folder or a saved model", hint)
+        expected = f"an empty folder or a saved model, without {', '.join(names[:3])}"
+        raise wrong_value(argument, str(path), expected)
     return folder
 
 

@@ -28,14 +28,6 @@ class MicroBatch(NamedTuple):
     weight: float
 
 
-class TrainBatch(NamedTuple):
-    """Images of a micro-batch, shape (B, C, H, W), with their class indices, shape (B,)."""
-
-    images: Tensor
-    labels: Tensor
-    weight: float
-
-
 @dataclass(eq=False, kw_only=True)
 class MicroBatchSampler(Sampler[MicroBatch]):
     """Sampler that shuffles the images and divides each batch into micro-batches.
@@ -82,18 +74,19 @@ class MicroBatchSampler(Sampler[MicroBatch]):
 
 
 @dataclass
-class _MicroBatchDataset(TorchDataset[TrainBatch]):
-    """Data set that is indexed by a `MicroBatch` and returns its images and labels."""
+class _MicroBatchDataset(TorchDataset[tuple[Tensor, Tensor, float]]):
+    """Data set that is indexed by a `MicroBatch` and returns its images, labels and weight."""
 
     split: Split
 
-    def __getitem__(self, micro_batch: MicroBatch) -> TrainBatch:
-        images, labels = self.split[micro_batch.indices]
-        return TrainBatch(images, labels, micro_batch.weight)
+    def __getitem__(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, float]:
+        return (*self.split[micro_batch.indices], micro_batch.weight)
 
 
 def make_train_loader(split: Split, **options: int) -> DataLoader:
     """Create the data loader of shuffled training images, which yields micro-batches.
+
+    Each micro-batch is a list of its images, labels and weight.
 
     Args:
         split: Training images and labels.

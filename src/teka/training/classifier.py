@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from teka.data import Dataset, HorizontalFlip, RandomShift
 from teka.nn import redraw_projections
 from teka.nn.relative import RelativeModule
-from teka.training.batches import TrainBatch, make_evaluation_loader, make_train_loader
+from teka.training.batches import make_evaluation_loader, make_train_loader
 from teka.training.run import Run
 
 # Difference between the seeds of two micro-batches. It exceeds the number of steps of any run, so
@@ -77,7 +77,7 @@ class Classifier(LightningModule):
         # the last step of an epoch.
         return self.model.forward(images)
 
-    def on_train_batch_start(self, batch: TrainBatch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Sequence[Any], batch_idx: int) -> None:
         """Seed PyTorch for this step, and redraw random projections every `redraw_every` steps."""
         torch.manual_seed(self._step_seed)
         redraw_every = self.run.recipe.redraw_every
@@ -89,7 +89,7 @@ class Classifier(LightningModule):
         if micro_batch := self._micro_batch_index(batch_idx):
             torch.manual_seed(self._step_seed + micro_batch * MICRO_BATCH_SEED)
 
-    def training_step(self, batch: TrainBatch, batch_idx: int) -> Float[Tensor, ""]:
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Float[Tensor, ""]:
         images, labels, weight = batch
         # The augmentations have their own generator, so that they do not depend on the model.
         seed = self._step_seed + (self._micro_batch_index(batch_idx) + 1) * MICRO_BATCH_SEED

@@ -40,8 +40,8 @@ class Execution:
     Args:
         accelerator: "auto" (a GPU if there is one), "cpu", "gpu" or "mps".
         devices: Number of processes per machine, each with its own device. The default is the
-            number that torchrun or srun started, or else 1.
-        num_nodes: Number of machines. Start the same command with torchrun or srun on each machine.
+            number that torchrun or srun started, or else 1. To use several machines, start the same
+            command with torchrun or srun on each machine.
         accumulate: Number of micro-batches per step in each process, whose gradients are
             accumulated. More micro-batches need less memory.
         activation_checkpointing: Recompute the activations of transformer blocks in the backward
@@ -55,7 +55,6 @@ class Execution:
 
     accelerator: str = "auto"
     devices: int | None = None
-    num_nodes: int | None = None
     accumulate: int = 1
     activation_checkpointing: bool = False
     compile: str = "auto"
@@ -64,7 +63,7 @@ class Execution:
         check_name("accelerator", self.accelerator, ACCELERATORS)
         check_name("compile", self.compile, COMPILE)
         check_sizes({"accumulate": self.accumulate})
-        check_sizes({"devices": self.devices, "num_nodes": self.num_nodes}, or_none=True)
+        check_sizes({"devices": self.devices}, or_none=True)
 
     @property
     def uses_cuda(self) -> bool:

@@ -36,7 +36,7 @@ def check_logger_names(names: Sequence[str]) -> None:
         # A folder "wandb" next to the program is not the package.
         if module is None or module.origin is None:
             hint = f"Run pip install {SERVICES[name]}."
-            raise wrong_value("loggers", name, "an installed one", hint)
+            raise wrong_value("loggers", name, "a service whose package is installed", hint)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,6 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
         table,
         TensorBoardLogger(folder, name=LOGS, version=table.version, default_hp_metric=False),
     ]
-    fields = encode(run.to_dict())
     failed = True
     try:
         for name in names:
@@ -74,7 +73,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
                     "loggers", name, f"a service that takes the run ({first_line_of_error(error)})"
                 ) from error
         for logger in loggers:
-            logger.log_hyperparams(fields)
+            logger.log_hyperparams(encode(run.to_dict()))
         yield loggers
         failed = False
     finally:

@@ -26,14 +26,13 @@ class ProcessLayout(NamedTuple):
     launcher: str
 
     @classmethod
-    def detect(cls, devices: int | None, num_nodes: int | None) -> "ProcessLayout":
+    def detect(cls, devices: int | None) -> "ProcessLayout":
         """Detect the processes that torchrun or srun started for this run.
 
-        Without a launcher, use the arguments. The default is then one process.
+        Without a launcher, the number of processes is `devices`, by default 1.
 
         Raises:
-            ValueError: An argument contradicts the number of started processes, or no launcher
-                started the processes of several machines.
+            ValueError: `devices` contradicts the number of started processes.
         """
         if TorchElasticEnvironment.detect():
             launcher = "torchrun"
@@ -46,13 +45,6 @@ class ProcessLayout(NamedTuple):
             nodes = int(os.environ.get("SLURM_NNODES", "1"))
             each = total // nodes
         else:
-            if num_nodes not in (None, 1):  # Lightning would wait for the other machines forever
-                raise wrong_value(
-                    "num_nodes",
-                    num_nodes,
-                    "1 without a launcher",
-                    "Start the same command with torchrun or srun on each machine.",
-                )
             return cls(devices or 1, 1, "")
         if each * nodes != total:
             raise wrong_value(
@@ -61,14 +53,9 @@ class ProcessLayout(NamedTuple):
                 "the same number on each machine",
                 f"Change the command of {launcher}.",
             )
-        for argument, value, started in (
-            ("devices", devices, each),
-            ("num_nodes", num_nodes, nodes),
-        ):
-            if value not in (None, started):
-                raise wrong_value(
-                    argument, value, f"{started}, as {launcher} started them, or left out"
-                )
+        if devices not in (None, each):
+            expected = f"{each}, as {launcher} started them, or left out"
+            raise wrong_value("devices", devices, expected)
         return cls(each, nodes, launcher)
 
     def lightning_environments(self) -> list[ClusterEnvironment]:

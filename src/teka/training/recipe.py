@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from teka import checks
 from teka.checks import check_name, check_number, check_sizes
 from teka.data.augment import SHIFT_MODES
 from teka.errors import unknown_name_error, wrong_value
@@ -12,7 +11,7 @@ from teka.files import read_yaml
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
-PRECISIONS = ("auto", *checks.PRECISIONS)
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 BETAS = (0.9, 0.98)
 SUFFIX = ".yaml"
 RECIPES = Path(__file__).parent / "recipes"

@@ -121,12 +121,10 @@ def train(
     """
     check_logger_names(loggers)
     execution = execution or Execution()
-    processes = ProcessLayout.detect(execution.devices, execution.num_nodes)
+    processes = ProcessLayout.detect(execution.devices)
     recipe = run.recipe
     precision = execution.choose_precision(recipe.precision)
-    with _create_and_lock_folder(out) as folder:
-        if is_first_process():
-            _check_output_folder(folder, run, resume=resume)
+    with _open_run_folder(out, run, resume=resume) as folder:
         is_quiet = not (progress_bar and is_first_process())
         report = (lambda text: None) if is_quiet else partial(print, flush=True)
         if resume and (folder / RESULT_FILE).is_file():
@@ -267,11 +265,12 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
 
 
 @contextmanager
-def _create_and_lock_folder(out: str | Path) -> Iterator[Path]:
-    """Create the run folder, and lock it against other training runs until the context ends.
+def _open_run_folder(out: str | Path, run: Run, *, resume: bool) -> Iterator[Path]:
+    """Create the folder of a run, and lock it against other training runs until the context ends.
 
-    If an error occurs before the run is saved, a new folder is removed again. In distributed
-    training, only the first process creates, locks and removes the folder.
+    Check that an existing folder holds no run or, if `resume` is true, no other run. If an error
+    occurs before the run is saved, a new folder is removed again. In distributed training, only the
+    first process creates, locks, checks and removes the folder.
     """
     folder = Path(out)
     if not is_first_process():
@@ -288,23 +287,14 @@ def _create_and_lock_folder(out: str | Path) -> Iterator[Path]:
         lock = nullcontext()
     with lock:
         try:
+            if (folder / RUN_FILE).exists():
+                if not resume:
+                    hint = "Resume the run in this folder, or choose another folder."
+                    raise wrong_value("out", str(out), "a folder without a run", hint)
+                if names := run.differing_fields(Run.load(folder)):
+                    hint = f"It differs in {', '.join(names)}."
+                    raise wrong_value("out", str(out), "the folder of the same run", hint)
             yield folder
         finally:
             if is_new and not (folder / RUN_FILE).exists():
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_output_folder(folder: Path, run: Run, *, resume: bool) -> None:
-    if not (folder / RUN_FILE).exists():
-        return
-    if not resume:
-        raise wrong_value(
-            "out",
-            str(folder),
-            "a folder without a run",
-            "Resume the run in this folder, or choose another folder.",
-        )
-    if names := run.differing_fields(Run.load(folder)):
-        raise wrong_value(
-            "out", str(folder), "the folder of the same run", f"It differs in {', '.join(names)}."
-        )

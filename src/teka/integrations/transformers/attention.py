@@ -258,13 +258,6 @@ def _parse_height_and_width(size: Any) -> tuple[int, ...] | None:
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
-def count_prefix_tokens(config: object) -> int:
-    """Return how many class and register tokens precede the patches of a model."""
-    num_class_tokens = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
-    num_registers = getattr(config, "num_register_tokens", 0)
-    return num_class_tokens + num_registers if num_class_tokens else 0
-
-
 def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
     """Return a layer's token grid, and the number of prefix tokens.
 
@@ -284,7 +277,9 @@ def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tupl
     grid = find_patch_grid(config)
     if ambient[0] is not None or grid is None:
         return ambient
-    prefix = count_prefix_tokens(config)
+    prefix = NUM_CLASS_TOKENS.get(getattr(config, "model_type", ""), 0)
+    if prefix:  # register tokens follow the class tokens
+        prefix += getattr(config, "num_register_tokens", 0)
     if num_keys != prefix + grid.num_tokens:
         sides = " × ".join(map(str, grid.shape))
         expected = (
