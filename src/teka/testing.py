@@ -509,7 +509,7 @@ def _measure_relative_errors(
     transform: Callable[[Tensor, Any], Tensor],
     compare: Callable[[Tensor, Tensor, Any], float],
 ) -> RelativeErrors:
-    """Measure the relative error of a function for each shift or permutation of its inputs.
+    """Measure the relative equivariance error for each shift or permutation of the inputs.
 
     Args:
         function: The function.

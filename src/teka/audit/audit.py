@@ -205,7 +205,9 @@ class AuditStages:
         )
 
     def measure_mode(self, mode: str) -> None:
-        """Evaluate the model on every image at every shift, and compute the metrics of this mode.
+        """Evaluate the model on every image at every shift, and compute the metrics.
+
+        The mode defines how the images are shifted.
 
         If the model raises an error, the responses that were measured before are kept.
         """

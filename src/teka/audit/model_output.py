@@ -209,7 +209,9 @@ def intersection_over_union(
 
 
 class OutputField(NamedTuple):
-    """Field, or group of fields, of a structured output that the audit can measure.
+    """Fields of a model output with several fields, from which one tensor is read.
+
+    The audit measures how this tensor changes if the input is shifted.
 
     Args:
         names: Names of the fields.

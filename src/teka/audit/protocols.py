@@ -54,7 +54,7 @@ class ProtocolResult:
 def run_horn2021(
     function: Model, images: Images, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
-    """Evaluate the protocol of Horn et al. (2021): accuracy at 17 horizontal shifts.
+    """Measure the accuracy at 17 horizontal shifts, like Horn et al. (2021).
 
     The protocol uses images of class 1 with enough background that a shift of up to 8 pixels loses
     no content. These are 854 images of ones in MNIST, or 791 images of trousers in Fashion-MNIST.

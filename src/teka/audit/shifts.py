@@ -47,9 +47,9 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
-    """Return all shifts of at most m pixels along each axis, in row-major order.
+    """List all shifts by at most m pixels along each axis: a square of shifts for images.
 
-    For n axes, there are (2 m + 1)^n shifts.
+    For n axes, there are (2 m + 1)^n shifts, in row-major order.
 
     >>> from teka.audit import square_shifts
     >>> square_shifts(1)[:4]

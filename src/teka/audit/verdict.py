@@ -56,7 +56,12 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str:
-    """Return the first sentence of the verdict, about the mode in which shifts have most effect."""
+    """Return the first sentence of an audit's verdict: the effect of shifts in the worst mode.
+
+    Args:
+        report: Report of the audit.
+        undecided: Metrics of the modes in which the results do not show if the model is exact.
+    """
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
         return f"No image was moved{_budget_note(report)}."
@@ -227,8 +232,8 @@ def _layer_sentences(report: AuditReport) -> list[str]:
         noise = max(layer.noise for layer in layers.undecided)
         sentences.append(
             f"It cannot be decided whether {layers.undecided[0].name} and the layers after it "
-            "break equivariance, because their outputs for two copies of the same images differ by "
-            f"up to {format_number(noise)}."
+            "break equivariance, because their outputs already differ by up to "
+            f"{format_number(noise)} if the same images are passed twice."
         )
     if not sentences:
         reason = f"every error is at most {format_number(layers.threshold)} of its output"

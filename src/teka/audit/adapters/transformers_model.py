@@ -1,4 +1,4 @@
-"""Loader of vision models from `transformers`, with the preprocessing of their processors."""
+"""Functions that load vision models and their image preprocessing from `transformers`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Comparison of the tensors inside a model between shifted and unshifted images."""
+"""Functions that measure how the tensors inside a model change if images are shifted."""
 
 import functools
 import itertools

@@ -226,7 +226,10 @@ class Measurement:
         self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
     def _compare_with_unshifted(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
-        """Return the tables of errors and predictions of the outputs for images at one shift."""
+        """Compare the outputs for shifted images with those for the unshifted images.
+
+        The tables in the result contain an error or a prediction for each image.
+        """
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
             overlap = outputs.box_overlap(output, reference, self.shifts[shift], self._seen_size)

@@ -24,7 +24,7 @@ LEAST_WORST_ERROR = 0.01
 
 
 def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """Return one section of the page for each mode, with curves and heat maps of the metrics."""
+    """Return a section of the audit page for each shift mode, with curves and heat maps."""
     modes: dict[str, dict[int, Metrics]] = {}
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -70,7 +70,7 @@ def format_confidence_levels(metrics: Iterable[Metrics]) -> str:
 
 
 def describe_mode(movement: Movement) -> str:
-    """Describe a mode of shifting, including what happens at the edges of the image.
+    """Describe how images are shifted, including what happens at their edges.
 
     The text also states the background and the size of the canvas or window, if there are any.
     """

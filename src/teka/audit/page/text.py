@@ -156,7 +156,12 @@ def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
 
 
 def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
-    """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats."""
+    """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats.
+
+    Args:
+        reports: Reports of the audits.
+        pairs: Comparisons of two models each.
+    """
     parts = []
     for section in comparison_sections(pairs, reports):
         parts += [

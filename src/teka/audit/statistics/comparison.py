@@ -39,7 +39,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """Difference between the values of one metric for two models, first minus second.
+    """Difference between two models in one metric, first minus second, with its interval.
 
     Args:
         p_value: Two-sided p-value of the null hypothesis that the models do not differ.

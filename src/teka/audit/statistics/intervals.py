@@ -429,7 +429,9 @@ def append_artificial_images(differences: Values) -> ndarray:
 
 
 def estimate_difference_curve(differences: Values, bootstrap: ImageBootstrap) -> Curve:
-    """Return the mean difference of shares at each shift, with percentile intervals and a band.
+    """Estimate the difference between two models at each shift, for a metric that is a share.
+
+    The result has a percentile interval for each shift, and a confidence band for all shifts.
 
     Args:
         differences: Difference between two models for each image at each shift.
