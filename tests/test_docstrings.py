@@ -16,7 +16,6 @@ import torch
 
 import teka
 from reproduction.baselines.self_attention_network import POSITIONS as ENCODINGS
-from teka.checks import PRECISIONS
 from teka.cli.model_options import build_model_options_class
 from teka.functional import BACKENDS, KERNELS, PROJECTIONS, RELATIVES
 from teka.functional.backends import triton as triton_backend
@@ -27,7 +26,7 @@ from teka.models.model_config import MODELS
 from teka.models.performer_config import POOLS, POSITIONS, STEMS
 from teka.nn.options import VALUES
 from teka.nn.qk_norm import QUERY_KEYS
-from teka.training.recipe import OPTIMIZERS, SCHEDULES
+from teka.training.recipe import OPTIMIZERS, PRECISIONS, SCHEDULES
 
 PACKAGE = Path(teka.__file__).parent
 TAKES = {
