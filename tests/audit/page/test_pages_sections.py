@@ -236,3 +236,15 @@ def test_invalid_results_are_gray():
     assert both.count('<tr class="invalid">') == 1
     assert line_color(0) in both
     assert line_color(1) not in both
+
+
+def test_first_screen_has_both_axes_only_if_a_comparison_has_no_images():
+    metrics = (make_metrics(shifts=SQUARE),)
+    images, plain = (
+        [make_report(name, metrics=metrics, examples=examples) for name in ("a", "b")]
+        for examples in ((make_example(),), ())
+    )
+    for reports, count in ((images, 1), (plain, 2), (images[:1], 1), (plain[:1], 1)):
+        page = render_audit_page(reports)
+        curve = page[page.index('<figure class="first-curve') : page.index("<nav")]
+        assert curve.count("<svg") == count
