@@ -85,10 +85,12 @@ def test_lossless_allows_shifts_up_to_the_margins_of_the_content():
     image = torch.full((3, 2, 5, 7), 0.5)
     image[1, 1, 2, 4] = 9.0
     assert translate(image, (-2, 2), mode="lossless", background=0.5)[1, 1, 0, 6] == 9.0
-    with pytest.raises(ValueError, match=r"axis 1 \(size 7\) 1 of 3 images lose pixels") as error:
+    with pytest.raises(
+        ValueError, match=r"from -4 to 2 along axis 1, got .*1 of 3 images"
+    ) as error:
         translate(image, (-2, 3), mode="lossless", background=0.5)
     assert "axis 0" not in str(error.value)
-    with pytest.raises(ValueError, match=r"axis 0 \(size 5\) 3 of 3 images"):
+    with pytest.raises(ValueError, match=r"from 0 to 0 along axis 0, got .*3 of 3 images"):
         translate(image, (1, 0), mode="lossless")
 
 
@@ -177,7 +179,7 @@ def test_parse_shifts_rejects_shifts_that_lose_pixels():
     for mode in ["lossless", "canvas"]:
         moving = make_movement(mode)
         placed = moving.prepare_images(centered_noise(9, 11))
-        with raises_for(mode, ValueError, match=r"axis 1 .* 3 of 3 images lose pixels"):
+        with raises_for(mode, ValueError, match=r"axis 1, .* 3 of 3 images have no room"):
             moving.parse_shifts(placed, [(0, 0), (0, 7)])
 
 

@@ -10,11 +10,11 @@ from torch.testing import assert_close
 from teka import Grid
 from teka.audit import paste_on_canvas
 from teka.audit.movement import (
+    Movement,
     background_tensor,
     bilinear_shift,
     blank_margins,
-    check_lossless,
-    check_window_shifts,
+    check_room,
     crop,
     fourier_shift,
     parse_window_size,
@@ -54,13 +54,13 @@ def test_blank_margins_count_nan_as_content():
     assert blank_margins(image).tolist() == [[[2, 4]]]
 
 
-def test_lossless_error_names_axes_and_the_number_of_images():
+def test_error_names_the_possible_steps_and_the_number_of_images():
     margins = torch.tensor([[[0, 2], [3, 1]], [[4, 2], [3, 0]], [[4, 2], [3, 0]]])
-    check_lossless((5, 7), margins, [(2, -3)], "shifts")
-    with pytest.raises(
-        ValueError, match=r"axis 0 \(size 5\) 1 of 3 images.*axis 1 \(size 7\) 2 of 3 images"
-    ):
-        check_lossless((5, 7), margins, [(-1, 1)], "shifts")
+    check_room([(2, -3)], margins, "shifts")
+    with pytest.raises(ValueError, match=r"from 0 to 2 along axis 0, got .*1 of 3 images"):
+        check_room([(-1, 1)], margins, "shifts")
+    with pytest.raises(ValueError, match=r"from -3 to 0 along axis 1, got .*2 of 3 images"):
+        check_room([(0, 1)], margins, "shifts")
 
 
 def test_background_of_wrong_length_or_not_finite_is_an_error():
@@ -123,8 +123,8 @@ def windows(draw):
 @given(windows())
 def test_crop_moves_content_like_a_roll_of_the_whole_image(case):
     sizes, window, shift = case
-    check_window_shifts(sizes, window, [shift], "shifts")
     images = ramp(*sizes)
+    Movement("crop", crop_size=window).parse_shifts(images, [shift])
     no_shift = (0,) * len(sizes)
     assert torch.equal(
         crop(images, window, shift), crop(Grid(sizes).roll(images, shift), window, no_shift)
@@ -138,9 +138,13 @@ def test_largest_shifts_of_a_crop_reach_the_image_edges():
 
 
 def test_crop_shift_beyond_the_image_is_an_error():
-    for shift, axis in [((2, 0), 0), ((-3, 0), 0), ((0, 1), 1)]:
-        with raises_for((shift, axis), ValueError, match=rf"from -?\d to \d along axis {axis}"):
-            check_window_shifts((8, 13), (5, 13), [shift], "shifts")
+    for shift, steps in [
+        ((2, 0), "from -2 to 1 along axis 0"),
+        ((-3, 0), "from -2 to 1 along axis 0"),
+        ((0, 1), "from 0 to 0 along axis 1"),
+    ]:
+        with raises_for(shift, ValueError, match=steps):
+            Movement("crop", crop_size=(5, 13)).parse_shifts(ramp(8, 13), [shift])
 
 
 def test_crop_larger_than_the_image_is_an_error():

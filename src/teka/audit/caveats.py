@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import Model, evaluate_model, output_difference
-from teka.audit.model_output import KINDS, LEAST_SCORE, MULTILABEL, flatten_vectors
+from teka.audit.model_output import KINDS, LEAST_SCORE, MULTILABEL, Sizes, flatten_vectors
 from teka.audit.movement import ImageSet, Movement, background_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
@@ -26,7 +26,6 @@ SEVERITIES = {
 # between calls with different batch sizes, which change the order of summation.
 REPEAT_ROUNDING = 1e-6
 BATCH_ROUNDING = 1e-3
-Sizes = Sequence[int]
 Size = int | tuple[int, int] | None  # the shorter side, or height and width
 WIDE_INTERVAL = 0.05  # half width above which an interval hides the effect of most shifts
 BORDER_SHARE = 0.5  # minimum share of border pixels that must be equal to count as background

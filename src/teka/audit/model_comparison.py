@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from teka.audit.adapters.inputs import AuditInputs
-from teka.audit.measure.responses import Responses
 from teka.audit.model_call import evaluation_mode
 from teka.audit.report import AuditReport, Example, make_examples
 from teka.audit.statistics.comparison import Pair, compare_all_pairs, disagreement_mask
@@ -63,7 +62,22 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
         for mode in responses_by_mode
         for pair in compare_all_pairs(mode, noise=noise, **intervals)
     ]
-    return ModelComparison(_choose_common_examples(cases, reports, responses_by_mode), pairs)
+    examples: list[list[Example]] = [[] for _ in cases]
+    for mode in responses_by_mode:
+        if any(response.predictions is None for response in mode):
+            continue
+        # Show the images for which the models disagree at the largest number of shifts.
+        num_shifts = disagreement_mask(mode).sum(dim=0)
+        order = num_shifts.argsort(descending=True, stable=True).tolist()
+        indices = order[: cases[0].settings.num_examples]
+        for case, response, shown in zip(cases, mode, examples, strict=True):
+            with evaluation_mode(find_owning_module(case.function)):
+                shown += make_examples(case.function, case.images, response, indices, case.settings)
+    same_examples = [
+        replace(report, examples=tuple(shown))
+        for report, shown in zip(reports, examples, strict=True)
+    ]
+    return ModelComparison(same_examples, pairs)
 
 
 def _output_noise(report: AuditReport) -> float:
@@ -95,28 +109,3 @@ def check_comparable(cases: Sequence[AuditInputs]) -> None:
         if not torch.equal(labels, first_labels):
             expected = f"that of {first}, because predictions are compared by class index"
             raise wrong_argument(f"the order of the classes of {name}", "another", expected)
-
-
-def _choose_common_examples(
-    cases: Sequence[AuditInputs],
-    reports: Sequence[AuditReport],
-    responses_by_mode: Sequence[Sequence[Responses]],
-) -> list[AuditReport]:
-    """Choose the same example images for all models, and return the reports with these examples.
-
-    The chosen images are those for which the models disagree at the largest number of shifts.
-    """
-    examples: list[list[Example]] = [[] for _ in cases]
-    for responses in responses_by_mode:
-        if any(response.predictions is None for response in responses):
-            continue
-        num_shifts = disagreement_mask(responses).sum(dim=0)
-        order = num_shifts.argsort(descending=True, stable=True).tolist()
-        indices = order[: cases[0].settings.num_examples]
-        for case, response, shown in zip(cases, responses, examples, strict=True):
-            with evaluation_mode(find_owning_module(case.function)):
-                shown += make_examples(case.function, case.images, response, indices, case.settings)
-    return [
-        replace(report, examples=tuple(shown))
-        for report, shown in zip(reports, examples, strict=True)
-    ]

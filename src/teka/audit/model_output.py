@@ -28,7 +28,6 @@ Boxes = Float[Tensor, "batch boxes numbers"]
 Values = Shaped[Tensor, "batch values"]
 Predictions = Int[Tensor, " batch"]
 Sizes = Sequence[int]
-Stride = tuple[int, ...] | None
 
 MAX_BOXES = 300  # boxes per image, those with the highest scores
 LEAST_SCORE = 0.5  # minimum score of a detected object
@@ -138,7 +137,7 @@ def convert_detr_boxes(logits: Tensor, pred_boxes: Tensor, source: OutputSource)
     return torch.cat([corners * corners.new_tensor([width, height] * 2), scores], dim=-1)
 
 
-def _to_corners(boxes: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]:
+def _to_corners(boxes: Tensor) -> Tensor:
     center, size = boxes.split(2, dim=-1)
     return torch.cat([center - size / 2, center + size / 2], dim=-1)
 
@@ -524,7 +523,7 @@ def infer_kind(
     kind: str = "auto",
     stride: int | Sequence[int] | None = None,
     label_axes: int = 0,
-) -> tuple[str, Stride]:
+) -> tuple[str, tuple[int, ...] | None]:
     """Infer the kind of an output, such as "logits", and the stride if the output is a map.
 
     Args:

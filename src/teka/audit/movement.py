@@ -260,9 +260,6 @@ class Mode:
     has_background: bool = False
 
 
-_FRACTIONS = (
-    "Shifted by any fraction of a pixel with {}. Pixels that leave at one side enter at the other."
-)
 MODES = {
     "circular": Mode("Pixels that leave at one side enter at the other.", wraps=True),
     "lossless": Mode(
@@ -280,9 +277,17 @@ MODES = {
     "crop": Mode(
         "The model sees a window of a larger image. The window moves, and real content enters."
     ),
-    "fourier": Mode(_FRACTIONS.format("the Fourier transform"), wraps=True, takes_fractions=True),
+    "fourier": Mode(
+        "Shifted by any fraction of a pixel with the Fourier transform. Pixels that leave at one "
+        "side enter at the other.",
+        wraps=True,
+        takes_fractions=True,
+    ),
     "bilinear": Mode(
-        _FRACTIONS.format("linear interpolation, which blurs"), wraps=True, takes_fractions=True
+        "Shifted by any fraction of a pixel with linear interpolation, which blurs. Pixels that "
+        "leave at one side enter at the other.",
+        wraps=True,
+        takes_fractions=True,
     ),
 }
 TRANSLATION_MODES = tuple(MODES)
@@ -395,9 +400,11 @@ class Movement:
             expected = f"whole numbers, because mode {self.mode!r} shifts by whole pixels"
             raise wrong_value(argument, fractions[0], expected)
         if mode.keeps_content:
-            check_lossless(sizes, blank_margins(prepared, self.background), steps, argument)
+            check_room(steps, blank_margins(prepared, self.background), argument)
         if self.crop_size is not None:
-            check_window_shifts(sizes, self.seen_size(sizes), steps, argument)
+            rest = torch.tensor(sizes) - torch.tensor(self.seen_size(sizes))
+            room = torch.stack([rest - rest // 2, rest // 2], dim=1)
+            check_room(steps, room.expand(len(prepared), -1, -1), argument)
         return steps
 
     def move(self, prepared: Images, shift: Steps) -> Shaped[Tensor, "batch channels *moved"]:
@@ -462,55 +469,22 @@ def translate(
     return movement.move(prepared, *movement.parse_shifts(prepared, [shift], "shift"))
 
 
-def check_lossless(
-    sizes: Sequence[int], margins: Margins, shifts: Iterable[CheckedShift], argument: str
-) -> None:
-    """Check that the shifts move only background, and no content, over the edges of the images.
+def check_room(shifts: Iterable[CheckedShift], room: Margins, argument: str) -> None:
+    """Check that no shift moves content, or the window of mode "crop", over an edge of an image.
 
     Args:
-        sizes: Spatial sizes of the images.
-        margins: Width of the background at both ends of each axis of each image.
         shifts: The shifts.
+        room: Longest step of each image along each axis, in negative and in positive direction.
         argument: Name of the shifts in the error message.
 
     Raises:
-        ValueError: A shift would move content over an edge.
+        ValueError: A shift is too long.
     """
     for shift in shifts:
-        losses = []
         for axis, step in enumerate(shift):
-            # Content moves over the edge at the end of the axis if the step is positive.
-            room = margins[:, axis, int(step > 0)]
-            num_losing = int((room < abs(step)).sum())
-            if num_losing:
-                losses.append(
-                    f"axis {axis} (size {sizes[axis]}) "
-                    f"{num_losing} of {len(margins)} images lose pixels"
-                )
-        if losses:
-            expected = "a shift that moves only background over the edge"
-            raise wrong_value(argument, shift, expected, f"Along {', along '.join(losses)}.")
-
-
-def check_window_shifts(
-    sizes: Sequence[int], window: Sequence[int], shifts: Iterable[CheckedShift], argument: str
-) -> None:
-    """Check that the shifts keep the window of mode "crop" inside the images.
-
-    Args:
-        sizes: Spatial sizes of the images.
-        window: Spatial sizes of the window.
-        shifts: The shifts.
-        argument: Name of the shifts in the error message.
-
-    Raises:
-        ValueError: A shift would move the window beyond an edge.
-    """
-    for shift in shifts:
-        for axis, (side, part, step) in enumerate(zip(sizes, window, shift, strict=True)):
-            last = (side - part) // 2
-            first = last - (side - part)
-            if not first <= step <= last:
-                expected = f"from {first} to {last} along axis {axis}"
-                hint = f"Crops have size {part}, and images have size {side}."
+            num_without_room = int((room[:, axis, int(step > 0)] < abs(step)).sum())
+            if num_without_room:
+                before, after = room[:, axis].amin(dim=0).tolist()
+                expected = f"from {-before} to {after} along axis {axis}"
+                hint = f"{num_without_room} of {len(room)} images have no room for it."
                 raise wrong_value(argument, tuple(shift), expected, hint)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_call import Model, call_model
 from teka.audit.model_output import CLASSIFIERS, infer_kind, predict
-from teka.audit.movement import Movement, roll_and_fill
+from teka.audit.movement import ImageSet, Movement, roll_and_fill
 from teka.audit.settings import AuditSettings
 from teka.audit.statistics.intervals import Estimate, ImageBootstrap, estimate_share
 from teka.audit.statistics.metrics import Metrics, summarize
@@ -19,7 +19,6 @@ from teka.checks import check_tensor
 from teka.data import lossless_selection
 from teka.errors import wrong_argument, wrong_value
 
-Images = Float[Tensor, "images channels height width"]
 Labels = Int[Tensor, " images"] | None
 Move = Callable[[Tensor, tuple[int, int]], Tensor]
 
@@ -52,7 +51,7 @@ class ProtocolResult:
 
 
 def run_horn2021(
-    function: Model, images: Images, labels: Labels, settings: AuditSettings
+    function: Model, images: ImageSet, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
     """Measure the accuracy at 17 horizontal shifts, like Horn et al. (2021).
 
@@ -114,7 +113,7 @@ def run_horn2021(
 
 
 def run_zhang2019(
-    function: Model, images: Images, labels: Labels, settings: AuditSettings
+    function: Model, images: ImageSet, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
     """Evaluate the protocol of Zhang (2019): consistency of two random crops.
 
@@ -153,7 +152,7 @@ def run_zhang2019(
 
 
 def run_chaman2021(
-    function: Model, images: Images, labels: Labels, settings: AuditSettings
+    function: Model, images: ImageSet, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
     """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
 
@@ -216,7 +215,7 @@ PROTOCOLS = {"horn2021": run_horn2021, "zhang2019": run_zhang2019, "chaman2021":
 
 def compare_random_positions(
     function: Model,
-    images: Images,
+    images: ImageSet,
     move: Move,
     *,
     low: int,

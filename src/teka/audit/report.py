@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from teka.audit.caveats import Caveat
@@ -283,8 +282,8 @@ def find_worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
     return tuple(num_changes.argsort(descending=True, stable=True)[:num_images].tolist())
 
 
-def encode_image(image: Float[Tensor, "channels height width"]) -> str:
-    """Encode an image for an `Example`, as base64 of its bytes in the order (H, W, C).
+def encode_image(image: Tensor) -> str:
+    """Encode an image (C, H, W) for an `Example`, as base64 of its bytes in the order (H, W, C).
 
     Unless the image has 1 or 3 channels, the mean of its channels is encoded. An image with values
     outside [0, 1] is rescaled to [0, 1].

@@ -136,13 +136,15 @@ def _describe_images_and_modes(moved: Sequence[Metrics], report: AuditReport) ->
 
 
 def _format_confidence_interval(estimate: Estimate) -> str:
-    ends = f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
-    return f"{100 * estimate.confidence:g} % interval {ends}"
+    return f"{100 * estimate.confidence:g} % interval {_format_ends(estimate)}"
 
 
 def _format_estimate(estimate: Estimate) -> str:
-    ends = f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
-    return f"{format_share(estimate.value)} % ({ends})"
+    return f"{format_share(estimate.value)} % ({_format_ends(estimate)})"
+
+
+def _format_ends(estimate: Estimate) -> str:
+    return f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
 
 
 def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.preprocessing import Images, Preprocessing
 from teka.audit.model_call import Model, output_kind_of, weights_hash
 from teka.audit.model_output import (
     OutputSource,
@@ -271,18 +270,13 @@ class WrappedModule(nn.Module):
 
     Args:
         model: The model.
-        before: Function that maps images to the model's input. By default none.
+        before: Function that maps images to the model's input.
         after: Function that maps the model's output and the images to the output that is measured.
-            By default none.
         output_kind: Kind of the output, for `output="auto"`. By default that of `model`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        before: Before = lambda images: images,
-        after: After = lambda output, images: output,
-        output_kind: str | None = None,
+        self, model: nn.Module, before: Before, after: After, output_kind: str | None = None
     ) -> None:
         super().__init__()
         self.output_kind = output_kind or output_kind_of(model)
@@ -294,7 +288,7 @@ class WrappedModule(nn.Module):
         # Keep the model's mode, because a wrapper must not hide that it is in training mode.
         self.training = model.training
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> object:
+    def forward(self, images: Images) -> object:
         """Return the postprocessed output of the model for images in [0, 1]."""
         inputs: list[Any] = [images]
         for before, _ in reversed(self.wrappers):

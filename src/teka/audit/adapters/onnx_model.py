@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.loaded_model import (
@@ -19,7 +18,7 @@ from teka.audit.adapters.loaded_model import (
     load_safely,
     read_class_names,
 )
-from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.preprocessing import Images, Preprocessing
 from teka.audit.adapters.programs import read_input_shape, run_in_batches
 from teka.audit.adapters.transformers_model import find_preprocessing
 from teka.audit.model_output import ModelError, num_classes_of
@@ -105,7 +104,7 @@ class OnnxFunction(nn.Module):
     def __deepcopy__(self, memo: object) -> "OnnxFunction":
         raise TypeError("onnxruntime computes in the precision of the file")
 
-    def forward(self, images: Float[Tensor, "batch channels height width"]) -> Tensor:
+    def forward(self, images: Images) -> Tensor:
         """Return the measured output of the model for images in [0, 1]."""
         normalized = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
@@ -253,10 +252,9 @@ def _make_preprocessing(
         shape = [shape[0], shape[3], *shape[1:3]]
     _, channels, size = read_input_shape(shape)
     if channels is None and graph is not None:
-        weights = {tensor.name: tensor.dims for tensor in graph.graph.initializer}
-        convolutions = (node for node in graph.graph.node if node.op_type == "Conv")
-        first = next((weights.get(node.input[1]) for node in convolutions), None)
-        channels = first[1] if first and first[1] in _CHANNELS else None
+        first = [node.input[1] for node in graph.graph.node if node.op_type == "Conv"][:1]
+        weights = (each for each in graph.graph.initializer if each.name in first)
+        channels = next((each.dims[1] for each in weights if each.dims[1] in _CHANNELS), None)
     own = find_preprocessing(str(file.parent), channels or 3)
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
@@ -278,11 +276,9 @@ def _num_classes_of_output(output: Any) -> int | None:
 
     If it is not known, the result is None.
     """
-    sizes = [size for size in output.shape[1:] if size != 1]
-    is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) <= 1
-    if not is_vector or not all(isinstance(size, int) for size in sizes):
-        return None
-    return num_classes_of(sizes[0] if sizes else 1)
+    sizes = [size for size in output.shape[1:] if size != 1] or [1]
+    is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) == 1
+    return num_classes_of(sizes[0]) if is_vector and isinstance(sizes[0], int) else None
 
 
 def _require(name: str) -> Any:

@@ -166,7 +166,7 @@ class Preprocessing:
             resized = crop_center(resized, self.crop, library.start)
         return to_intensities(resized) if is_levels else resized
 
-    def normalize(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    def normalize(self, images: Images) -> Images:
         """Normalize images, and reverse the order of their channels if the model expects it.
 
         Raises:

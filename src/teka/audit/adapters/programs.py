@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from teka.audit.adapters.loaded_model import (
@@ -20,12 +19,10 @@ from teka.audit.adapters.loaded_model import (
     wrap_function,
     wrap_module,
 )
-from teka.audit.adapters.preprocessing import Preprocessing
+from teka.audit.adapters.preprocessing import Images, Preprocessing
 from teka.audit.model_call import model_code_context
 from teka.errors import EXTERNAL_ERRORS, error_message, unknown_name_error, wrong_value
 from teka.files import expand_user
-
-Images = Float[Tensor, "batch channels height width"]
 
 
 def run_in_batches(
@@ -100,31 +97,31 @@ def is_torchscript_file(spec: str) -> bool:
     try:
         with zipfile.ZipFile(file) as archive:
             return any("/code/" in name for name in archive.namelist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):  # not a ZIP archive
+    except EXTERNAL_ERRORS:  # not a ZIP archive, or a damaged one
         return False
 
 
-def check_trusted(path: str, load_options: LoadOptions, danger: str) -> None:
+def check_trusted(path: str, load_options: LoadOptions) -> None:
     """Check that the user allows running the program in a file.
 
     Args:
         path: The file, for the error message.
         load_options: Options of the user.
-        danger: What such a program can do, for the error message.
 
     Raises:
         ValueError: The file is not trusted.
     """
     if not load_options.trust:
         raise ValueError(
-            f"trust must be True to load {path!r}, got False. {danger} with all your rights. "
-            "If you trust the author of the file, pass --trust (in Python, trust=True)."
+            f"trust must be True to load {path!r}, got False. The program in this file can run any "
+            "code with all your rights. If you trust the author of the file, pass --trust (in "
+            "Python, trust=True)."
         )
 
 
 def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript model that was saved by `torch.jit.save`."""
-    check_trusted(path, load_options, "A TorchScript program can read and write any file")
+    check_trusted(path, load_options)
     with load_safely(path, "a program of TorchScript"), silence_libraries(), model_code_context():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
     tensors = module.state_dict().values()
@@ -146,7 +143,7 @@ def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | N
 
 def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a program that was saved by `torch.export.save` and takes only images (B, C, H, W)."""
-    check_trusted(path, load_options, "A torch.export program can run any code")
+    check_trusted(path, load_options)
     with load_safely(path, "a program of torch.export"), silence_libraries(), model_code_context():
         program = torch.export.load(expand_user(path))
         program_module = program.module()
@@ -201,9 +198,7 @@ def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _call_function(file: Path, name: str) -> object:
-    spec = importlib.util.spec_from_file_location(f"teka_audited_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(f"teka_audited_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)

@@ -134,7 +134,11 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         if load_options.weights is None:
             module = _load_pretrained(model_class, source, output)
         else:
-            module = _make_random_model(model_class, config, source, load_options)
+            if load_options.num_classes is not None:
+                config.num_labels = load_options.num_classes
+            expected = "a model that transformers can build from its config"
+            with load_safely(source, expected), load_options.fixed_seed():
+                module = model_class.from_config(config, trust_remote_code=False)
             module = load_options.load_weights(module)
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
@@ -143,6 +147,11 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     side = getattr(vision, "image_size", None)
     if transform.resize is None and transform.crop is None and side is not None:
         transform = transform.resized_to(side)
+    is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
+    if is_masked or hasattr(module, "get_image_features"):
+        module = ImageEncoder(module)
+    elif module.main_input_name != "pixel_values":
+        raise wrong_value("the input of the model", module.main_input_name, "'pixel_values'")
     known: dict[str, Any] = {}
     if output != "features":
         class_names = read_class_names(module.config.id2label)
@@ -150,7 +159,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     if own is not None and output == "boxes":
         known["note"] = "images are not resized by the image processor"
     return wrap_module(
-        _as_image_encoder(module).eval(),
+        module.eval(),
         folder.name if folder.is_dir() else source,
         "transformers",
         transform,
@@ -179,16 +188,6 @@ class ImageEncoder(nn.Module):
         # The model sorts the patches by this noise. Without it, the model draws random noise.
         noise = torch.arange(num_patches, device=pixel_values.device).expand(len(pixel_values), -1)
         return self.model(pixel_values, noise=noise)
-
-
-def _as_image_encoder(module: Any) -> nn.Module:
-    """Wrap a model in an `ImageEncoder` if it also takes text or hides random patches."""
-    is_masked = hasattr(getattr(module, "embeddings", None), "random_masking")
-    if is_masked or hasattr(module, "get_image_features"):
-        return ImageEncoder(module)
-    if module.main_input_name != "pixel_values":
-        raise wrong_value("the input of the model", module.main_input_name, "'pixel_values'")
-    return module
 
 
 def _find_model_class(library: Any, source: str) -> tuple[Any, str, Any]:
@@ -228,19 +227,6 @@ def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
         hint = f"{', '.join(missing[:3])} would be left at random."
         raise wrong_value("model", source, "weights for the whole model", hint)
     return module
-
-
-def _make_random_model(
-    model_class: Any, config: Any, source: str, load_options: LoadOptions
-) -> Any:
-    """Return a model with the architecture of a config and random weights."""
-    if load_options.num_classes is not None:
-        config.num_labels = load_options.num_classes
-    with (
-        load_safely(source, "a model that transformers can build from its config"),
-        load_options.fixed_seed(),
-    ):
-        return model_class.from_config(config, trust_remote_code=False)
 
 
 def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:

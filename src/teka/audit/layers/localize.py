@@ -5,14 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
 from teka.audit.layers.layouts import declared_stride, find_absolute_embeddings, pads_edge
 from teka.audit.layers.shift_errors import ErrorsByTensor, measure_layer_errors
 from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
-from teka.audit.movement import Movement
+from teka.audit.movement import Movement, RealImages
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
     check_dense,
@@ -108,7 +107,7 @@ class LayerFinding:
     kind: str
     layout: str
     grid: tuple[int, ...]
-    stride: tuple[int | float, ...]
+    stride: tuple[float, ...]
     prefix_tokens: int
     interior_error: float | None
     border_error: float | None
@@ -218,7 +217,7 @@ class LayerFindings:
 
 def locate_layers(
     module: nn.Module,
-    images: Float[Tensor, "batch channels height width"],
+    images: RealImages,
     shifts: Iterable[Shift | SubpixelShift],
     movement: Movement,
     *,
@@ -405,14 +404,13 @@ def _list_findings(
             continue
         listed.add(tensor)
         before = errors_by_tensor.get(event.input_tensor)
-        stride = tensor.layout.stride
         findings.append(
             LayerFinding(
                 name=event.name,
                 kind=type(event.module).__name__,
                 layout=tensor.layout.name,
                 grid=tensor.layout.grid,
-                stride=tuple(int(x) if x.denominator == 1 else float(x) for x in stride),
+                stride=tuple(map(float, tensor.layout.stride)),
                 prefix_tokens=tensor.layout.prefix_tokens,
                 interior_error=errors.interior,
                 border_error=errors.border,

@@ -1,7 +1,5 @@
 """Functions that compare a model's outputs for shifted and unshifted images, and check labels."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -11,6 +9,8 @@ from teka.audit.model_output import (
     KINDS,
     LEAST_SCORE,
     MULTILABEL,
+    Boxes,
+    Sizes,
     encode_label_sets,
     intersection_over_union,
     num_classes_of,
@@ -21,19 +21,15 @@ from teka.checks import INTEGER_DTYPES, check_dense, check_dtype
 from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.precision import to_widest_dtype
 
-Detections = Float[Tensor, "batch boxes numbers"]
 WITHIN = 1.0  # minimum distance in pixels between a complete object and the edge of the image
 Maps = Float[Tensor, "batch channels *cells"]
 Compared = Float[Tensor, "batch channels *compared"]
-Answers = Shaped[Tensor, "batch channels ..."]
 Row = Float[Tensor, " batch"]  # one number for each image
 Classes = Int[Tensor, "batch *cells"]
-Labels = Int[Tensor, " batch"] | None
 Tables = dict[str, Shaped[Tensor, " batch"]]
-Sizes = Sequence[int]
 
 
-def box_overlap(found: Detections, reference: Detections, shift: CheckedShift, size: Sizes) -> Row:
+def box_overlap(found: Boxes, reference: Boxes, shift: CheckedShift, size: Sizes) -> Row:
     """Measure how well the objects detected in shifted images overlap with the expected objects.
 
     The expected objects are those detected in the original image, moved by the shift. Detected and
@@ -121,7 +117,7 @@ def parse_labels(labels: Tensor, num_images: int) -> Tensor:
     return labels.to("cpu", torch.int64)
 
 
-def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Labels:
+def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Tensor | None:
     """Convert labels to the format of a classifier's predictions.
 
     Multi-label targets become integers, see `encode_label_sets`. If the model is not a classifier,
@@ -266,7 +262,7 @@ def feature_distances(
     return {"cosine_distance": distance, "rank": 1 + nearer}
 
 
-def compare_vectors(output: Answers, reference: Answers, kind: str) -> Tables:
+def compare_vectors(output: Tensor, reference: Tensor, kind: str) -> Tables:
     """Compare outputs that should not change under a shift, such as logits.
 
     The result contains squared errors and norms. For classifiers, it also contains the predictions
