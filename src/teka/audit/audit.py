@@ -304,7 +304,7 @@ class AuditStages:
         where = "on images that are not moved"
         outputs = evaluate_model(self.model, images, where, settings.batch_size)
         # List a caveat only once, even if it applies to several modes.
-        by_name: dict[str, Caveat] = {}
+        by_name = {}
         for each in self.responses:
             for caveat in (
                 *caveats.warn_about_equal_predictions(each, outputs, self.class_names),

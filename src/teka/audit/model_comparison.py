@@ -7,7 +7,7 @@ import torch
 
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.model_call import evaluation_mode
-from teka.audit.report import AuditReport, Example, make_examples
+from teka.audit.report import AuditReport, make_examples
 from teka.audit.statistics.comparison import Pair, compare_all_pairs, disagreement_mask
 from teka.checks import find_owning_module
 from teka.codec import encode
@@ -62,7 +62,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
         for mode in responses_by_mode
         for pair in compare_all_pairs(mode, noise=noise, **intervals)
     ]
-    examples: list[list[Example]] = [[] for _ in cases]
+    examples = [[] for _ in cases]
     for mode in responses_by_mode:
         if any(response.predictions is None for response in mode):
             continue

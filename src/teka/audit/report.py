@@ -316,8 +316,8 @@ def make_examples(
     prepared = movement.prepare_images(images[list(indices)].to(settings.device))
     height, width = prepared.shape[2:]
     for index, image in zip(indices, prepared, strict=True):
-        classes: list[int] = []
-        probabilities: list[float] = []
+        classes = []
+        probabilities = []
         for start in range(0, len(shifts), settings.batch_size):
             batch = shifts[start : start + settings.batch_size]
             moved = torch.cat([movement.move(image[None], shift) for shift in batch])

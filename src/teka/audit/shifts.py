@@ -95,7 +95,7 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> W
     check_sizes({"number": number}, most=max(1, MOST_TOKENS // num_tokens))
     check_sizes({"seed": seed}, least=0)
     generator = torch.Generator().manual_seed(int(seed))
-    drawn: list[tuple[int, ...]] = []
+    drawn = []
     while len(drawn) < number:
         order = tuple(torch.randperm(num_tokens, generator=generator).tolist())
         if order != tuple(range(num_tokens)):
@@ -118,7 +118,7 @@ def parse_steps(argument: str, shifts: object) -> list[list[float] | float]:
     expected = "a list of shifts, each a finite number or one for every axis"
     if isinstance(shifts, Tensor):
         check_dense(argument, shifts)
-    rows: list[list[float] | float] = []
+    rows = []
     for shift in check_sequence(argument, shifts, expected):
         steps = shift.tolist() if isinstance(shift, (Tensor, np.ndarray)) else shift
         is_row = isinstance(steps, Sequence)

@@ -221,7 +221,7 @@ def _layer_sentences(report: AuditReport) -> list[str]:
         return []
     sentences = []
     if layers.breaks:
-        causes: dict[str, list[str]] = {}
+        causes = {}
         for kind, layer in layers.breaks.items():
             causes.setdefault(layer.name, []).append(layer.cause or BREAK_PLACES[kind])
         broken = [f"{name} ({', '.join(words)})" for name, words in causes.items()]

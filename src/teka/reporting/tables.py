@@ -47,7 +47,7 @@ class Table:
         for row in rows:
             wrapped = [textwrap.wrap(line, sizes[0], break_on_hyphens=False) for line in row[0]]
             row[0] = [part for parts in wrapped for part in parts or [""]]
-        blocks: list[list[int]] = [[0]]
+        blocks = [[0]]
         for column in range(1, len(sizes)):
             block = [*blocks[-1], column]
             if len(block) > 2 and sum(sizes[index] + GAP for index in block) - GAP > width:
@@ -60,7 +60,7 @@ class Table:
     def _format_columns(
         self, rows: Sequence[Sequence[list[str]]], columns: Sequence[int], sizes: Sequence[int]
     ) -> str:
-        lines: list[str] = []
+        lines = []
         for number, row in enumerate(rows):
             height = max(len(row[column]) for column in columns)
             cells = []

@@ -62,7 +62,6 @@ def test_axes_without_shifts_have_no_chart():
     along_dx = make_metrics(shifts=tuple((0, step) for step in range(-2, 3)))
     assert len(draw_accuracy(["one"], {0: along_dx})["charts"]) == 1
     assert draw_accuracy(["one"], {0: make_metrics(shifts=((0, 0), (2, 2)))}) == {}
-    assert draw_accuracy(["one"], {0: make_metrics(shifts=((0,), (1,)))}) == {}
 
 
 def test_models_have_the_same_color_in_all_charts(figures):

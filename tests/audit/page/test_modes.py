@@ -52,11 +52,6 @@ def test_map_names_the_worst_shift():
     assert flat["maps"][0]["words"] == "97.0 % at every shift."
 
 
-def test_one_dimensional_shifts_have_no_curves_and_no_map():
-    (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=((0,), (1,))),))])
-    assert (section["curves"], section["maps"]) == ([], [])
-
-
 def test_color_limits_span_all_models_and_exceed_rounding_errors():
     exact = HeatMap("error", {(0, 0): 0.0, (1, 1): 1e-7})
     broken = HeatMap("error", {(0, 0): 0.0, (1, 1): 2.0})

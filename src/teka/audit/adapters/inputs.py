@@ -145,7 +145,7 @@ def load_audit_images(
         remark += ", gray repeated in 3 channels"
     elif transform.in_channels == 1 and not is_gray:
         remark += ", converted to gray"
-    batches: list[Tensor] = []
+    batches = []
     sizes = set()
     for name, batch in _read_batches(source.images, chosen, transform, options.image_size):
         sizes.add((batch.shape[2], batch.shape[3]))

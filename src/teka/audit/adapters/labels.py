@@ -117,9 +117,9 @@ def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[in
     The result contains their indices. Names are compared exactly if possible, then without regard
     to case, and then by their synonyms.
     """
-    matches: list[list[int]] = [[] for _ in names]
+    matches = [[] for _ in names]
     for keys_of in _KEYS:
-        table: dict[str, list[int]] = {}
+        table = {}
         for index, name in enumerate(known):
             for key in keys_of(name):
                 table.setdefault(key, []).append(index)
@@ -145,7 +145,7 @@ def _match_names_one_to_one(
     if problems:
         expected = f"class names of {model.name} ({_list_some(map(repr, known))})"
         raise wrong_argument(_NAMES, _list_some(problems), expected, _HINT)
-    owners: dict[int, str] = {}
+    owners = {}
     for name, (index,) in zip(names, matches, strict=True):
         if index in owners:
             both = f"{owners[index]!r} and {name!r}, which both match {known[index]!r}"

@@ -168,7 +168,7 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
         ValueError: The file contains other objects than tensors.
     """
     if file.suffix == ".safetensors":
-        safetensors: Any = require("safetensors.torch", "these weights need", "teka[audit]")
+        safetensors = require("safetensors.torch", "these weights need", "teka[audit]")
         return safetensors.load_file(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about TorchScript before it raises an error
@@ -290,7 +290,7 @@ class WrappedModule(nn.Module):
 
     def forward(self, images: Images) -> object:
         """Return the postprocessed output of the model for images in [0, 1]."""
-        inputs: list[Any] = [images]
+        inputs = [images]
         for before, _ in reversed(self.wrappers):
             inputs.append(before(inputs[-1]))
         output = self.model(inputs.pop())

@@ -68,18 +68,16 @@ class OnnxFunction(nn.Module):
         session: Session of onnxruntime.
         transform: Preprocessing of the model.
         graph: Graph of the file, or None.
-        output: Name of the output to measure. Default: see `choose_output`.
+        output: Name of the output to measure.
     """
 
-    def __init__(
-        self, session: Any, transform: Preprocessing, graph: Any = None, output: str | None = None
-    ) -> None:
+    def __init__(self, session: Any, transform: Preprocessing, graph: Any, output: str) -> None:
         super().__init__()
         self.session = session
         self.transform = transform
         self._graph = graph
         (self.input,) = session.get_inputs()
-        self.output = choose_output(session.get_outputs(), output).name
+        self.output = output
         self.batch_size, _, self._size = read_input_shape(self.input.shape)
         self._layers: dict[str, OnnxNode] = {}  # by their outputs
         if graph is not None:
@@ -166,7 +164,7 @@ class OnnxFunction(nn.Module):
         return _make_session(model.SerializeToString(), self.session.get_providers())
 
 
-def choose_output(outputs: Sequence[Any], name: str | None = None) -> Any:
+def choose_output(outputs: Sequence[Any], name: str | None) -> Any:
     """Choose the output of an ONNX model to measure, by its name or by default.
 
     The default is the output "logits". If there is none, it is the first floating-point output, or
@@ -224,16 +222,16 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         notes.append(
             "its layers are not examined, because this requires onnx and a file below 2 GB"
         )
-    function = OnnxFunction(session, transform, graph, load_options.output_name)
-    outputs = {output.name: output for output in session.get_outputs()}
+    outputs = session.get_outputs()
+    measured = choose_output(outputs, load_options.output_name)
     if len(outputs) > 1 and load_options.output_name is None:
-        others = ", ".join(repr(name) for name in outputs if name != function.output)
-        notes.append(f"its output {function.output!r} is measured, not {others}")
-    num_classes = _num_classes_of_output(outputs[function.output])
+        others = ", ".join(repr(output.name) for output in outputs if output is not measured)
+        notes.append(f"its output {measured.name!r} is measured, not {others}")
+    num_classes = _num_classes_of_output(measured)
     return LoadedModel(
         name=file.stem,
         kind="onnx",
-        function=function,
+        function=OnnxFunction(session, transform, graph, measured.name),
         class_names=names if num_classes in (None, len(names or ())) else None,
         num_classes=num_classes,
         transform=transform,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ def resize(images: Images, size: tuple[int, int], resampling: str) -> Resized:
         mode = INTERPOLATIONS[resampling]
         resized = interpolate(images, size, mode=mode, antialias=resampling != "nearest")
     else:
-        pillow: Any = require("PIL.Image", "resizing needs", "teka[audit]")
+        pillow = require("PIL.Image", "resizing needs", "teka[audit]")
         method, (height, width) = pillow.Resampling[resampling.upper()], size
         planes = images.detach().cpu().flatten(0, 1)
         planes = planes if planes.dtype == torch.uint8 else planes.float()
@@ -46,7 +46,7 @@ def resize(images: Images, size: tuple[int, int], resampling: str) -> Resized:
 
 
 def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: str) -> Resized:
-    functional: Any = require(
+    functional = require(
         "torchvision.transforms.v2.functional", "this image processor needs", "torchvision"
     )
     mode = functional.InterpolationMode(INTERPOLATIONS.get(resampling, resampling))

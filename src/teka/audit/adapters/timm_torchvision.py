@@ -28,7 +28,7 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
 
     Pretrained weights are downloaded unless `load_options` has other weights.
     """
-    timm: Any = require("timm", "this model needs", "timm")
+    timm = require("timm", "this model needs", "timm")
     name = name.removeprefix("timm:")
     label = f"timm:{name}"
     is_pretrained = load_options.weights is None
@@ -59,7 +59,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
     The best weights are downloaded unless `load_options` has other weights.
     """
-    models: Any = require("torchvision.models", "this model needs", "torchvision")
+    models = require("torchvision.models", "this model needs", "torchvision")
     name = name.removeprefix("torchvision:")
     label = f"torchvision:{name}"
     is_pretrained = load_options.weights is None
@@ -120,7 +120,6 @@ def preprocessing_from_data_config(config: dict[str, Any]) -> Preprocessing:
         config["interpolation"],
         (height, width),
         Normalize(tuple(config["mean"]), tuple(config["std"])),
-        library="torchvision",
     )
 
 
@@ -138,5 +137,4 @@ def preprocessing_from_preset(preset: Any) -> Preprocessing:
         preset.interpolation.value,
         (crop_size[0], crop_size[0]) if crop_size else None,
         Normalize(tuple(preset.mean), tuple(preset.std)),
-        library="torchvision",
     )

@@ -125,7 +125,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         source: Folder or id on the Hugging Face hub.
         load_options: Weights, size, normalization and device of the model.
     """
-    library: Any = require("transformers", "this model needs", "teka[audit]")
+    library = require("transformers", "this model needs", "teka[audit]")
     source = source.removeprefix("transformers:")
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
@@ -152,7 +152,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         module = ImageEncoder(module)
     elif module.main_input_name != "pixel_values":
         raise wrong_value("the input of the model", module.main_input_name, "'pixel_values'")
-    known: dict[str, Any] = {}
+    known = {}
     if output != "features":
         class_names = read_class_names(module.config.id2label)
         known = {"class_names": class_names, "num_classes": module.config.num_labels}
@@ -237,7 +237,7 @@ def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> P
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return None
-    library: Any = require("transformers", "this model needs", "teka[audit]")
+    library = require("transformers", "this model needs", "teka[audit]")
     with silence_libraries(), load_safely(source, "a model with an image processor"):
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
     # Detectors resize to a shorter side within a limit and pad to the largest image of a batch.

@@ -10,7 +10,7 @@ from torch import nn
 from teka.audit.layers.fixes import FIXES, find_fixes
 from teka.audit.layers.layouts import declared_stride, find_absolute_embeddings, pads_edge
 from teka.audit.layers.shift_errors import ErrorsByTensor, measure_layer_errors
-from teka.audit.layers.trace import ModelTrace, TracedTensor, TraceEvent, trace_model
+from teka.audit.layers.trace import ModelTrace, TraceEvent, trace_model
 from teka.audit.movement import Movement, RealImages
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
@@ -332,7 +332,7 @@ def _find_first_breaks(
     If a tensor is the input of a module but not the output of another module, the code of the
     parent module computed it. The break is then attributed to the parent.
     """
-    breaks: dict[str, LayerBreak] = {}
+    breaks = {}
     before = "the images"
     for event in trace.events:
         tensor = event.tensor
@@ -392,8 +392,8 @@ def _list_findings(
     trace: ModelTrace, errors_by_tensor: ErrorsByTensor, always_listed: set[str]
 ) -> tuple[LayerFinding, ...]:
     """List the errors of every layer that returns a new tensor, and of `always_listed` layers."""
-    findings: list[LayerFinding] = []
-    listed: set[TracedTensor] = set()
+    findings = []
+    listed = set()
     for event in trace.events:
         tensor = event.tensor
         errors = errors_by_tensor.get(tensor)

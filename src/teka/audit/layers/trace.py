@@ -124,7 +124,7 @@ def trace_calls(
         ModelError: The model raised an error.
     """
     num_calls = Counter()
-    running: list[TraceEvent] = []
+    running = []
 
     def report(event: TraceEvent, value: object) -> None:
         tensor = _choose_tensor(value, len(batch))

@@ -13,7 +13,6 @@ from teka.audit.model_output import (
     Sizes,
     encode_label_sets,
     intersection_over_union,
-    num_classes_of,
 )
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
@@ -142,7 +141,7 @@ def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Tensor |
             labels.shape,
             f"({len(labels)},), the class of each image, for an output of {kind}",
         )
-    num_classes = num_classes_of(num_values) or 0
+    num_classes = max(num_values, 2)  # a single value means two classes
     if kind != "classes" and int(labels.max()) >= num_classes:
         expected = f"classes below {num_classes}, of an output of {num_values} {kind}"
         raise wrong_value("labels", int(labels.max()), expected)

@@ -66,9 +66,7 @@ def draw_curves(
         lines = []
         for model, result in results.items():
             along = sorted(
-                (shift[axis], row)
-                for row, shift in enumerate(result.shifts)
-                if len(shift) == len(AXES) and not shift[1 - axis]
+                (shift[axis], row) for row, shift in enumerate(result.shifts) if not shift[1 - axis]
             )
             if curve in result.curves and len(along) > 1:
                 steps, rows = zip(*along, strict=True)

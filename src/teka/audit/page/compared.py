@@ -125,7 +125,7 @@ def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
     Args:
         pairs: Comparisons of the model before the change with the model after it, for each mode.
     """
-    modes_of: dict[str, list[str]] = {}
+    modes_of = {}
     for pair in pairs:
         before = pair.comparison.numbers.get("accuracy")
         if before is None:
@@ -166,7 +166,7 @@ def comparison_sections(
     The charts of a section show the differences from the first model with valid results, the
     "reference".
     """
-    pairs_by_mode: dict[str, list[Pair]] = {}
+    pairs_by_mode = {}
     for pair in pairs:
         pairs_by_mode.setdefault(pair.comparison.movement.mode, []).append(pair)
     sections = []

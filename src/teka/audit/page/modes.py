@@ -25,7 +25,7 @@ LEAST_WORST_ERROR = 0.01
 
 def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return a section of the audit page for each shift mode, with curves and heat maps."""
-    modes: dict[str, dict[int, Metrics]] = {}
+    modes = {}
     for model, report in enumerate(reports):
         for metrics in report.metrics:
             modes.setdefault(metrics.movement.mode, {})[model] = metrics
@@ -94,7 +94,7 @@ def _heat_maps(
     for model, metrics in by_model.items():
         metric = next((name for name in MAP_METRICS if name in metrics.curves), None)
         # If no shift moves both axes, the curves show the same.
-        if metric is not None and any(len(shift) == 2 and all(shift) for shift in metrics.shifts):
+        if metric is not None and any(map(all, metrics.shifts)):
             values = dict(zip(metrics.shifts, metrics.curves[metric].values, strict=True))
             maps[model] = HeatMap(metric, values)
     figures = []

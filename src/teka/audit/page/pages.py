@@ -17,7 +17,6 @@ from teka.audit.page.metric_formatting import (
     metric_title,
 )
 from teka.audit.page.modes import format_confidence_levels, mode_sections
-from teka.audit.protocols import ProtocolResult
 from teka.audit.report import AuditReport, Example
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
@@ -123,7 +122,7 @@ def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
 
 def protocol_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return one section of the page for each published protocol, with its results and curves."""
-    results_by_protocol: dict[str, dict[int, ProtocolResult]] = {}
+    results_by_protocol = {}
     for index, report in enumerate(reports):
         for result in report.protocols:
             results_by_protocol.setdefault(result.name, {})[index] = result
@@ -168,8 +167,8 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
     An image or list of shifts that occurs several times is stored once, and the examples refer to
     it by its index.
     """
-    pixels: dict[str, int] = {}
-    shifts: dict[tuple, int] = {}
+    pixels = {}
+    shifts = {}
     examples = []
     for model, report in enumerate(reports):
         movements = {metrics.movement.mode: metrics.movement for metrics in report.metrics}

@@ -127,13 +127,13 @@ def compare_responses(
     noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
     bootstrap = ImageBootstrap(first.num_images, confidence, num_resamples, seed)
     padded_bootstrap = replace(bootstrap, num_images=first.num_images + 2)
-    curves: dict[str, Curve] = {}
+    curves = {}
     for name, metric in CURVES.items():
         tables = [metric.values_and_norms(responses) for responses in pair]
         if metric.is_share and tables[0] is not None and tables[1] is not None:
             values = tables[0][0].astype(float) - tables[1][0]
             curves[name] = estimate_difference_curve(values, padded_bootstrap)
-    numbers: dict[str, Difference] = {}
+    numbers = {}
     for name in COMPARED_NUMBERS:
         metric = NUMBERS[name]
         if not all(map(metric.is_defined, pair)):
@@ -287,7 +287,7 @@ def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
             continue
         differences = [pair.comparison.numbers[metric] for pair in compared]
         adjusted = holm_adjust([difference.p_value for difference in differences])
-        advantages: dict[int, dict[int, Difference]] = {model: {} for model in models}
+        advantages = {model: {} for model in models}
         for pair, difference, p_value in zip(compared, differences, adjusted, strict=True):
             advantage = replace(difference, p_value=p_value)
             # Higher is better for shares. Lower is better for all other metrics.

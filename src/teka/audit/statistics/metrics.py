@@ -282,8 +282,8 @@ def summarize(
     check_instance("responses", responses, Responses)
     bootstrap = ImageBootstrap(responses.num_images, confidence, num_resamples, seed)
     complete = responses.select_complete_shifts()
-    curves: dict[str, Curve] = {}
-    averages: dict[str, ImageAverage] = {}
+    curves = {}
+    averages = {}
     for name, metric in CURVES.items():
         table = metric.values_and_norms(complete)
         if table is None:
@@ -294,7 +294,7 @@ def summarize(
         else:
             averages[name] = average_metric(table, bootstrap)
             curves[name] = estimate_mean_curve(averages[name], bootstrap, is_share=metric.is_share)
-    numbers: dict[str, Estimate] = {}
+    numbers = {}
     for name, metric in NUMBERS.items():
         if not metric.is_defined(complete):
             continue
