@@ -192,6 +192,14 @@ class RawDataset:
     num_validation: int = 0
     class_names: tuple[str, ...] | None = None
 
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        if self.class_names is not None:
+            return len(self.class_names)
+        splits = [self.train] if self.test is None else [self.train, self.test]
+        return 1 + max((int(split.labels.max()) for split in splits if len(split)), default=0)
+
 
 def draw_train_and_test_indices(
     num_images: int,
@@ -248,8 +256,6 @@ def divide_into_splits(
             f"{len(train)} for training and {len(test)} for test",
             "at least 1 for training and 1 for test",
         )
-    labels = torch.cat([train.labels, test.labels])
-    num_classes = len(raw.class_names) if raw.class_names else 1 + int(labels.max())
     num_declared = raw.num_validation if validation_size is None else 0
     num_images = len(train) - num_declared
     if validation_size is None:
@@ -271,4 +277,4 @@ def divide_into_splits(
     if not (stream and isinstance(train.images, PictureFiles)):
         check_memory("image_size", image_size, num_bytes, "images")
         train, validation, test = (split.to_intensities(image_size) for split in splits)
-    return Dataset(name, train, validation, test, num_classes, raw.class_names)
+    return Dataset(name, train, validation, test, raw.num_classes, raw.class_names)
