@@ -121,24 +121,17 @@ def invariant(
         is_compiled=not eager,
     )
     result |= {"data": data, "model": model, **provenance(command)}
-    config = replace(config, facts=collect_model_facts(result))
-    save(network, path, config, dtype="float16")
-    print(f"written: {write_json(path.with_suffix('.json'), result)}")
-
-
-def collect_model_facts(result: dict[str, Any]) -> dict[str, Any]:
-    """Collect the facts about training and test accuracy that are saved with the model.
-
-    The keys match those of model files written by `teka.training.export`.
-    """
-    facts: dict[str, Any] = {"run": {name: result[name] for name in ("data", "seed")}}
-    training = {
-        name: value for name, value in result.items() if name not in ("data", "seed", "test")
+    # The keys match those of model files written by `teka.training.export`.
+    facts: dict[str, Any] = {
+        "run": {"data": data, "seed": seed},
+        "training": {
+            name: value for name, value in result.items() if name not in ("data", "seed", "test")
+        },
     }
-    facts["training"] = training
     if "test" in result:
-        facts["evaluation"] = {"dataset": result["data"], **result["test"]}
-    return facts
+        facts["evaluation"] = {"dataset": data, **result["test"]}
+    save(network, path, replace(config, facts=facts), dtype="float16")
+    print(f"written: {write_json(path.with_suffix('.json'), result)}")
 
 
 def train_classifier(

@@ -4,7 +4,6 @@ A degenerate head attends to all tokens equally, or only to a thin stripe of tok
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +110,10 @@ def prune_network(
         learning_rate=trained.run.learning_rate / 10,
     )
     models = {"before": _measure_model(model, dataset), "pruned": _measure_model(pruned, dataset)}
+    weights = {f"model.{name}": tensor for name, tensor in pruned.state_dict().items()}
+    start = LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(weights))
     with atomic_directory("out", folder) as new:
-        result = train(
-            run,
-            new,
-            command=command,
-            dataset=dataset,
-            callbacks=[make_weight_loading_callback(pruned.state_dict())],
-        )
+        result = train(run, new, command=command, dataset=dataset, callbacks=[start])
         load_weights(pruned, new / CHECKPOINTS / BEST)
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
         models["tuned"] = models["pruned"] | {"accuracy": evaluation.accuracy}
@@ -192,12 +187,6 @@ def find_degenerate_heads(
             heads.loc[roundest, "pruned"] = False
         layers.append(heads)
     return pd.concat(layers, keys=range(1, len(layers) + 1), names=["layer", "head"])
-
-
-def make_weight_loading_callback(weights: Mapping[str, Tensor]) -> LambdaCallback:
-    """Create a Lightning callback that loads weights into the model before training starts."""
-    named = {f"model.{name}": tensor for name, tensor in weights.items()}
-    return LambdaCallback(setup=lambda _, classifier, stage: classifier.load_state_dict(named))
 
 
 def _compute_precision_eigenvalues(relative: RelativeModule | None) -> Float[Tensor, "heads axes"]:

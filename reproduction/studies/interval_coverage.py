@@ -181,7 +181,7 @@ def measure_coverage(population: str, num_images: int) -> pd.DataFrame:
     covered = table.groupby(["kind", "metric"], sort=False).covered
     columns = {
         "intervals": covered.count(),
-        "coverage": covered.mean().round(3),
+        "coverage": covered.mean(),
         "upper": wilson_interval(covered.sum().to_numpy(), covered.count().to_numpy())[1],
     }
     counts = pd.DataFrame(columns).round(3).reset_index()

@@ -60,12 +60,10 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
     for token in reversed(arguments["--config"].tokens):  # the last file takes precedence
         set_options(read_yaml("config", token.value), token.value)
-    recipes = [token.value for token in arguments["--recipe"].tokens]
-    data = [token.value for token in arguments["--data"].tokens]
-    if not recipes and data and data[-1] in list_recipes():
-        recipes = [data[-1]]  # a data set may have a recipe of its own
-    if recipes:
-        set_options(read_recipe(recipes[-1]), recipes[-1])
+    data = arguments["--data"].tokens
+    has_own_recipe = data and data[-1].value in list_recipes()
+    if recipe := arguments["--recipe"].tokens or (data if has_own_recipe else []):
+        set_options(read_recipe(recipe[-1].value), recipe[-1].value)
     given = {argument.name for argument in arguments if argument.tokens}
     if "--resume" in given and not given <= RESUME_OPTIONS:
         raise wrong_value(

@@ -189,8 +189,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
         ConnectionError: A file could not be downloaded in several attempts.
     """
     check_name("name", name, PUBLISHED_DATASETS)
-    check_path("data_dir", data_dir)
-    return PUBLISHED_DATASETS[name].download(make_directory("data_dir", expand_user(data_dir)))
+    return PUBLISHED_DATASETS[name].download(make_directory("data_dir", data_dir))
 
 
 def find_dataset_path(name: str, data_dir: str | Path | None) -> Path | None:

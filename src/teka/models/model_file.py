@@ -16,8 +16,8 @@ from teka.codec import decode, encode
 from teka.errors import did_you_mean, require, wrong_argument, wrong_shape, wrong_value
 from teka.files import (
     atomic_directory,
+    check_output_folder,
     expand_user,
-    make_directory,
     read_json,
     resolve_path,
     write_bytes,
@@ -186,14 +186,14 @@ def check_model_folder(argument: str, path: str | Path) -> Path:
         path: Path of the folder.
     """
     folder = resolve_path(argument, path)
-    make_directory(argument, folder.parent)
+    check_output_folder(argument, folder.parent)
     if not folder.exists():
         return folder
     if not folder.is_dir():
         raise wrong_value(argument, str(path), "a folder, not a file")
-    names = sorted(entry.name for entry in folder.iterdir())
-    if names and names != sorted((CONFIG_FILE, WEIGHTS_FILE)):
-        expected = f"an empty folder or a saved model, without {', '.join(names[:3])}"
+    names = {entry.name for entry in folder.iterdir()}
+    if names and names != {CONFIG_FILE, WEIGHTS_FILE}:
+        expected = f"an empty folder or a saved model, without {', '.join(sorted(names)[:3])}"
         raise wrong_value(argument, str(path), expected)
     return folder
 

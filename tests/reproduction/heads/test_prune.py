@@ -5,12 +5,11 @@ import pytest
 import torch
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.prune import PRUNING_FILE, make_weight_loading_callback, prune_network
+from reproduction.heads.prune import PRUNING_FILE, prune_network
 from teka.audit import AuditSettings, audit, axis_shifts
 from teka.models import load
 from teka.nn import LearnedRelativeKernel
 from teka.training import Run, evaluate, export, restore, train
-from teka.training.checkpoint import CHECKPOINTS, LAST, load_weights
 
 RUN = Run.from_fields(
     image_size=12,
@@ -147,28 +146,3 @@ def test_nothing_is_written_if_the_training_fails(run_with_degenerate_heads, tmp
     with pytest.raises(FloatingPointError):
         prune_network(run, tmp_path / "out")
     assert not any(tmp_path.iterdir())
-
-
-def test_training_starts_from_weights_and_resumes_from_a_checkpoint(trained, tmp_path):
-    # This learning rate changes no parameter by more than rounding.
-    run = trained.run.replace(learning_rate=1e-30, epochs=1)
-    start = make_weight_loading_callback(trained.model.state_dict())
-    train(run, tmp_path / "run", dataset=trained.dataset, callbacks=[start], progress_bar=False)
-    model = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
-    load_weights(model, tmp_path / "run" / CHECKPOINTS / LAST)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter, trained.model.get_parameter(name))
-    (tmp_path / "run" / "result.json").unlink()
-    other = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
-    options = {"dataset": trained.dataset, "progress_bar": False}
-    train(
-        run,
-        tmp_path / "run",
-        resume=True,
-        callbacks=[make_weight_loading_callback(other)],
-        **options,
-    )
-    resumed = run.make_model(image_size=(8, 8), in_channels=1, num_classes=10)
-    load_weights(resumed, tmp_path / "run" / CHECKPOINTS / LAST)
-    for name, parameter in resumed.named_parameters():
-        torch.testing.assert_close(parameter, model.get_parameter(name))
