@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from teka.data import from_arrays
 from teka.nn import RandomFeatures
@@ -70,6 +71,19 @@ def test_resuming_a_finished_run_changes_nothing(trained, tiny):
     result = train(tiny, trained.folder, resume=True)
     assert result == json.loads(before)
     assert (trained.folder / "result.json").read_bytes() == before
+
+
+def test_the_model_is_in_training_mode_and_gives_its_warnings(tiny, tmp_path):
+    modes = []
+    callback = LambdaCallback(
+        on_train_start=lambda _, module: modes.extend(part.training for part in module.modules())
+    )
+    run = tiny.replace(depth=1, pool="class", epochs=1)
+    with pytest.warns(UserWarning, match="depth of at least 2") as warned:
+        train(run, tmp_path / "run", callbacks=[callback])
+    assert modes
+    assert all(modes)
+    assert len([warning for warning in warned if "depth" in str(warning.message)]) == 1
 
 
 def test_train_does_not_overwrite_runs_or_files(trained, tiny, tmp_path):

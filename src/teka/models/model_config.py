@@ -155,7 +155,7 @@ class ModelConfig:
         """Names of the classes. Without `class_names`, the names are "0", "1", "2" and so on."""
         return self.class_names or tuple(map(str, range(self.num_classes)))
 
-    def make_model(self, max_elements: int | None = None) -> nn.Module:
+    def make_model(self, max_elements: int | None = None, *, warns: bool = False) -> nn.Module:
         """Build the model with initial weights on the CPU, in float32 and evaluation mode.
 
         The state of PyTorch's random number generators does not change.
@@ -163,6 +163,7 @@ class ModelConfig:
         Args:
             max_elements: Largest allowed number of elements of all parameters. By default, the
                 number that fits in memory.
+            warns: Show the warnings of the model, for example about options without an effect.
 
         Raises:
             ValueError: Options that the model does not take, or more elements than allowed.
@@ -173,19 +174,20 @@ class ModelConfig:
         }
 
         def make() -> nn.Module:
-            kind = model_class(self.model)
-            return kind(self.image_size, self.in_channels, self.num_classes, **options)
+            return model_class(self.model)(**self.sizes, **options)
 
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
-            # The model gave its warnings when it was trained.
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # a trained model gave its warnings before
             try:
                 count_elements(make, memory_bytes() // 4 if max_elements is None else max_elements)
+                if warns:
+                    warnings.simplefilter("default")
                 model = make()
             except TooManyElementsError as error:
                 sizes = self.sizes | dict(self.options)
-                hint = f"It has {error}."
-                raise wrong_value("the size of the model", sizes, "a smaller one", hint) from error
+                raise wrong_value(
+                    "the size of the model", sizes, f"one that fits into memory, with no {error}"
+                ) from error
             # The type of the error of an impossible size depends on where the size is used first.
             except (
                 TypeError,

@@ -14,14 +14,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer
 from lightning.pytorch.trainer.states import TrainerStatus
-from torch import nn
 
 from teka import data
 from teka.data import Dataset
 from teka.data.dataset import SPLITS
 from teka.errors import first_line_of_error, is_out_of_memory, shorten, wrong_value
 from teka.files import make_directory, read_json, write_json
-from teka.memory import TooManyElementsError, count_elements, count_parameters, memory_bytes
+from teka.memory import count_parameters, memory_bytes
+from teka.models import ModelConfig
 from teka.provenance import provenance
 from teka.reporting.formatting import format_count
 from teka.training.checkpoint import (
@@ -138,7 +138,11 @@ def train(
         if num_micro_batches > recipe.batch_size:
             expected = f"at most batch_size = {recipe.batch_size}"
             raise wrong_value("accumulate × processes", num_micro_batches, expected)
-        model = _make_model_that_fits(run, dataset)
+        seed_everything(run.seed, verbose=False)
+        options = run.network.options
+        config = ModelConfig(run.network.model, **dataset.sizes, options=options)
+        # Weights, gradients and two moments in float32 must fit into memory.
+        model = config.make_model(memory_bytes() // 16, warns=True).train()
         classifier = Classifier(model, run, dataset)
         execution.checkpoint_and_compile(model, classifier.num_steps)
         checkpoints = Checkpoints(
@@ -217,23 +221,6 @@ def _check_dataset(run: Run, dataset: Dataset) -> None:
             run.recipe.random_shift,
             f"at most a side of the images, {dataset.image_size}",
         )
-
-
-def _make_model_that_fits(run: Run, dataset: Dataset) -> nn.Module:
-    """Create the model of a run, or raise an error if it does not fit into memory."""
-    seed_everything(run.seed, verbose=False)
-    with warnings.catch_warnings():
-        # The model gives its warnings when it is created with values.
-        warnings.simplefilter("ignore")
-        try:
-            # Weights, gradients and two moments in float32 must fit into memory.
-            count_elements(lambda: run.make_model(**dataset.sizes), memory_bytes() // 16)
-        except TooManyElementsError as error:
-            sizes = {**run.network.options, **dataset.sizes}
-            raise wrong_value(
-                "the size of the model", sizes, "a model that fits into memory", f"It has {error}."
-            ) from error
-    return run.make_model(**dataset.sizes)
 
 
 def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
