@@ -242,17 +242,17 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
     state = model.state_dict()
     for name in sorted(state.keys() | tensors.keys()):
         if name not in tensors:
-            raise wrong_value("weights", source, "the model of the config", f"{name} is missing.")
+            raise wrong_value("weights", source, "a file for this model", f"{name} is missing.")
         if name not in state:
-            raise wrong_value("weights", source, "the model of the config", f"It has no {name}.")
+            raise wrong_value("weights", source, "a file for this model", f"It has no {name}.")
         tensor, expected = tensors[name], state[name]
         argument = f"{name} of {source}"
         if tensor.shape != expected.shape:
-            shape = f"{tuple(expected.shape)}, as in the model of the config"
+            shape = f"{tuple(expected.shape)}, as in this model"
             raise wrong_shape(argument, tensor.shape, shape)
         are_floating = tensor.is_floating_point() and expected.is_floating_point()
         if tensor.dtype != expected.dtype and not are_floating:
-            dtype = f"{expected.dtype}, as in the model of the config"
+            dtype = f"{expected.dtype}, as in this model"
             raise wrong_value(argument, str(tensor.dtype), dtype)
         if not torch.isfinite(tensor).all():
             raise wrong_argument(argument, "not finite", "finite values")

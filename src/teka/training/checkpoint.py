@@ -16,8 +16,9 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 
-from teka.errors import error_message, first_line_of_error, wrong_value
+from teka.errors import first_line_of_error, wrong_value
 from teka.files import write_bytes
+from teka.models.model_file import load_tensors
 from teka.training.run import Run
 
 CHECKPOINTS = "checkpoints"
@@ -194,9 +195,4 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Raises:
         ValueError: A weight is missing, unknown or of another shape. The message names the weight.
     """
-    try:
-        model.load_state_dict(read_weights(path))
-    except RuntimeError as error:
-        raise wrong_value(
-            "checkpoint", str(path), f"a checkpoint of this architecture ({error_message(error)})"
-        ) from error
+    load_tensors(model, read_weights(path), str(path))
