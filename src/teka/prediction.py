@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["PictureSettings", "Prediction", "predict"]
 
 DEFAULT_MODEL = "mnist"
-FITS = ("whole", "ink")
 # Width in pixels that the strokes of 95 % of MNIST's training images exceed.
 MIN_MNIST_STROKE = 1.6
 # Ink above this fraction of the maximum is fitted to the box, because resizing blurs the edges but
@@ -161,7 +160,7 @@ class PictureSettings:
     stroke: float = 0.0
 
     def __post_init__(self) -> None:
-        check_name("fit", self.fit, FITS)
+        check_name("fit", self.fit, ("whole", "ink"))
         if self.fit == "ink":
             canvas = check_image_size("canvas", self.canvas)
             box = check_image_size("box", self.box)

@@ -93,10 +93,13 @@ def _is_model_file(spec: str) -> bool:
     return spec in PRETRAINED or (config.is_file() and "format_version" in read_json(config))
 
 
-_MODEL_FILE = f"the folder of a model file, or a packaged model ({', '.join(PRETRAINED)})"
 # The name of a packaged model takes precedence over a folder of the same name.
 LOCAL_LOADERS = (
-    Loader(_MODEL_FILE, _is_model_file, load_model_file),
+    Loader(
+        f"the folder of a model file, or a packaged model ({', '.join(PRETRAINED)})",
+        _is_model_file,
+        load_model_file,
+    ),
     Loader(
         "the folder of a teka run",
         lambda spec: (expand_user(spec) / "run.json").is_file(),

@@ -16,7 +16,6 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 HARD_PRECISION = 800.0
 # Additional rounding steps per output, besides its sum of products: weights, their sum, quotient.
 NUM_FURTHER_ROUNDINGS = 8
-PADDING_MODES = ("zeros", "circular")
 
 
 def check_convolution(convolution: nn.Module) -> Convolution:
@@ -37,7 +36,7 @@ def check_convolution(convolution: nn.Module) -> Convolution:
         raise wrong_value(
             "convolution.weight.dtype", convolution.weight.dtype, "a real floating-point dtype"
         )
-    check_name("convolution.padding_mode", convolution.padding_mode, PADDING_MODES)
+    check_name("convolution.padding_mode", convolution.padding_mode, ("zeros", "circular"))
     reach = compute_kernel_radius(convolution)
     if convolution.padding != "same" and tuple(convolution.padding) != reach:
         raise wrong_value(

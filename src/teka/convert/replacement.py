@@ -23,9 +23,7 @@ from teka.nn.options import AttentionOptions
 OTHER_TOKENS = "it attends to other tokens than its own"
 BIASED = "its attention adds a bias to the weights, or attends to selected keys only"
 WINDOWED = "its model limits attention to a window of keys"
-FIXED = "the model does not support set_attn_implementation"
 SUBCLASS = "teka does not support subclasses of MultiheadAttention, add_bias_kv or add_zero_attn"
-UNKNOWN_SIZE = "its number of heads or head size is unknown"
 UNSUPPORTED = "attention of this class is not supported"
 # The following reasons apply only to relative kernels.
 COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
@@ -357,7 +355,7 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
     model = candidate.enclosing_hf_model
     config = getattr(layer, "config", None)
     if not getattr(model, "_can_set_attn_implementation", lambda: True)():
-        return FIXED
+        return "the model does not support set_attn_implementation"
     # All layers of a model share the implementation of attention.
     shared = layer if model is None else model
     sources = "".join({_get_attention_source(type(part)) for part in shared.modules()})
@@ -386,7 +384,7 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
     if not dim_head and num_heads:
         dim_head = getattr(config, "hidden_size", 0) // num_heads
     if not (num_heads and dim_head):
-        return UNKNOWN_SIZE
+        return "its number of heads or head size is unknown"
 
     def install(heads: AttentionHeads) -> None:
         if model is not None:

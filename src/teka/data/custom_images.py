@@ -240,14 +240,10 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> Ra
     if test is None:
         test = validation
         validation = None
-    num_validation = 0
-    if validation is not None:
-        num_validation = len(validation)
-        train = Split(
-            torch.cat([train.images, validation.images]),
-            torch.cat([train.labels, validation.labels]),
-        )
-    return RawDataset(train, test, num_validation)
+    if validation is None:
+        return RawDataset(train, test)
+    images, labels = map(torch.cat, zip(train[:], validation[:], strict=True))
+    return RawDataset(Split(images, labels), test, len(validation))
 
 
 def read_npz(path: Path) -> RawDataset:

@@ -18,7 +18,6 @@ from teka.memory import MAX_IMAGE_PIXELS
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-GROUNDS = ("auto", "dark", "light")
 # Pillow knows more formats, but some of them, such as PostScript, start other programs.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "AVIF")
 SUFFIXES = (
@@ -115,7 +114,7 @@ def read_picture(
     Raises:
         ValueError: The file cannot be read, or its pixels cannot be converted.
     """
-    check_name("ground", ground, GROUNDS)
+    check_name("ground", ground, ("auto", "dark", "light"))
     if not is_integer(in_channels) or in_channels not in _MODES:
         raise wrong_value("in_channels", in_channels, "1 for gray or 3 for RGB")
     operations = require("PIL.ImageOps", "pictures need", "teka[train]")

@@ -16,8 +16,6 @@ from teka.checks import check_name, check_sizes
 from teka.errors import wrong_value
 from teka.nn import TransformerBlock
 
-ACCELERATORS = ("auto", "cpu", "gpu", "mps")
-COMPILE = ("auto", "on", "off")
 # Compilation takes one or two minutes of a core, and saves a tenth to a third of each step.
 MIN_STEPS_TO_COMPILE = 5000
 
@@ -60,8 +58,8 @@ class Execution:
     compile: str = "auto"
 
     def __post_init__(self) -> None:
-        check_name("accelerator", self.accelerator, ACCELERATORS)
-        check_name("compile", self.compile, COMPILE)
+        check_name("accelerator", self.accelerator, ("auto", "cpu", "gpu", "mps"))
+        check_name("compile", self.compile, ("auto", "on", "off"))
         check_sizes({"accumulate": self.accumulate})
         check_sizes({"devices": self.devices}, or_none=True)
 

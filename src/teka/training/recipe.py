@@ -13,7 +13,6 @@ OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 BETAS = (0.9, 0.98)
-SUFFIX = ".yaml"
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -106,7 +105,7 @@ class Recipe:
 
 def list_recipes() -> tuple[str, ...]:
     """Return the names of teka's predefined recipes."""
-    return tuple(sorted(path.stem for path in RECIPES.glob(f"*{SUFFIX}")))
+    return tuple(sorted(path.stem for path in RECIPES.glob("*.yaml")))
 
 
 def read_recipe(name: str | Path) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def read_recipe(name: str | Path) -> dict[str, Any]:
         ImportError: PyYAML is not installed.
         ValueError: The recipe or file does not exist, or the file contains no mapping.
     """
-    path = RECIPES / f"{name}{SUFFIX}" if name in list_recipes() else Path(name)
+    path = RECIPES / f"{name}.yaml" if name in list_recipes() else Path(name)
     if not path.is_file():
         raise unknown_name_error(
             "recipe", str(name), list_recipes(), "The path of a YAML file is possible too."
