@@ -4,7 +4,6 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.serialization import add_safe_globals
 from torch.utils._pytree import register_pytree_node
@@ -48,8 +47,3 @@ def register_constant(kind: type[Any]) -> None:
     )
     register_pytree_flatten_spec(kind, lambda instance, spec: [], lambda instance, spec: True)
     add_safe_globals([kind])
-
-
-def is_fake_mode_active() -> bool:
-    """Return True within PyTorch's FakeTensorMode, in which new tensors have no elements."""
-    return _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None

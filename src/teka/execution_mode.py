@@ -4,10 +4,9 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
 from torch.autograd.forward_ad import unpack_dual
 from torch.nn import Parameter
-
-from teka._compat import is_fake_mode_active
 
 
 class ExecutionMode(Enum):
@@ -64,9 +63,9 @@ def can_cache_tensors(device: torch.device) -> bool:
 
     They cannot if, for example, the current call is compiled or in inference mode.
     """
-    if execution_mode() is not ExecutionMode.EAGER or is_fake_mode_active():
+    if execution_mode() is not ExecutionMode.EAGER or torch.is_inference_mode_enabled():
         return False
-    if torch.is_inference_mode_enabled():
+    if _get_dispatch_mode(_TorchDispatchModeKey.FAKE) is not None:  # torch.compile cannot trace it
         return False
     return not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 

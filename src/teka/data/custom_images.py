@@ -69,7 +69,9 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
         }
     else:
         splits = {"train": _read_labels(path)}
-    classes = sort_class_names(list({label for _, label in splits["train"]}))
+    labels = list({label for _, label in splits["train"]})
+    # Numbers are sorted by value, so that 10 follows 2.
+    classes = sorted(labels, key=int if parse_class_numbers(labels) else None)
     if len(classes) < 2:
         raise wrong_value(
             f"the classes of {path}",
@@ -173,15 +175,6 @@ def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
 def _list_visible_paths(folder: Path) -> list[Path]:
     paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return sorted(paths, key=lambda path: path.name)
-
-
-def sort_class_names(names: Sequence[str]) -> list[str]:
-    """Sort class names numerically if all of them are integers, or else alphabetically.
-
-    >>> sort_class_names(["10", "2", "0"]), sort_class_names(["class_10", "class_2"])
-    (['0', '2', '10'], ['class_10', 'class_2'])
-    """
-    return sorted(names, key=int if parse_class_numbers(names) else None)
 
 
 def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
