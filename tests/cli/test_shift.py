@@ -106,7 +106,7 @@ def test_runs_on_different_data_are_an_error(trained_folder, trained, tmp_path, 
 
 
 def test_lossless_shifts_without_a_margin_are_an_error(trained_folder, tmp_path, fails):
-    assert "only background" in fails(
+    assert "images have a smaller margin around their content" in fails(
         "shift", trained_folder, "--mode", "lossless", "--max-shift", "5", "--out", tmp_path
     )
 

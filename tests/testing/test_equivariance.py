@@ -251,7 +251,7 @@ def test_invalid_arguments_are_errors(unchecked_annotations):
             {"inputs": torch.ones(1, 2, 5, 7).numpy()},
             "inputs must be a tensor.*got an object of type ndarray",
         ),
-        ({"mode": "lossless"}, "have no room"),
+        ({"mode": "lossless"}, "have a smaller margin"),
         (
             {"function": lambda images: images.mean(-1), "output": "dense"},
             r"if dense, got \(3, 2, 5\)",

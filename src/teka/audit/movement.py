@@ -486,5 +486,8 @@ def check_room(shifts: Iterable[CheckedShift], room: Margins, argument: str) -> 
             if num_without_room:
                 before, after = room[:, axis].amin(dim=0).tolist()
                 expected = f"from {-before} to {after} along axis {axis}"
-                hint = f"{num_without_room} of {len(room)} images have no room for it."
+                hint = (
+                    f"{num_without_room} of {len(room)} images have a smaller margin around their "
+                    "content (or around the window, in mode 'crop')."
+                )
                 raise wrong_value(argument, tuple(shift), expected, hint)

@@ -90,7 +90,7 @@ def test_invalid_shifts_and_images_are_errors(unchecked_annotations):
         (IMAGES[0, 0], SHIFTS, Movement("zero"), r"images must have .*got \(9, 11\)"),
         (IMAGES, [(0, 1)], Movement("zero"), "contains the zero shift"),
         (IMAGES, [(0, 0), (0, 12)], Movement("zero"), r"shifts must be .*got \(0, 12\)"),
-        (IMAGES, [(0, 0), (4, 0)], Movement("lossless"), "5 of 5 images have no room"),
+        (IMAGES, [(0, 0), (4, 0)], Movement("lossless"), "5 of 5 images have a smaller margin"),
     ]:
         with raises_for((shifts, movement), ValueError, match=message):
             measure_responses(lambda batch: batch.flatten(1), images, shifts, movement)
