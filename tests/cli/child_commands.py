@@ -8,14 +8,14 @@ import threading
 import time
 
 from teka.cli import child
-from teka.cli.child import model_call_context
+from teka.cli.child import limit_model_call
 
 
 def run(words: list[str]) -> int:
     """Run the action that the second word names, and return the third word as the exit code."""
     name, code = words[1], int(words[2])
     assert child._connection is not None
-    with model_call_context(0.1)():
+    with limit_model_call(0.1):
         ACTIONS[name]()
     print("the report")
     sys.stdout.flush()
@@ -38,7 +38,7 @@ def _wait_for_interrupt() -> None:
         print("waiting", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
-        assert child._was_interrupted
+        assert not child.is_interrupt_by_model()
         print("saved", flush=True)
         sys.exit(130)
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,7 @@ from teka.audit.shifts import (
     square_shifts,
 )
 from teka.checks import check_number
-from teka.cli.child import model_call_context
+from teka.cli.child import limit_model_call
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
 from teka.files import check_output_file, check_output_folder, resolve_path
@@ -182,7 +182,7 @@ class AuditOptions:
 
     def load_model(self, model: str) -> LoadedModel:
         """Load a model and limit the time of each model call to `--budget` seconds."""
-        set_model_code_context(model_call_context(self.settings.budget_seconds))
+        set_model_code_context(partial(limit_model_call, self.settings.budget_seconds))
         return load(
             model,
             dataclasses.replace(self.load_options, data_dir=self.images.data_dir),

@@ -31,7 +31,7 @@ _INTERRUPT_SECONDS = 1.0
 _TIME_LIMIT, _EXIT_CODE = b"time_limit", b"exit_code"
 
 _connection: Connection | None = None  # in the child, the pipe to the parent
-_was_interrupted = False
+_last_interrupt = -math.inf  # in the child, the time of the last interrupt by a signal
 
 
 def is_interrupt_by_model() -> bool:
@@ -39,7 +39,7 @@ def is_interrupt_by_model() -> bool:
 
     Only a child process of `run_in_child` can tell the difference. Elsewhere, return False.
     """
-    return _connection is not None and not _was_interrupted
+    return _connection is not None and _last_interrupt == -math.inf
 
 
 def run_in_child(
@@ -145,7 +145,7 @@ def _block_interrupts(is_blocked: bool) -> None:
 
 def _describe_unexpected_exit(exit_code: int | None) -> str:
     end = f"the model's code ended the process with exit code {exit_code}"
-    if exit_code is not None and exit_code < 0:
+    if exit_code and exit_code < 0:
         with contextlib.suppress(ValueError):
             end = f"the process was ended by {signal.Signals(-exit_code).name}"
     return f"{end} before the result was complete"
@@ -170,7 +170,7 @@ def _run_inside_child(
     threading.Thread(target=_exit_when_parent_ends, daemon=True).start()
     # A shell starts background jobs with interrupts ignored. Keep it that way.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _make_interrupt_handler())
+        signal.signal(signal.SIGINT, _handle_interrupt)
     try:
         _block_interrupts(False)
         code = run(arguments)
@@ -192,47 +192,35 @@ def _exit_when_parent_ends() -> None:
         os._exit(USAGE_ERROR)
 
 
-def _make_interrupt_handler() -> Callable[[int, Any], None]:
-    last = -_INTERRUPT_SECONDS
-
-    def handle(_number: int, _frame: Any) -> None:
-        nonlocal last
-        global _was_interrupted
-        _was_interrupted = True
-        now = time.monotonic()
-        is_repeated = now - last <= _INTERRUPT_SECONDS
-        last = now
-        if not is_repeated:
-            raise KeyboardInterrupt
-
-    return handle
+def _handle_interrupt(_number: int, _frame: Any) -> None:
+    global _last_interrupt
+    now = time.monotonic()
+    is_repeated = now - _last_interrupt <= _INTERRUPT_SECONDS
+    _last_interrupt = now
+    if not is_repeated:
+        raise KeyboardInterrupt
 
 
-def model_call_context(
-    budget: float | None,
-) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return a function that creates the context manager around each model call.
+@contextlib.contextmanager
+def limit_model_call(seconds: float | None) -> Iterator[None]:
+    """Limit the time of a model call in the context.
 
-    If the call takes longer than `budget` seconds, the parent process kills this process. After the
-    call, the context manager restores standard output and standard error, because the model's code
-    may have replaced them.
+    If the call takes longer, the parent process kills this process. After the call, the context
+    manager restores standard output and standard error, because the model's code may have replaced
+    them.
 
     Args:
-        budget: Time limit of each call in seconds, or None for no limit.
+        seconds: Time limit in seconds, or None for no limit.
     """
+    streams = sys.stdout, sys.stderr
+    _send_time_limit(math.inf if seconds is None else seconds)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        _send_time_limit(math.inf)
 
-    def send_time_limit(seconds: float) -> None:
-        if _connection is not None:
-            _connection.send_bytes(b"%s %r" % (_TIME_LIMIT, seconds))
 
-    @contextlib.contextmanager
-    def call() -> Iterator[None]:
-        streams = sys.stdout, sys.stderr
-        send_time_limit(math.inf if budget is None else float(budget))
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = streams
-            send_time_limit(math.inf)
-
-    return call
+def _send_time_limit(seconds: float) -> None:
+    if _connection is not None:
+        _connection.send_bytes(b"%s %r" % (_TIME_LIMIT, seconds))

@@ -17,7 +17,6 @@ from cyclopts.exceptions import CycloptsError
 
 from teka.cli import child
 from teka.cli.app import OPTION_NAMES, describe_error, make_app
-from teka.cli.child import BROKEN_PIPE, USAGE_ERROR
 from teka.errors import first_line_of_error, is_out_of_memory, to_one_line
 
 MAX_ERROR_LENGTH = 2000
@@ -69,7 +68,7 @@ def run(arguments: list[str], app: App | None = None) -> int:
         return child.print_interrupted()
     except BrokenPipeError:
         _discard_closed_output()
-        return BROKEN_PIPE
+        return child.BROKEN_PIPE
     except OSError as error:
         _discard_closed_output()
         file = f": {error.filename}" if error.filename else ""
@@ -134,7 +133,7 @@ def print_error(program: str, message: object) -> int:
         sys.stderr.write(f"{program}: error: {to_one_line(message, MAX_ERROR_LENGTH)}\n")
     except OSError:  # the program that reads the errors has ended
         _discard_closed_output()
-    return USAGE_ERROR
+    return child.USAGE_ERROR
 
 
 def _discard_closed_output() -> None:

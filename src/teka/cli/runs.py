@@ -146,8 +146,7 @@ def train(
             print_once(f"interrupted; resume with: teka train --resume {shlex.quote(str(folder))}")
         raise
     epochs = format_count(result["epochs"], "epoch")
-    seconds = f"{result['seconds']:.0f} s"
-    summary = f"{folder}: {result['parameters']:,} parameters, {epochs}, {seconds}"
+    summary = f"{folder}: {result['parameters']:,} parameters, {epochs}, {result['seconds']:.0f} s"
     if result["validation_accuracy"] is not None:
         summary += f", validation accuracy {100 * result['validation_accuracy']:.1f} %"
     print_once(summary)
@@ -178,9 +177,9 @@ def evaluate(
             progress=lambda done, total: display.show("test images", done, total),
         )
     low, high = evaluation.interval
-    images = format_count(evaluation.test_images, "image")
     print(
-        f"accuracy  {100 * evaluation.accuracy:.2f} % of {images}   "
+        f"accuracy  {100 * evaluation.accuracy:.2f} % of "
+        f"{format_count(evaluation.test_images, 'image')}   "
         f"(95 % interval {100 * low:.2f} % to {100 * high:.2f} %)"
     )
     shares = [

@@ -120,8 +120,12 @@ def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings
     seen_size = movement.canvas_size or movement.crop_size
     if seen_size is not None and isinstance(model, Performer):
         model.resize(check_image_size("the size of the shifted images", seen_size))
-    facts = {"seed": trained.run.seed, "run": str(trained.folder)}
-    facts |= {fact: trained.result[fact] for fact in ("epochs", "seconds")}
+    facts = {
+        "seed": trained.run.seed,
+        "run": str(trained.folder),
+        "epochs": trained.result["epochs"],
+        "seconds": trained.result["seconds"],
+    }
     num_shifts = len(settings.shifts_for(dataset.image_size))
     used = f"{format_count(len(test), 'test image')} of {dataset.name}"
     return AuditInputs(

@@ -87,7 +87,7 @@ class SpeedPrinter(Callback):
             self.report(f"{step}: loss {outputs['loss']:.3f}, {speed}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (speed := self.images_per_second) is not None:
+        if speed := self.images_per_second:
             pl_module.log("images_per_second", speed, batch_size=1, sync_dist=True)
         metrics = trainer.callback_metrics
         parts = [f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}:"]
