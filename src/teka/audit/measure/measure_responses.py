@@ -133,11 +133,11 @@ class Measurement:
         output = self._call_model(batch)
         evaluated = self.evaluated
         for shift, part in zip(shifts, output.unflatten(0, (len(shifts), -1)), strict=True):
-            not_finite = outputs.find_nonfinite_images(part)
-            if not_finite.any():
+            is_finite = part.isfinite().reshape(len(part), -1).all(dim=1)
+            if not is_finite.all():
                 raise ModelError(
                     f"the output of the model holds NaN or infinity at shift {self.shifts[shift]} "
-                    f"for {int(not_finite.sum())} of {len(part)} images"
+                    f"for {int((~is_finite).sum())} of {len(part)} images"
                 )
             if shift == self._zero:
                 self._references[images] = part.cpu()

@@ -300,14 +300,3 @@ def _squared_norm(values: Tensor) -> Row:
     # float64 would take four times as long, and materialized squares twice as long as the norm.
     within = torch.linalg.vector_norm(values.flatten(2), dim=2) if values.ndim > 2 else values
     return to_widest_dtype(within).square().sum(dim=1)
-
-
-def find_nonfinite_images(output: Tensor) -> Tensor:
-    """Return a mask of the images for which the output contains NaN or infinity."""
-    axes = tuple(range(1, output.ndim))
-    # A finite sum implies finite terms and is 40 times faster than checking each term. An infinite
-    # sum may be an overflow, so the terms are checked only then.
-    dtype = torch.promote_types(output.dtype, torch.float32)
-    if output.sum(dim=axes, dtype=dtype).isfinite().all():
-        return torch.zeros(len(output), dtype=torch.bool)
-    return ~output.isfinite().flatten(1).all(dim=1).cpu()
