@@ -167,6 +167,9 @@ def test_images_that_may_well_be_of_one_class_do_not_invalidate_the_results():
     assert (caveat.name, caveat.severity) == ("one predicted class", "limits")
     assert "100.0 % of all predictions are class 1 (dog)." in caveat.message
     assert "Add images of other classes." in caveat.message
+    # The data names fewer classes than the model predicts.
+    (caveat,) = warn_about_equal_predictions(make_responses(predictions, None), outputs, ("cat",))
+    assert "100.0 % of all predictions are class 1." in caveat.message
     # The logits differ between images, but not the probabilities.
     shifted = SAME_OUTPUTS + torch.tensor([[0.0], [1.0]])
     (caveat,) = warn_about_equal_predictions(make_responses(predictions, None), shifted)

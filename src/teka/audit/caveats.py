@@ -196,9 +196,10 @@ def warn_about_constant_output(
 
 
 def _describe_class(index: Tensor, class_names: Sequence[str] | None) -> str:
-    number = str(int(index))
-    name = class_names[int(number)] if class_names else number
-    return f"class {number}" if name == number else f"class {number} ({name})"
+    number = int(index)
+    # A model may have more classes than the data names.
+    name = dict(enumerate(class_names or ())).get(number, str(number))
+    return f"class {number}" if name == str(number) else f"class {number} ({name})"
 
 
 def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Caveat]:
