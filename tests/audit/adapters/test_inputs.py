@@ -236,7 +236,10 @@ def test_default_mode_is_crop_for_large_and_circular_for_small_pictures(tmp_path
 
 def test_default_mode_of_data_sets_and_arrays_is_circular(arrays):
     for data in ("digits", "cifar10", arrays, "nowhere"):
-        assert choose_default_mode(ImageOptions(data)) == ("circular", "a data set of arrays")
+        assert choose_default_mode(ImageOptions(data)) == (
+            "circular",
+            "the images are not picture files",
+        )
 
 
 def make_trained_model(trained_on: str) -> LoadedModel:

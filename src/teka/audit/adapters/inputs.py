@@ -271,7 +271,7 @@ def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
     are shifted in mode "circular".
     """
     if options.path is None or not is_picture_dataset(options.path):
-        return "circular", "a data set of arrays"
+        return "circular", "the images are not picture files"
     files: Any = _find_images(options).images
     sides = []
     for file in files[:: math.ceil(len(files) / _NUM_HEADERS)]:
