@@ -11,7 +11,7 @@ from teka.audit.audit import audit
 from teka.audit.caveats import Caveat
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.page.pages import render_audit_page
-from teka.audit.page.text import additional_findings_text, audit_text, summary_markdown
+from teka.audit.page.text import additional_findings_text, audit_text, format_summary_as_markdown
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 
@@ -401,7 +401,7 @@ def test_invalid_report_marks_its_metrics_as_invalid():
     assert report.verdict == (
         "These results are invalid: constant predictor, no better than chance.",
     )
-    page, markdown = render_audit_page([report]), summary_markdown([report])
+    page, markdown = render_audit_page([report]), format_summary_as_markdown([report])
     assert 'class="tiles"' not in page
     assert "These results are shown for diagnosis only." in page
     assert page.index("These results are invalid") < page.index("100.0")

@@ -154,7 +154,7 @@ class AuditStages:
         # Results are invalid if two calls on the same images give different outputs.
         self.run_stage(NOISE, partial(self.measure_noise, precision=False))
         errors = [
-            self.run_stage(f"mode {mode}", partial(self.measure_mode, mode))
+            self.run_stage(f"mode {mode}", partial(self.measure_shift_mode, mode))
             for mode in self.settings.modes
         ]
         if not self.responses:
@@ -204,7 +204,7 @@ class AuditStages:
             precision=precision,
         )
 
-    def measure_mode(self, mode: str) -> None:
+    def measure_shift_mode(self, mode: str) -> None:
         """Evaluate the model on every image at every shift, and compute the metrics.
 
         The mode defines how the images are shifted.

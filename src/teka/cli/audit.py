@@ -19,7 +19,7 @@ from teka.audit.page.text import (
     additional_findings_text,
     audit_text,
     comparison_text,
-    summary_markdown,
+    format_summary_as_markdown,
 )
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
@@ -256,7 +256,7 @@ def write_audit_results(
         (badge, lambda path: write_bytes(path, badge_svg(reports[0]).encode())),
         (
             result_options.markdown,
-            lambda path: write_bytes(path, summary_markdown(reports, pairs).encode()),
+            lambda path: write_bytes(path, format_summary_as_markdown(reports, pairs).encode()),
         ),
         (result_options.json, lambda path: write_json(path, json_content)),
         (result_options.html, lambda path: write_page(reports, path, pairs)),

@@ -11,9 +11,9 @@ from teka.audit.adapters import LoadedModel, Preprocessing, load
 from teka.audit.adapters.inputs import (
     ImageOptions,
     choose_default_mode,
+    choose_size_with_room_for_shifts,
     load_audit_images,
     make_audit_inputs,
-    make_room_for_shifts,
 )
 from teka.audit.model_call import call_model
 from teka.audit.settings import AuditSettings
@@ -139,7 +139,9 @@ def test_ignore_labels_leaves_out_labels(arrays):
 )
 def test_crop_and_canvas_have_the_input_size_of_the_model(mode, placed, field):
     settings = dataclasses.replace(SETTINGS, modes=(mode,))
-    transform, changed = make_room_for_shifts(make_model(Preprocessing(1, (16, 16))), settings)
+    transform, changed = choose_size_with_room_for_shifts(
+        make_model(Preprocessing(1, (16, 16))), settings
+    )
     # Shifts reach 1 along dy and 2 along dx. The crop has the same margin on all sides.
     assert transform.resized_size((33, 40)) == placed
     assert getattr(changed, field) == (16, 16)
@@ -150,12 +152,20 @@ def test_crop_and_canvas_have_the_input_size_of_the_model(mode, placed, field):
 def test_crop_and_canvas_keep_the_aspect_ratio():
     subject = make_model(Preprocessing(3, 256, crop=(224, 224)))
     settings = AuditSettings(shifts=((0, 0), (16, 16)), modes=("crop",))
-    assert make_room_for_shifts(subject, settings)[0] == Preprocessing(3, 256, crop=(256, 256))
+    assert choose_size_with_room_for_shifts(subject, settings)[0] == Preprocessing(
+        3, 256, crop=(256, 256)
+    )
     wider = dataclasses.replace(settings, shifts=((0, 0), (0, 30)))
-    assert make_room_for_shifts(subject, wider)[0] == Preprocessing(3, 284, crop=(224, 284))
-    assert make_room_for_shifts(subject, settings, 240)[0] == Preprocessing(3, 256, crop=(240, 240))
+    assert choose_size_with_room_for_shifts(subject, wider)[0] == Preprocessing(
+        3, 284, crop=(224, 284)
+    )
+    assert choose_size_with_room_for_shifts(subject, settings, 240)[0] == Preprocessing(
+        3, 256, crop=(240, 240)
+    )
     canvas = dataclasses.replace(settings, modes=("canvas",))
-    assert make_room_for_shifts(subject, canvas)[0] == Preprocessing(3, 192, crop=(192, 192))
+    assert choose_size_with_room_for_shifts(subject, canvas)[0] == Preprocessing(
+        3, 192, crop=(192, 192)
+    )
 
 
 def test_crop_for_an_unknown_input_size_keeps_the_size_of_the_images(tmp_path):
@@ -193,11 +203,15 @@ def test_conversion_of_the_channels_is_stated(tmp_path, mode, in_channels, words
 def test_crop_and_canvas_must_be_the_only_mode():
     subject = make_model(Preprocessing(1, (16, 16)))
     with pytest.raises(ValueError, match="canvas alone"):
-        make_room_for_shifts(subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas")))
+        choose_size_with_room_for_shifts(
+            subject, dataclasses.replace(SETTINGS, modes=("circular", "canvas"))
+        )
     with pytest.raises(ValueError, match="placed_size"):
-        make_room_for_shifts(subject, SETTINGS, 20)
+        choose_size_with_room_for_shifts(subject, SETTINGS, 20)
     with pytest.raises(ValueError, match="less than half"):
-        make_room_for_shifts(subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",)))
+        choose_size_with_room_for_shifts(
+            subject, AuditSettings(shifts=((0, 0), (0, 8)), modes=("canvas",))
+        )
 
 
 def test_model_without_an_input_size_keeps_the_image_size(arrays):

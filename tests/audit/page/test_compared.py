@@ -11,7 +11,7 @@ from teka.audit.page.compared import (
 )
 from teka.audit.page.metric_formatting import format_differences
 from teka.audit.page.pages import render_audit_page
-from teka.audit.page.text import comparison_text, summary_markdown
+from teka.audit.page.text import comparison_text, format_summary_as_markdown
 from teka.audit.statistics.comparison import Comparison, Difference, Pair
 from teka.audit.statistics.intervals import Curve
 from tests.audit.page.audit_reports import SQUARE, make_report
@@ -87,7 +87,7 @@ def test_model_with_invalid_results_is_not_compared():
     headline = "Mode circular: no comparison, because only patches has valid results."
     assert describe_best_model(PAIRS[:1], reports[:2]) == (headline, [excluded])
     text, page = comparison_text(PAIRS[:1], reports[:2]), render_audit_page(reports[:2], PAIRS[:1])
-    for shown in (text, page, summary_markdown(reports[:2], PAIRS[:1])):
+    for shown in (text, page, format_summary_as_markdown(reports[:2], PAIRS[:1])):
         assert headline in shown
         assert "no two models" not in shown
         assert "−50.0" not in shown

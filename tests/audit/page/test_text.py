@@ -4,7 +4,7 @@ from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.metric_formatting import format_interval
 from teka.audit.page.pages import render_audit_page
-from teka.audit.page.text import audit_text, summary_markdown
+from teka.audit.page.text import audit_text, format_summary_as_markdown
 from teka.audit.statistics.intervals import BAND, Estimate
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 from tests.audit.page.test_compared import PAIRS, make_reports
@@ -96,7 +96,7 @@ def test_text_states_the_number_of_skipped_shifts():
 
 
 def test_summary_has_verdict_metrics_and_caveats():
-    text = summary_markdown([make_report()])
+    text = format_summary_as_markdown([make_report()])
     assert text.startswith("**patch model.** The answer changes with position")
     assert "| circular | 60 | 97.0<br>95.0–98.5 |" in text
     assert "- patch model: Limited validity, **few images**." in text
@@ -104,7 +104,7 @@ def test_summary_has_verdict_metrics_and_caveats():
 
 
 def test_summary_of_several_models_begins_with_the_comparison():
-    text = summary_markdown(make_reports("patches", "rotation", "table"), PAIRS)
+    text = format_summary_as_markdown(make_reports("patches", "rotation", "table"), PAIRS)
     assert text.startswith(
         "**Mode circular: no significant difference between rotation and table in accuracy"
     )
@@ -115,7 +115,7 @@ def test_summary_of_several_models_begins_with_the_comparison():
 
 
 def test_summary_shows_a_common_caveat_once():
-    text = summary_markdown([make_report("patches"), make_report("rotation")])
+    text = format_summary_as_markdown([make_report("patches"), make_report("rotation")])
     assert text.count("- all models: Limited validity, **few images**.") == 1
     assert text.count("few images") == 1
 
@@ -125,7 +125,7 @@ def test_summary_escapes_names():
     report = replace(
         make_report(caveats=(Caveat("constant predictor", "invalidates", name),)), name=name
     )
-    text = summary_markdown([report])
+    text = format_summary_as_markdown([report])
     shown = r"&lt;img src=x>\|\`x\`"
     assert text.startswith(rf"**{shown}\\x1b\[2J # head\\u202e\\ud800.** ")
     assert text.count(shown) == text.count("img") == 3

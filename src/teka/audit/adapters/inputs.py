@@ -338,7 +338,9 @@ def make_audit_inputs(
         transform = Preprocessing(subject.in_channels)
     else:
         function = subject.function
-        transform, settings = make_room_for_shifts(subject, settings, options.placed_size)
+        transform, settings = choose_size_with_room_for_shifts(
+            subject, settings, options.placed_size
+        )
     if held_out is None:
         held_out = is_trained_on(subject, options)
     # Without normalization, models with the same input size can share images.
@@ -349,7 +351,7 @@ def make_audit_inputs(
         # The model may accept only some sizes, such as multiples of 32. Therefore it sees windows
         # of the size of the images, which are enlarged.
         sized = replace(subject, transform=transform.resized_to(chosen.images.shape[2:]))
-        transform, settings = make_room_for_shifts(sized, settings)
+        transform, settings = choose_size_with_room_for_shifts(sized, settings)
         chosen = chosen._replace(images=transform.resize_images(chosen.images))
     if settings.output == "auto":
         settings = replace(settings, output=subject.output)
@@ -433,7 +435,7 @@ def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
     return Caveat("unknown preprocessing", "limits", message)
 
 
-def make_room_for_shifts(
+def choose_size_with_room_for_shifts(
     subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
     """Choose an image size that leaves room for shifts in the modes "crop" and "canvas".

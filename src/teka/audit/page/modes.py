@@ -23,7 +23,7 @@ MAP_METRICS = (*FIRST_CURVES, "error")
 LEAST_WORST_ERROR = 0.01
 
 
-def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+def make_mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return a section of the audit page for each shift mode, with curves and heat maps."""
     modes = {}
     for model, report in enumerate(reports):
@@ -40,7 +40,7 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
         sections.append(
             {
                 "mode": mode,
-                "words": list(dict.fromkeys(map(describe_mode, movements))),
+                "words": list(dict.fromkeys(map(describe_movement, movements))),
                 "curves": [figures[name] for name in first],
                 "more_curves": [figures[name] for name in figures if name not in first],
                 "bands": _describe_bands(list(by_model.values())),
@@ -69,7 +69,7 @@ def format_confidence_levels(metrics: Iterable[Metrics]) -> str:
     return join_words([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
 
 
-def describe_mode(movement: Movement) -> str:
+def describe_movement(movement: Movement) -> str:
     """Describe how images are shifted, including what happens at their edges.
 
     The text also states the background and the size of the canvas or window, if there are any.

@@ -16,7 +16,7 @@ from teka.audit.page.metric_formatting import (
     format_estimate,
     metric_title,
 )
-from teka.audit.page.modes import format_confidence_levels, mode_sections
+from teka.audit.page.modes import format_confidence_levels, make_mode_sections
 from teka.audit.report import AuditReport, Example
 from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
@@ -263,7 +263,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()
         "first_numbers": audit_columns(reports, FIRST_NUMBERS)[:3],
         "interval_note": explain_intervals(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
-        "modes": mode_sections(reports),
+        "modes": make_mode_sections(reports),
         "examples": examples_to_json(reports) if any(report.examples for report in reports) else "",
         "protocols": protocol_sections(reports),
     }

@@ -155,7 +155,7 @@ def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
     return "\n".join(lines)
 
 
-def summary_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
+def format_summary_as_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
     """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats.
 
     Args:
