@@ -120,6 +120,7 @@ def preprocessing_from_data_config(config: dict[str, Any]) -> Preprocessing:
         config["interpolation"],
         (height, width),
         Normalize(tuple(config["mean"]), tuple(config["std"])),
+        library="torchvision",
     )
 
 
@@ -137,4 +138,5 @@ def preprocessing_from_preset(preset: Any) -> Preprocessing:
         preset.interpolation.value,
         (crop_size[0], crop_size[0]) if crop_size else None,
         Normalize(tuple(preset.mean), tuple(preset.std)),
+        library="torchvision",
     )
