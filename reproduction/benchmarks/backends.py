@@ -24,10 +24,10 @@ from teka import Grid
 from teka.files import read_json
 from teka.functional import attention
 from teka.functional.attention_plan import AttentionPlan
-from teka.functional.backends.costs import Cost, resolve_backend
-from teka.functional.kernels import make_kernel
+from teka.functional.backends.costs import Cost, select_backend
+from teka.functional.kernels import make_content_kernel
 from teka.functional.positions import Positions
-from teka.functional.relative import make_relative
+from teka.functional.relative import make_relative_kernel
 
 OUT = Path(__file__).with_suffix(".json")
 DIM = 32
@@ -59,10 +59,10 @@ def make_benchmark_cases() -> list[dict[str, Any]]:
 def make_attention_plan(case: dict[str, Any]) -> AttentionPlan:
     """Create the `AttentionPlan` from which teka estimates the costs of a benchmark case."""
     shape = tuple(case["shape"])
-    kernel = make_kernel(case["kernel"], DIM)
+    kernel = make_content_kernel(case["kernel"], DIM)
     relative = None
     if case["relative"] is not None:
-        relative = make_relative(
+        relative = make_relative_kernel(
             case["relative"], heads=case["heads"], dim=DIM, num_axes=len(shape), kernel=kernel
         )
     return AttentionPlan(kernel, relative, Positions(Grid(shape)), DIM**-0.5, is_causal=False)
@@ -118,7 +118,7 @@ def make_time_table(measurements: list[dict[str, Any]]) -> pd.DataFrame:
     records = []
     for case, row in enumerate(measurements):
         costs = estimate_costs(row)
-        chosen = resolve_backend("auto", costs)
+        chosen = select_backend("auto", costs)
         for direction, times in row["seconds"].items():
             for backend, seconds in times.items():
                 record = {

@@ -45,10 +45,10 @@ from teka.functional.kernels import (
     DETERMINISTIC_KERNELS,
     LEARNED_KERNELS,
     RANDOM_KERNELS,
-    make_kernel,
+    make_content_kernel,
 )
 from teka.functional.positions import Positions
-from teka.functional.relative import make_relative
+from teka.functional.relative import make_relative_kernel
 from teka.functional.relative.biases import DecayRelativeKernel
 from teka.functional.relative.relative_kernel import PositiveRelativeKernel
 from teka.functional.relative.rotary import LEAST_WEIGHT
@@ -323,7 +323,7 @@ def build_relative(
     """
     if name is None:
         return None
-    relative = make_relative(name, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+    relative = make_relative_kernel(name, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
     if max_distance is not None and isinstance(relative, ClippedDistanceBias):
         assert dataclasses.is_dataclass(relative)
         embedding = getattr(relative, "distance_embedding")[: max_distance + 1]  # noqa: B009  # no name for pyright
@@ -347,7 +347,7 @@ def build_relative(
 
 def build_kernel(name: str, relative: RelativeKernel | None, dim: int) -> ContentKernel:
     """Return a content kernel. Learned features get random parameters."""
-    kernel = make_kernel(
+    kernel = make_content_kernel(
         name,
         dim + (relative.num_position_features if isinstance(relative, JointSinusoidalBias) else 0),
     )

@@ -20,7 +20,7 @@ from teka.functional import (
     attention,
 )
 from teka.functional.kernels import RANDOM_KERNELS
-from teka.functional.relative import make_relative
+from teka.functional.relative import make_relative_kernel
 from teka.functional.relative.biases import DecayRelativeKernel
 from tests.contracts.cases import (
     DEVICE,
@@ -221,7 +221,7 @@ def boundary_parameters(relative: RelativeKernel) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("name", RELATIVES)
 def test_gradients_of_zero_parameters_equal_dense(name: str, grid: Grid):
     kernel = "positive" if name in ("rotation_joint", "clipped_features") else "squared_relu"
-    relative = make_relative(name, heads=2, dim=4, num_axes=grid.num_axes, kernel=kernel)
+    relative = make_relative_kernel(name, heads=2, dim=4, num_axes=grid.num_axes, kernel=kernel)
     tokens = [
         tensor.requires_grad_() for tensor in draw_inputs(grid.num_tokens, dim=4, heads=2, batch=1)
     ]

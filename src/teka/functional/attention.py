@@ -95,11 +95,13 @@ def attention(
     positions_of_keys = None
     if key_grid is not None or key_positions is not None:
         positions_of_keys = make_positions("key_", key_grid, key_positions, query.device)
-    where = Positions(
+    token_positions = Positions(
         query_positions.grid, query_positions.points, positions_of_keys, num_prefix_tokens
     )
-    if relative is not None or where.is_known or where.key_positions.is_known:
-        where.check_queries_and_keys(batch=batch, num_queries=num_queries, num_keys=num_keys)
+    if relative is not None or token_positions.is_given or token_positions.key_positions.is_given:
+        token_positions.check_queries_and_keys(
+            batch=batch, num_queries=num_queries, num_keys=num_keys
+        )
     if key_mask is not None:
         check_mask("key_mask", key_mask, batch=batch, num_tokens=num_keys)
     if query_mask is not None:
@@ -114,14 +116,16 @@ def attention(
             "num_prefix_tokens": num_prefix_tokens or None,
             "key_grid or key_positions": positions_of_keys,
         }
-        sequence_lengths = compute_packed_lengths(cu_seqlens, num_queries, where, excluded)
+        sequence_lengths = compute_packed_lengths(
+            cu_seqlens, num_queries, token_positions, excluded
+        )
     return unchecked_attention(
         query,
         key,
         value,
         kernel=kernel,
         relative=relative,
-        positions=where,
+        positions=token_positions,
         key_mask=key_mask,
         query_mask=query_mask,
         is_causal=is_causal,

@@ -22,7 +22,7 @@ from teka.functional.backends.costs import (
     Cost,
     dense_cost,
     linear_cost,
-    resolve_backend,
+    select_backend,
 )
 from teka.functional.backends.dense import dense_attention, fused_softmax_attention
 from teka.functional.backends.linear import (
@@ -30,7 +30,7 @@ from teka.functional.backends.linear import (
     make_linear_attention_inputs,
 )
 from teka.functional.backends.triton import TritonAngles, can_use_triton
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 from teka.functional.kernels.content_kernel import (
     ContentKernel,
     DenseAttentionInputs,
@@ -38,7 +38,7 @@ from teka.functional.kernels.content_kernel import (
 )
 from teka.functional.long_inputs import ChunkedLinearAttention
 from teka.functional.positions import Positions
-from teka.functional.relative import make_relative
+from teka.functional.relative import make_relative_kernel
 from teka.functional.relative.relative_kernel import RelativeKernel
 from teka.functional.shapes import KeyMask, Keys, Outputs, Queries, QueryMask, Values
 from teka.precision import without_autocast
@@ -131,12 +131,14 @@ def make_attention_plan(
     if relative is None:
         positions = Positions()
     elif not isinstance(relative, RelativeKernel):
-        relative = make_relative(relative, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
+        relative = make_relative_kernel(
+            relative, heads=heads, dim=dim, num_axes=num_axes, kernel=kernel
+        )
     total_dim = dim
     if relative is not None and relative.appends_features:
         total_dim += relative.num_position_features
     if not isinstance(kernel, ContentKernel):
-        kernel = make_kernel(kernel, total_dim)
+        kernel = make_content_kernel(kernel, total_dim)
     if relative is not None:
         relative.check_kernel_and_positions(heads=heads, dim=dim, num_axes=num_axes, kernel=kernel)
         relative = relative.adapt_to_kernel(kernel).adapt_to_positions(positions)
@@ -190,7 +192,7 @@ class AttentionPlan:
             dim=dim,
             dim_value=value.shape[-1],
         )
-        chosen_backend = resolve_backend(backend, costs, query.device.type)
+        chosen_backend = select_backend(backend, costs, query.device.type)
         return replace(self, backend=chosen_backend)
 
     def estimate_costs(
@@ -213,7 +215,7 @@ class AttentionPlan:
             dim += relative.num_position_features
             relative = None
         product_size = self.kernel.inner_product_size(dim)
-        dense_passes, num_appended = self._count_dense_passes(relative, batch)
+        dense_passes, num_appended = self._estimate_dense_work(relative, batch)
         costs = {
             "dense": dense_cost(
                 num_queries, num_keys, product_size + num_appended, dim_value, passes=dense_passes
@@ -234,7 +236,7 @@ class AttentionPlan:
         num_heads = heads * batch
         return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
-    def _count_dense_passes(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
+    def _estimate_dense_work(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
         """Estimate the work that the kernels of this plan add to the backend "dense".
 
         The results are the number of passes over the matrix of attention weights, and the number of

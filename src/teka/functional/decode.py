@@ -13,7 +13,7 @@ from teka.functional.attention_plan import AttentionPlan, check_query_key_value,
 from teka.functional.backends.attention_sums import LOWEST_LOG_SCALE
 from teka.functional.backends.linear import (
     DecodingState,
-    decode_tokens_without_positions,
+    decode_without_positions,
     make_linear_attention_inputs,
 )
 from teka.functional.kernels.content_kernel import ContentKernel, mask_features
@@ -183,7 +183,7 @@ def _decode_next_token(
             log_scale = torch.zeros_like(value[..., 0])
             log_scale = log_scale.masked_fill(~key_mask[:, None], LOWEST_LOG_SCALE)
             tokens = replace(tokens, log_scale=log_scale)
-        step = decode_tokens_without_positions
+        step = decode_without_positions
         if plan.relative is not None:
             step = partial(plan.relative.decode_step, positions=positions)
         sums, new_state = step(tokens, state)

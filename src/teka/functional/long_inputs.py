@@ -220,20 +220,20 @@ class _ChunkedAttention(Function):
                     state = None if state is None else _leaf_state(state)
                     output, new_state = attention.attend_causal_chunk(*chunk, rows, state)
                 grads = gradients(
-                    [output, *new_state.sums][: 1 + len(grad_state)],
+                    [output, *new_state.all_sums][: 1 + len(grad_state)],
                     [grad_output[:, :, rows], *grad_state],
-                    [*chunk, *(() if state is None else state.sums)],
+                    [*chunk, *(() if state is None else state.all_sums)],
                 )
                 grad_query[:, :, rows], grad_key[:, :, rows], grad_value[:, :, rows] = grads[:3]
                 grad_state = list(grads[3:])
         else:
             state = _leaf_state(states[0])
-            grad_state = [torch.zeros_like(sums) for sums in state.sums]
+            grad_state = [torch.zeros_like(sums) for sums in state.all_sums]
             for rows in _chunks(query):
                 with torch.enable_grad():
                     chunk = _leaf(query[:, :, rows])
                     output = attention.attend_query_chunk(chunk, rows, state)
-                grads = gradients([output], [grad_output[:, :, rows]], [chunk, *state.sums])
+                grads = gradients([output], [grad_output[:, :, rows]], [chunk, *state.all_sums])
                 grad_query[:, :, rows] = grads[0]
                 _accumulate(grad_state, grads[1:])
             for rows in _chunks(key):
@@ -241,9 +241,9 @@ class _ChunkedAttention(Function):
                     chunk = [_leaf(tensor[:, :, rows]) for tensor in (key, value)]
                     added = attention.sum_key_chunk(*chunk, rows)
                     # The sums are divided by the peak of all keys.
-                    empty = replace(added.without_keys(), log_peak=state.log_peak)
+                    empty = replace(added.empty_copy(), log_peak=state.log_peak)
                     added = added if state.log_peak is None else empty + added
-                grads = gradients(added.sums, grad_state, chunk)
+                grads = gradients(added.all_sums, grad_state, chunk)
                 grad_key[:, :, rows], grad_value[:, :, rows] = grads
         return None, grad_query, grad_key, grad_value, *grad_parameters
 
@@ -268,7 +268,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _leaf_state(state: LinearState) -> LinearState:
-    values, *weights = map(_leaf, state.sums)
+    values, *weights = map(_leaf, state.all_sums)
     return LinearState(values, tuple(weights), state.log_peak)
 
 

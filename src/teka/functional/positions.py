@@ -49,7 +49,7 @@ class Positions:
         return self if self.key is None else self.key
 
     @property
-    def is_known(self) -> bool:
+    def is_given(self) -> bool:
         """True if the queries have positions, given by a grid or by coordinates."""
         return self.grid is not None or self.points is not None
 
@@ -202,9 +202,9 @@ class Positions:
             ("", self, num_queries),
             (key, self.key_positions, num_keys),
         ):
-            if is_needed or positions.is_known:
+            if is_needed or positions.is_given:
                 first = prefix if positions is self else 0
-                positions.check_sequence(argument, first, batch=batch, num_tokens=num_tokens)
+                positions.check_token_positions(argument, first, batch=batch, num_tokens=num_tokens)
             if self.key is None and num_keys == num_queries:
                 return
         if self.key is None or not is_needed:
@@ -221,7 +221,9 @@ class Positions:
                     f"{key}grid", self.key.grid, f"a grid with the periods {self.periods} of `grid`"
                 )
 
-    def check_sequence(self, argument: str, prefix: int, *, batch: int, num_tokens: int) -> None:
+    def check_token_positions(
+        self, argument: str, prefix: int, *, batch: int, num_tokens: int
+    ) -> None:
         """Check that there is one position for each token of a sequence.
 
         Prefix tokens have no position.

@@ -11,7 +11,7 @@ from teka._compat import ProcessGroup
 from teka.checks import check_sizes, check_tensor_sizes
 from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, ContentKernel, DecodingState, decode
-from teka.functional.backends.costs import resolve_backend
+from teka.functional.backends.costs import select_backend
 from teka.functional.shapes import KeyMask, Outputs
 from teka.grid import Grid, GridLike, as_grid, get_grid_and_prefix
 from teka.nn.gating import OutputGate
@@ -418,7 +418,7 @@ class Attention(nn.Module):
             self.set_num_axes(grid.num_axes)
         group = self.head_groups()[-1]
         costs = group.estimate_costs(grid, num_prefix_tokens=num_prefix_tokens, batch=batch)
-        return resolve_backend(group.backend, costs, self.output.weight.device.type)
+        return select_backend(group.backend, costs, self.output.weight.device.type)
 
     def _check_arguments(
         self,

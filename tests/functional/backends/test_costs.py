@@ -15,9 +15,9 @@ from teka.functional import (
     attention,
 )
 from teka.functional.attention_plan import AttentionPlan
-from teka.functional.backends.costs import Cost, resolve_backend
+from teka.functional.backends.costs import Cost, select_backend
 from teka.functional.positions import Positions
-from teka.functional.relative import make_relative
+from teka.functional.relative import make_relative_kernel
 
 
 def costs(
@@ -40,7 +40,7 @@ def costs(
 
 
 def rotation() -> SinusoidalBias:
-    relative = make_relative("rotation", heads=1, dim=16, num_axes=2, kernel="squared_relu")
+    relative = make_relative_kernel("rotation", heads=1, dim=16, num_axes=2, kernel="squared_relu")
     assert isinstance(relative, SinusoidalBias)
     return relative
 
@@ -53,26 +53,26 @@ def test_softmax_has_only_the_dense_backend():
 def test_rotation_uses_toeplitz_on_large_grids(side: int, expected: str):
     backends = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=16)
     assert set(backends) == {"dense", "toeplitz", "fft"}
-    assert resolve_backend("auto", backends) == expected
+    assert select_backend("auto", backends) == expected
 
 
 @pytest.mark.parametrize(("side", "expected"), [(16, "dense"), (64, "toeplitz")])
 def test_rotation_uses_the_faster_backend_for_heads_of_32(side: int, expected: str):
     backends = costs(SquaredRelu(), rotation(), Grid((side, side)), num_tokens=side**2, dim=32)
-    assert resolve_backend("auto", backends) == expected
+    assert select_backend("auto", backends) == expected
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(4, "dense"), (1000, "linear")])
 def test_many_tokens_without_positions_use_linear(num_tokens: int, expected: str):
     assert (
-        resolve_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16))
+        select_backend("auto", costs(SquaredRelu(), None, None, num_tokens=num_tokens, dim=16))
         == expected
     )
 
 
 def test_large_batches_change_the_backend():
     # With 8 heads and 32 samples, the expected backends took 0.7 and 0.6 of the time of the other.
-    waves = make_relative("fourier", heads=2, dim=32, num_axes=2, kernel="squared_relu")
+    waves = make_relative_kernel("fourier", heads=2, dim=32, num_axes=2, kernel="squared_relu")
     for relative, side, alone, together in (
         (None, 8, "dense", "linear"),
         (waves, 12, "linear", "dense"),
@@ -81,7 +81,7 @@ def test_large_batches_change_the_backend():
             backends = costs(
                 SquaredRelu(), relative, Grid((side, side)), num_tokens=side**2, dim=32, batch=batch
             )
-            assert resolve_backend("auto", backends) == expected
+            assert select_backend("auto", backends) == expected
 
 
 def test_rings_need_a_grid_with_spacing_one():
@@ -141,16 +141,16 @@ def test_two_grids_have_fewer_backends():
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "auto"])
 def test_named_backend_is_used_or_an_error(name: str):
-    assert resolve_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
+    assert select_backend(name, {"dense": Cost(1, 0), name: Cost(2, 0)}) == name
     with pytest.raises(
         ValueError, match=rf"backend must be one of 'auto', 'other' for this kernel.*got '{name}'"
     ):
-        resolve_backend(name, {"other": Cost(1, 0)})
+        select_backend(name, {"other": Cost(1, 0)})
 
 
 def test_unknown_backend_suggests_the_closest_name():
     with pytest.raises(ValueError, match="Did you mean 'toeplitz'"):
-        resolve_backend("toplitz", {"dense": Cost(1, 0)})
+        select_backend("toplitz", {"dense": Cost(1, 0)})
 
 
 @dataclass(frozen=True, slots=True)

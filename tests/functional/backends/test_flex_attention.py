@@ -15,7 +15,7 @@ from teka.functional.backends.flex_attention import (
     can_use_flex,
     make_offset_table,
 )
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 from teka.functional.kernels.content_kernel import DenseAttentionInputs
 from teka.functional.positions import Positions
 from teka.functional.relative.relative_kernel import PositiveRelativeKernel
@@ -167,7 +167,13 @@ def test_causal_query_without_keys_gives_0():
     term = relative.make_flex_attention_bias(query, POSITIONS["line"], scale=0.4)
     assert term is not None
     pairs = DenseAttentionInputs(
-        query, key, value, make_kernel("softmax", 5), scale=0.4, key_mask=mask, is_causal=True
+        query,
+        key,
+        value,
+        make_content_kernel("softmax", 5),
+        scale=0.4,
+        key_mask=mask,
+        is_causal=True,
     )
     output, expected = (
         attend_with_flex(pairs, term),
@@ -199,10 +205,10 @@ def test_fourier_of_positions_without_a_grid_equals_dense(
 
 def test_can_use_flex_is_false_for_unsupported_inputs():
     query, _, value = draw_inputs(6)
-    softmax = make_kernel("softmax", 5)
+    softmax = make_content_kernel("softmax", 5)
     assert can_use_flex(query, value, softmax)
     assert not can_use_flex(query[:0], value[:0], softmax)
-    assert not can_use_flex(query, value, make_kernel("trigonometric", 5))
+    assert not can_use_flex(query, value, make_content_kernel("trigonometric", 5))
     assert not can_use_flex(query, value.expand(-1, -1, -1, 4).repeat(1, 1, 1, 65), softmax)
     inside = []
     torch.func.vmap(lambda tensor: inside.append(can_use_flex(query, value, softmax)) or tensor)(

@@ -15,7 +15,7 @@ from teka.functional.backends.attention_sums import (
 )
 from teka.functional.backends.linear import CHUNK_TOKENS, attention_sums_without_positions
 from teka.functional.backends.rings import causal_ring_attention_sums
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 
 
@@ -150,7 +150,7 @@ def change_future_keys(key: Tensor, past: int) -> tuple[Tensor, ...]:
 def test_future_keys_change_no_bit_of_past_outputs(length: float, dtype: torch.dtype):
     query, key, value = draw_inputs(257, dtype=dtype)
     for name in KERNELS:
-        kernel = make_kernel(name, 5)
+        kernel = make_content_kernel(name, 5)
         assert isinstance(kernel, FeatureKernel)
         before = attend_with_running_maximum(query, length * key, value, kernel)
         assert before.isfinite().all()
@@ -162,7 +162,7 @@ def test_future_keys_change_no_bit_of_past_outputs(length: float, dtype: torch.d
 
 def test_global_maximum_would_leak_future_keys():
     query, key, value = draw_inputs(257, dtype=torch.float32)
-    kernel = make_kernel("positive", 5)
+    kernel = make_content_kernel("positive", 5)
     assert isinstance(kernel, FeatureKernel)
     broken = attend_with_global_maximum(query, key, value, kernel)
     assert (
@@ -202,7 +202,7 @@ def test_decoding_steps_equal_the_whole_sequence(has_denominator: bool):
             value[:, :, token : token + 1],
             log_scale[:, :, token : token + 1],
         )
-        sums, state = linear.decode_tokens(tokens, query_token, key_token, state)
+        sums, state = linear.decode_linear_attention(tokens, query_token, key_token, state)
         outputs.append(sums.normalize(nonnegative=True))
     assert relative_error(torch.cat(outputs, dim=2), whole) < 1e-12
 

@@ -4,14 +4,14 @@ import torch
 from torch import Generator, Tensor
 
 from teka.functional import ContentKernel, FeatureKernel, Softmax, Taylor2
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 
 # Every kernel by name, and the modes that are not the default.
 OTHER_MODES: dict[str, ContentKernel] = {"taylor2-mean": Taylor2("mean")}
 
 
 def build(name: str, dim: int) -> ContentKernel:
-    return OTHER_MODES.get(name) or make_kernel(name, dim)
+    return OTHER_MODES.get(name) or make_content_kernel(name, dim)
 
 
 def fit(

@@ -16,18 +16,20 @@ from teka.functional.kernels import (
     DETERMINISTIC_KERNELS,
     LEARNED_KERNELS,
     RANDOM_KERNELS,
-    make_kernel,
+    make_content_kernel,
     make_rectified_kernel,
 )
 from tests.contracts.cases import draw_inputs, draw_mask, relative_error
 from tests.functional.kernels.fitted_kernels import OTHER_MODES, attention_matrix, build, fit
 
 ALL_MODES = (*KERNELS, *OTHER_MODES)
-FEATURE_KERNELS = [name for name in KERNELS if isinstance(make_kernel(name, 5), FeatureKernel)]
+FEATURE_KERNELS = [
+    name for name in KERNELS if isinstance(make_content_kernel(name, 5), FeatureKernel)
+]
 
 
 def test_make_kernel_by_name():
-    assert all(make_kernel(name, 5).name == name for name in KERNELS)
+    assert all(make_content_kernel(name, 5).name == name for name in KERNELS)
 
 
 def test_registries_hold_all_kernels():
@@ -39,12 +41,12 @@ def test_registries_hold_all_kernels():
 
 def test_instance_is_returned_unchanged():
     kernel = SquaredRelu(0.1)
-    assert make_kernel(kernel, 5) is kernel
+    assert make_content_kernel(kernel, 5) is kernel
 
 
 def test_random_kernels_by_name_are_reproducible():
     for name, kind in RANDOM_KERNELS.items():
-        first, second = make_kernel(name, 8), make_kernel(name, 8)
+        first, second = make_content_kernel(name, 8), make_content_kernel(name, 8)
         assert isinstance(first, kind)
         assert isinstance(second, kind)
         assert first.projection.shape == (16, 8)
@@ -66,13 +68,13 @@ def test_default_num_features():
 )
 def test_invalid_kernels_raise(kernel: Any, message: str, unchecked_annotations: None):
     with pytest.raises(ValueError, match=message):
-        make_kernel(kernel, 5)
+        make_content_kernel(kernel, 5)
 
 
 @pytest.mark.parametrize("name", FEATURE_KERNELS)
 def test_declared_number_and_sign_of_features(name: str):
     query, key, _ = draw_inputs(50, scale=2.0)
-    kernel = make_kernel(name, 5)
+    kernel = make_content_kernel(name, 5)
     assert isinstance(kernel, FeatureKernel)
     features, key_features = (
         kernel.query_features(query, scale=0.4),
@@ -120,7 +122,7 @@ def test_masked_tokens_affect_neither_weights_nor_statistics(name: str):
 @pytest.mark.parametrize("name", FEATURE_KERNELS)
 def test_causal_key_features_depend_on_one_key(name: str):
     _, key, _ = draw_inputs(6)
-    kernel = make_kernel(name, 5)
+    kernel = make_content_kernel(name, 5)
     assert isinstance(kernel, FeatureKernel)
     features, log_scale = kernel.causal_key_features(key, scale=0.4)
     changed = 20 * key
@@ -138,7 +140,7 @@ def test_causal_key_features_depend_on_one_key(name: str):
 @pytest.mark.parametrize("name", KERNELS)
 def test_causal_weights_are_lower_triangular(name: str):
     query, key, _ = draw_inputs(6)
-    mask, kernel = draw_mask(2, 6), make_kernel(name, 5)
+    mask, kernel = draw_mask(2, 6), make_content_kernel(name, 5)
     mask[:, :3] = torch.tensor([[True, True, False], [False, False, True]])
     causal = kernel.weights(query, key, scale=0.4, key_mask=mask, is_causal=True)
     expected = kernel.weights(query, key, scale=0.4, key_mask=mask).tril()

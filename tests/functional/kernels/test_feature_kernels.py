@@ -21,7 +21,7 @@ from teka.functional import (
     attention,
     decode,
 )
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 from teka.functional.kernels.content_kernel import LOWEST_EXPONENT
 from teka.functional.kernels.feature_kernels import taylor_features
 from teka.functional.positions import Positions
@@ -231,7 +231,7 @@ def test_hedgehog_features_are_a_distribution(factor: float, dtype: torch.dtype)
 
 
 def test_hedgehog_by_name_starts_from_identity():
-    kernel = make_kernel("hedgehog", 4)
+    kernel = make_content_kernel("hedgehog", 4)
     assert isinstance(kernel, Hedgehog)
     assert torch.equal(kernel.query_weight, torch.eye(4)[None])
     assert torch.equal(kernel.key_weight, torch.eye(4)[None])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from teka.functional import RELATIVES, ClippedDistanceBias
-from teka.functional.kernels import make_kernel
-from teka.functional.relative import make_relative
+from teka.functional.kernels import make_content_kernel
+from teka.functional.relative import make_relative_kernel
 from tests.contracts.cases import with_leaves
 
 # Of however many axes, and of however many heads.
@@ -15,7 +15,9 @@ SHARED = ("clipped", "clipped_features", "shaw")
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_make_relative_by_name_is_reproducible(name: str):
-    kernels = [make_relative(name, heads=3, dim=5, num_axes=2, kernel="softmax") for _ in range(2)]
+    kernels = [
+        make_relative_kernel(name, heads=3, dim=5, num_axes=2, kernel="softmax") for _ in range(2)
+    ]
     assert kernels[0].name == name
     leaves, others = (with_leaves(relative)[1] for relative in kernels)
     assert leaves
@@ -24,7 +26,7 @@ def test_make_relative_by_name_is_reproducible(name: str):
 
 def test_instance_is_returned_unchanged():
     relative = ClippedDistanceBias(torch.zeros(3, 5))
-    assert make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax") is relative
+    assert make_relative_kernel(relative, heads=3, dim=5, num_axes=2, kernel="softmax") is relative
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -38,13 +40,13 @@ def test_equivariance_is_declared(name: str):
 )
 def test_invalid_relative_kernels_raise(relative: Any, message: str, unchecked_annotations: None):
     with pytest.raises(ValueError, match=message):
-        make_relative(relative, heads=3, dim=5, num_axes=2, kernel="softmax")
+        make_relative_kernel(relative, heads=3, dim=5, num_axes=2, kernel="softmax")
 
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_other_numbers_of_axes_or_heads_raise(name: str):
-    kernel = make_kernel("positive", 5)
-    relative = make_relative(name, heads=3, dim=5, num_axes=2, kernel="positive")
+    kernel = make_content_kernel("positive", 5)
+    relative = make_relative_kernel(name, heads=3, dim=5, num_axes=2, kernel="positive")
     relative.check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=kernel)
     if name not in BY_DISTANCE:
         message = (

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from teka import Grid
 from teka.functional import Constant, FeatureKernel, Rotary, Softmax, SquaredRelu, attention
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 from teka.functional.positions import Positions
 from teka.functional.relative import rotary
 from teka.functional.relative.rotary import LEAST_WEIGHT, ROTARY_NORMALIZERS
@@ -179,7 +179,7 @@ def test_a_rotation_does_not_change_lengths():
 def test_signed_kernels_use_lengths():
     relative = build()
     assert relative.adapt_to_kernel(SquaredRelu()) is relative
-    signed = make_kernel("trigonometric", 5)
+    signed = make_content_kernel("trigonometric", 5)
     assert relative.adapt_to_kernel(signed).normalizer == "lengths"
 
 
@@ -251,7 +251,7 @@ def test_rotary_by_name_rotates_all_features(kernel: str):
     relative = Rotary.make_random_example(
         torch.Generator(), heads=3, dim=5, num_axes=2, kernel=kernel
     )
-    content_kernel = make_kernel(kernel, 5)
+    content_kernel = make_content_kernel(kernel, 5)
     relative.check_kernel_and_positions(heads=3, dim=5, num_axes=2, kernel=content_kernel)
     size = content_kernel.num_features(5) if isinstance(content_kernel, FeatureKernel) else 5
     assert relative.frequency.shape == (3, size // 2, 2)

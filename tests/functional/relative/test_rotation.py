@@ -10,7 +10,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import JointSinusoidalBias, SinusoidalBias, attention
 from teka.functional.positions import Positions
-from teka.functional.relative import make_relative
+from teka.functional.relative import make_relative_kernel
 from teka.functional.relative.rotation import attention_scale_with_sinusoids, initial_frequencies
 from tests.contracts.cases import build_relative, draw_inputs, relative_error
 
@@ -81,7 +81,7 @@ def test_lemma_1_needs_the_matrix_form():
 
 def test_rotation_equals_formula():
     grid = Grid((2, 3, 2), (1.0, 0.5, 2.0))
-    kernel = make_relative("rotation", heads=3, dim=5, num_axes=3, kernel="softmax")
+    kernel = make_relative_kernel("rotation", heads=3, dim=5, num_axes=3, kernel="softmax")
     assert isinstance(kernel, SinusoidalBias)
     query = draw_inputs(12)[0]
     log_weights = kernel.log_weights(query, grid.offsets(dtype=torch.float64), scale=1.0)
@@ -102,7 +102,7 @@ def test_rotation_equals_formula():
 
 def test_logarithm_is_a_sum_over_axes():
     grid = Grid((5, 7), periodic=(True, False))
-    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
+    kernel = make_relative_kernel("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, SinusoidalBias)
     dense = kernel.log_weights(draw_inputs(35)[0], grid.offsets(dtype=torch.float64), scale=1.0)[0]
     like = torch.zeros(0, dtype=torch.float64)
@@ -113,7 +113,7 @@ def test_logarithm_is_a_sum_over_axes():
 
 
 def test_offsets_can_differ_between_samples():
-    kernel = make_relative("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
+    kernel = make_relative_kernel("rotation", heads=3, dim=5, num_axes=2, kernel="softmax")
     assert isinstance(kernel, SinusoidalBias)
     offsets = torch.rand(4, 6, 6, 2, dtype=torch.float64)
     query = draw_inputs(6, batch=4)[0]
@@ -153,7 +153,9 @@ def test_invalid_shapes_raise(
 
 
 def build(num_axes: int = 2) -> JointSinusoidalBias:
-    relative = make_relative("rotation_joint", heads=3, dim=5, num_axes=num_axes, kernel="softmax")
+    relative = make_relative_kernel(
+        "rotation_joint", heads=3, dim=5, num_axes=num_axes, kernel="softmax"
+    )
     assert isinstance(relative, JointSinusoidalBias)
     return relative
 

@@ -57,7 +57,7 @@ class AttentionFeatures:
     denominator: tuple[tuple[float, Tensor], ...] = ()
 
     @property
-    def terms(self) -> tuple[tuple[float, Tensor], ...]:
+    def denominator_terms(self) -> tuple[tuple[float, Tensor], ...]:
         """Weight and feature vectors of each term of the denominator.
 
         By default, the features of the numerator are the only term.

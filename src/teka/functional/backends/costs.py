@@ -40,7 +40,7 @@ class BackendTimes:
 # Fitted to times of one thread of a server CPU, forward and with the backward pass, on grids of one
 # to three axes. `python -m reproduction.benchmarks.backends` fits them again and compares the
 # resulting choices with the times.
-RATES = {
+CPU_TIMES = {
     "dense": BackendTimes(600_000.0, 0.0, 0.070, 0.041),
     "linear": BackendTimes(650_000.0, 0.0, 0.14, 0.0),
     "toeplitz": BackendTimes(0.0, 350_000.0, 0.041, 0.11),
@@ -49,7 +49,7 @@ RATES = {
     "windows": BackendTimes(0.0, 700_000.0, 0.14, 0.10),
 }
 # Not measured. On a GPU, moving a byte is slower in comparison with arithmetic.
-GPU_SPEED = BackendTimes(0.0, 0.0, 1.0, 20.0)
+GPU_TIMES = BackendTimes(0.0, 0.0, 1.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Cost:
         The time is in nanoseconds on a CPU. On a GPU the unit is arbitrary, because no speed was
         measured there.
         """
-        rate = RATES[backend] if device_type == "cpu" else GPU_SPEED
+        rate = CPU_TIMES[backend] if device_type == "cpu" else GPU_TIMES
         fixed = rate.call / self.heads + rate.head
         return fixed + rate.multiply_add * self.multiply_adds + rate.byte * self.bytes
 
 
-def resolve_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
+def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
     """Return the attention algorithm with the lowest estimated cost for the backend "auto".
 
     The name of any other backend is returned unchanged.

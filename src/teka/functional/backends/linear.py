@@ -72,7 +72,7 @@ class LinearState:
     log_peak: Float[Tensor, "batch heads"] | None = None
 
     @property
-    def sums(self) -> tuple[Tensor, ...]:
+    def all_sums(self) -> tuple[Tensor, ...]:
         """Return all sums over keys: those of the numerator, then those of the denominator."""
         return (self.values, *self.weights)
 
@@ -82,14 +82,14 @@ class LinearState:
     ) -> "LinearState":
         """Compute the sums over some keys from their features and values."""
         if log_scale is None:
-            weights = tuple(vectors.sum(dim=-2) for _, vectors in key.terms)
+            weights = tuple(vectors.sum(dim=-2) for _, vectors in key.denominator_terms)
             return cls(key.numerator.mT @ value, weights)
         log_peak = log_scale.detach().amax(dim=-1)
         factor = torch.exp(log_scale - log_peak[..., None])[..., None]
-        weights = tuple((vectors * factor).sum(dim=-2) for _, vectors in key.terms)
+        weights = tuple((vectors * factor).sum(dim=-2) for _, vectors in key.denominator_terms)
         return cls(key.numerator.mT @ (value * factor), weights, log_peak)
 
-    def without_keys(self) -> "LinearState":
+    def empty_copy(self) -> "LinearState":
         """Return the state of an empty sequence, whose sums over keys are 0."""
         weights = tuple(torch.zeros_like(total) for total in self.weights)
         log_peak = self.values.new_full(self.values.shape[:2], -torch.inf)
@@ -97,7 +97,7 @@ class LinearState:
 
     def __add__(self, other: "LinearState") -> "LinearState":
         """Return the sums over the keys of both operands."""
-        pairs = list(zip(self.sums, other.sums, strict=True))
+        pairs = list(zip(self.all_sums, other.all_sums, strict=True))
         if self.log_peak is None and other.log_peak is None:
             values, *weights = (first + second for first, second in pairs)
             return LinearState(values, tuple(weights))
@@ -115,7 +115,7 @@ class LinearState:
         """Compute the numerator and denominator of each query from the sums over keys."""
         totals = [
             weight * (vectors @ total[..., None]).squeeze(-1)
-            for (weight, vectors), total in zip(query.terms, self.weights, strict=True)
+            for (weight, vectors), total in zip(query.denominator_terms, self.weights, strict=True)
         ]
         log_peak = None if self.log_peak is None else self.log_peak[..., None]
         return WeightedSums(query.numerator @ self.values, sum(totals[1:], totals[0]), log_peak)
@@ -176,7 +176,7 @@ class DecodingState:
             )
 
 
-def decode_tokens(
+def decode_linear_attention(
     tokens: LinearAttentionInputs,
     query: AttentionFeatures,
     key: AttentionFeatures,
@@ -206,7 +206,7 @@ def decode_tokens(
     return sums.weighted_sums(query), DecodingState(0, sums)
 
 
-def decode_tokens_without_positions(
+def decode_without_positions(
     tokens: LinearAttentionInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
     """Compute causal linear attention for the next token, if weights do not depend on positions.
@@ -214,7 +214,7 @@ def decode_tokens_without_positions(
     Return the numerator and denominator of the output, and the new state.
     """
     query = AttentionFeatures(tokens.query_features)
-    return decode_tokens(tokens, query, AttentionFeatures(tokens.key_features), state)
+    return decode_linear_attention(tokens, query, AttentionFeatures(tokens.key_features), state)
 
 
 def causal_attention_sums(
@@ -242,7 +242,7 @@ def causal_attention_sums(
         totals = [
             weight * _causal_weight_sums(query_vectors, key_vectors)
             for (weight, query_vectors), (_, key_vectors) in zip(
-                query.terms, key.terms, strict=True
+                query.denominator_terms, key.denominator_terms, strict=True
             )
         ]
         numerator = _causal_value_sums(query.numerator, key.numerator, value)

@@ -99,7 +99,7 @@ class Tiling:
         return (query[:, None] - key).to(like) * like.new_tensor(self.grid.spacing)
 
 
-def _in_tiles(
+def _gather_tiles(
     vectors: Shaped[Tensor, "batch heads tokens channels"], tokens: Int[Tensor, "tiles cells"]
 ) -> Shaped[Tensor, "batch_tiles heads cells channels"]:
     tiles = vectors.index_select(2, tokens.flatten()).unflatten(2, tokens.shape)
@@ -129,8 +129,8 @@ def window_attention(
     query, key, value, key_mask = inputs.query, inputs.key, inputs.value, inputs.key_mask
     first, num_tiles = num_prefix_tokens, math.prod(tiling.counts)
     tokens, is_inside = tiling.tile_token_indices(tiling.reach, query.device)
-    keys = _in_tiles(key[:, :, first:], tokens)
-    values = _in_tiles(value[:, :, first:], tokens)
+    keys = _gather_tiles(key[:, :, first:], tokens)
+    values = _gather_tiles(value[:, :, first:], tokens)
     is_kept = is_inside.expand(query.shape[0], *is_inside.shape)
     if key_mask is not None:
         is_kept = is_kept & key_mask[:, first:][:, tokens]
@@ -149,7 +149,7 @@ def window_attention(
         is_in_window = pad(is_in_window, (first, 0), value=True)
     tiles = replace(
         inputs,
-        query=_in_tiles(query[:, :, first:], tiling.tile_token_indices(0, query.device)[0]),
+        query=_gather_tiles(query[:, :, first:], tiling.tile_token_indices(0, query.device)[0]),
         key=keys,
         value=values,
         kernel=inputs.kernel.repeat_samples(num_tiles),

@@ -182,20 +182,20 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
     far = [cells] + [zeros] * max_distance
     for axis in range(grid.num_axes):
         dim, periodic = 2 + axis, grid.periodic[axis]
-        near = _extend_rings(near, dim, periodic=periodic)
+        near = _add_axis_to_rings(near, dim, periodic=periodic)
         farthest = _one_sided_sums(far[0], max_distance, dim, periodic=periodic)
         beyond = [farthest + _one_sided_sums(far[0], -max_distance, dim, periodic=periodic)]
         for distance in range(max_distance - 1, 0, -1):
             before = _shift_cells(far[0], distance, dim, periodic=periodic)
             after = _shift_cells(far[0], -distance, dim, periodic=periodic)
             beyond.insert(0, beyond[0] + before + after)
-        closer = _extend_rings([zeros, *far[1:]], dim, periodic=periodic)
+        closer = _add_axis_to_rings([zeros, *far[1:]], dim, periodic=periodic)
         sums = [near_sum + far_sum for near_sum, far_sum in zip(closer[1:], beyond, strict=True)]
         far = [far[0].sum(dim=dim, keepdim=True).expand_as(cells), *sums]
     return [*near, far[-1]]
 
 
-def _extend_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
+def _add_axis_to_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
     """Extend sums over cells at equal Manhattan distance by one more axis of the grid.
 
     Entry r of `rings` sums the cells at distance r along the previous axes. Cells that are t steps

@@ -50,7 +50,7 @@ LEARNED_KERNELS: dict[str, type[Hedgehog]] = {Hedgehog.name: Hedgehog}
 KERNELS = (*DETERMINISTIC_KERNELS, *RANDOM_KERNELS, *LEARNED_KERNELS)
 
 
-def make_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
+def make_content_kernel(kernel: str | ContentKernel, dim: int) -> ContentKernel:
     """Create the content kernel (similarity of queries and keys) with a given name.
 
     Random features are drawn with seed 0, and learned parameters have their initial values. An

@@ -269,7 +269,7 @@ class DenseAttentionInputs:
         is_empty = keep.sum(dim=-1, keepdim=True) == 0
         return keep | is_empty, is_empty
 
-    def with_vectors(self, query: Queries, key: Keys) -> "DenseAttentionInputs":
+    def with_softmax_vectors(self, query: Queries, key: Keys) -> "DenseAttentionInputs":
         """Return a copy whose queries and keys are replaced, and whose scale is 1."""
         return replace(self, query=query, key=key, scale=1.0)
 

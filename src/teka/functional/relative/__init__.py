@@ -40,7 +40,7 @@ RELATIVES: dict[str, type[RelativeKernel]] = {
 }
 
 
-def make_relative(
+def make_relative_kernel(
     relative: str | RelativeKernel,
     *,
     heads: int,

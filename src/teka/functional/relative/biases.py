@@ -23,7 +23,7 @@ from teka.functional.backends.decay_scan import (
     causal_decay_attention_sums,
     grid_decay_attention_sums,
 )
-from teka.functional.backends.linear import DecodingState, decode_tokens
+from teka.functional.backends.linear import DecodingState, decode_linear_attention
 from teka.functional.positions import Positions, round_to_steps
 from teka.functional.relative.stationary import (
     SeparableRelativeKernel,
@@ -52,11 +52,11 @@ class DecayRelativeKernel(SeparableRelativeKernel):
     requires_unit_steps = True
 
     @abstractmethod
-    def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
+    def decay_rate(self, axis: int) -> Float[Tensor, "heads"]:
         """Return the rate at which the weights of each head decay along one axis."""
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        return -broadcast_per_head(self.axis_rate(axis), offsets) * offsets.abs()
+        return -broadcast_per_head(self.decay_rate(axis), offsets) * offsets.abs()
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         grid = positions.shared_grid
@@ -73,7 +73,7 @@ class DecayRelativeKernel(SeparableRelativeKernel):
         grid = positions.shared_grid
         assert grid is not None
         rates = [
-            self.axis_rate(axis).to(tokens.value) * grid.spacing[axis]
+            self.decay_rate(axis).to(tokens.value) * grid.spacing[axis]
             for axis in range(grid.num_axes)
         ]
         if tokens.is_causal:
@@ -96,7 +96,9 @@ class DecayRelativeKernel(SeparableRelativeKernel):
             AttentionFeatures(tokens.query_features),
             AttentionFeatures(tokens.key_features),
         )
-        return decode_tokens(tokens, query, key, state, self.axis_rate(0).to(tokens.value))
+        return decode_linear_attention(
+            tokens, query, key, state, self.decay_rate(0).to(tokens.value)
+        )
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Decay(DecayRelativeKernel):
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(Alibi.with_initial_parameters(heads=heads).slope[:, None].repeat(1, num_axes))
 
-    def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
+    def decay_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.rate[:, axis]
 
 
@@ -192,7 +194,7 @@ class Alibi(DecayRelativeKernel):
         """Create ALiBi position biases with the slopes of the paper, in float64."""
         return cls(cls.with_initial_parameters(heads=heads).slope.double())
 
-    def axis_rate(self, axis: int) -> Float[Tensor, "heads"]:
+    def decay_rate(self, axis: int) -> Float[Tensor, "heads"]:
         return self.slope
 
 

@@ -180,7 +180,7 @@ def decode_with_rings(
     key_features, log_scale, value = tokens.key_features, tokens.log_scale, tokens.value
     log_scale = torch.zeros_like(value[..., 0]) if log_scale is None else log_scale
     new = LinearState.from_keys(AttentionFeatures(key_features), value, log_scale)
-    distant = new.without_keys()
+    distant = new.empty_copy()
     recent = [(key_features, log_scale, value)]
     if state is not None:
         state.check_compatible(new)

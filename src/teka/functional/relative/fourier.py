@@ -26,7 +26,7 @@ from teka.functional.backends.attention_sums import (
 from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
 from teka.functional.backends.linear import (
     DecodingState,
-    decode_tokens,
+    decode_linear_attention,
     linear_attention_sums,
     multiply_by_sinusoids,
 )
@@ -234,7 +234,7 @@ class Fourier(StationaryRelativeKernel):
     def decode_step(
         self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
-        return decode_tokens(tokens, *self._linear_features(tokens, positions), state)
+        return decode_linear_attention(tokens, *self._linear_features(tokens, positions), state)
 
     @property
     def feature_multiplier(self) -> int:

@@ -217,7 +217,7 @@ class BiasTable(SeparableRelativeKernel):
             argument = "grid" if positions.grid is None else "key_grid"
             raise wrong_value(argument, None, "a grid, not bare positions, with relative='table'")
         query, key = positions.grids
-        spacing = tuple(_common_offset_unit(query, key, axis) for axis in range(query.num_axes))
+        spacing = tuple(_common_grid_spacing(query, key, axis) for axis in range(query.num_axes))
         return BiasTable(self.tables, spacing)
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
@@ -226,7 +226,7 @@ class BiasTable(SeparableRelativeKernel):
         return look_up_entries(self.tables[:, axis].to(offsets), steps.long() + self.max_offset)
 
 
-def _common_offset_unit(query_grid: Grid, key_grid: Grid, axis: int) -> float:
+def _common_grid_spacing(query_grid: Grid, key_grid: Grid, axis: int) -> float:
     """Return a length that divides all offsets between two grids along one axis."""
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query_grid, key_grid) if grid.shape[axis] > 1]

@@ -404,7 +404,7 @@ class PositiveRelativeKernel(RelativeKernel):
         if kernel.is_softmax:
             vectors = self.convert_to_softmax_vectors(query, pairs.key, positions, scale=scale)
             if vectors is not None:
-                return fused_softmax_attention(pairs.with_vectors(*vectors))
+                return fused_softmax_attention(pairs.with_softmax_vectors(*vectors))
         if query.is_cuda and can_use_flex(query, pairs.value, kernel):
             term = self.make_flex_attention_bias(query, positions, scale=scale)
             if term is not None:

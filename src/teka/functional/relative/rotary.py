@@ -17,9 +17,13 @@ from teka.functional.backends.attention_sums import (
 )
 from teka.functional.backends.costs import AttentionSizes, Cost, linear_cost
 from teka.functional.backends.dense import fused_softmax_attention
-from teka.functional.backends.linear import DecodingState, decode_tokens, linear_attention_sums
+from teka.functional.backends.linear import (
+    DecodingState,
+    decode_linear_attention,
+    linear_attention_sums,
+)
 from teka.functional.backends.triton import TritonAngles
-from teka.functional.kernels import make_kernel
+from teka.functional.kernels import make_content_kernel
 from teka.functional.kernels.content_kernel import (
     ContentKernel,
     DenseAttentionInputs,
@@ -159,7 +163,7 @@ class Rotary(RelativeKernel):
 
         It rotates all pairs of features.
         """
-        shape = (heads, num_rotated_features(make_kernel(kernel, dim), dim) // 2, num_axes)
+        shape = (heads, num_rotated_features(make_content_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
     def check_kernel_and_positions(self, *, dim: int, kernel: ContentKernel, **sizes: int) -> None:
@@ -234,21 +238,21 @@ class Rotary(RelativeKernel):
                 pairs.query, pairs.key, positions, scale=pairs.scale
             )
             if vectors is not None:
-                return fused_softmax_attention(pairs.with_vectors(*vectors))
+                return fused_softmax_attention(pairs.with_softmax_vectors(*vectors))
         make_maps = kernel.inner_product_vectors if features is None else features.map_to_features
         options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
         query, key, log_scale = make_maps(pairs.query, pairs.key, **options)
         query_phasor, key_phasor = self._phasors(positions, pairs.query)
-        query_vectors = self._rotated_vectors(kernel, query[:, :, first:], query_phasor)
-        key_vectors = self._rotated_vectors(kernel, key[:, :, first:], key_phasor)
+        query_vectors = self._rotate_for_kernel(kernel, query[:, :, first:], query_phasor)
+        key_vectors = self._rotate_for_kernel(kernel, key[:, :, first:], key_phasor)
 
         # Without annotations, which PyTorch 2.6 cannot compile in a function within a function.
         def products(part):
             with_positions = part(query_vectors) @ part(key_vectors).mT
             if not first:
                 return with_positions
-            left = part(self._rotated_vectors(kernel, query, None))
-            right = part(self._rotated_vectors(kernel, key, None))
+            left = part(self._rotate_for_kernel(kernel, query, None))
+            right = part(self._rotate_for_kernel(kernel, key, None))
             rows = torch.cat([left[:, :, first:] @ right[:, :, :first].mT, with_positions], dim=-1)
             return torch.cat([left[:, :, :first] @ right.mT, rows], dim=2)
 
@@ -269,7 +273,7 @@ class Rotary(RelativeKernel):
             output = sums.normalize(nonnegative=features.nonnegative)
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 
-    def _rotated_vectors(
+    def _rotate_for_kernel(
         self, kernel: ContentKernel, vectors: Tokens, phasor: Phasor | None
     ) -> AttentionFeatures:
         """Rotate the features of queries or keys by angles that depend on their positions.
@@ -279,7 +283,7 @@ class Rotary(RelativeKernel):
         """
         if kernel.features is None:
             return AttentionFeatures(self._apply_phasor(vectors, phasor))
-        return self._rotated_features(vectors, phasor)
+        return self._rotate_features(vectors, phasor)
 
     def triton_angles(
         self, positions: Positions, like: Tensor, num_features: int
@@ -289,7 +293,7 @@ class Rotary(RelativeKernel):
             return None
         angles = positions.compute_sinusoid_phases(self.frequency, like)
         query, key = (angle if angle.ndim == 4 else angle[None] for angle in angles)
-        return TritonAngles(query, key, self._length_weight)
+        return TritonAngles(query, key, self._length_share)
 
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         return {"linear": linear_cost(sizes)}
@@ -315,30 +319,30 @@ class Rotary(RelativeKernel):
         """
         return linear_attention_sums(
             tokens,
-            self._rotated_features(tokens.query_features, query_phasor),
-            self._rotated_features(tokens.key_features, key_phasor),
+            self._rotate_features(tokens.query_features, query_phasor),
+            self._rotate_features(tokens.key_features, key_phasor),
         )
 
     def add_positions_to_features(
         self, features: Tensor, positions: Positions, *, is_key: bool
     ) -> AttentionFeatures:
         angle = phases(self.frequency, positions.coordinates(features.device), features.dtype)
-        return self._rotated_features(features, compute_phasor(angle))
+        return self._rotate_features(features, compute_phasor(angle))
 
     def decode_step(
         self, tokens: LinearAttentionInputs, state: DecodingState | None, positions: Positions
     ) -> tuple[WeightedSums, DecodingState]:
         phasor, _ = self._phasors(positions, tokens.value)
-        query = self._rotated_features(tokens.query_features, phasor)
-        key = self._rotated_features(tokens.key_features, phasor)
-        return decode_tokens(tokens, query, key, state)
+        query = self._rotate_features(tokens.query_features, phasor)
+        key = self._rotate_features(tokens.key_features, phasor)
+        return decode_linear_attention(tokens, query, key, state)
 
     @property
-    def _length_weight(self) -> float:
+    def _length_share(self) -> float:
         """Share λ, from 0 to 1, of the lengths of feature pairs in the attention denominator."""
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
-    def _rotated_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
+    def _rotate_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
         """Return the rotated features of tokens, and the features for the attention denominator.
 
         `phasor` contains the cosines and sines of the rotation angles. It is None for tokens
@@ -350,7 +354,7 @@ class Rotary(RelativeKernel):
         if self.normalizer == "nonnegative":
             lengths = self.pair_lengths(features, pairs) * math.sqrt((1 + LEAST_WEIGHT) / 2)
             return AttentionFeatures(torch.cat([lengths, rotated * math.sqrt(0.5)], dim=-1))
-        length_weight = 0.0 if phasor is None else self._length_weight
+        length_weight = 0.0 if phasor is None else self._length_share
         terms = []
         if length_weight < 1:
             terms.append((1 - length_weight, features))

@@ -22,7 +22,7 @@ from teka.functional import (
     Softmax,
     attention,
 )
-from teka.functional.backends.costs import Cost, resolve_backend
+from teka.functional.backends.costs import Cost, select_backend
 from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
@@ -132,7 +132,7 @@ def _diagnose_layer(
     dtype = layer.output.weight.dtype
     groups = []
     for group in layer.head_groups():
-        backend = resolve_backend(group.backend, _estimate_group_costs(group, whole), device_type)
+        backend = select_backend(group.backend, _estimate_group_costs(group, whole), device_type)
         groups.append(_measure_heads(group, float64_layer, measured, whole.grid, backend, dtype))
     largest = {}
     for name in ("query", "key", "value"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from teka.checks import check_evaluation_mode
 from teka.errors import wrong_argument, wrong_type, wrong_value
 from teka.functional import length_mask
-from teka.functional.backends.costs import GPU_SPEED, Cost, resolve_backend
+from teka.functional.backends.costs import GPU_TIMES, Cost, select_backend
 from teka.grid import Grid, GridLike, as_grid
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.report import LayerReports
@@ -91,7 +91,7 @@ class CostReport:
     def __str__(self) -> str:
         rate = "at rates measured on a CPU"
         if self.device_type != "cpu":
-            rate = f"as multiply-adds + {GPU_SPEED.byte:g} × bytes moved, not measured"
+            rate = f"as multiply-adds + {GPU_TIMES.byte:g} × bytes moved, not measured"
         title = (
             f"{self.num_tokens:,} tokens attend to {self.num_keys:,}, batch size {self.batch:,}\n"
             f"forward cost of one head and sample, {rate}"
@@ -246,13 +246,13 @@ def _explain_layer(
             costs = group.estimate_costs(
                 _scaled(query_grid, factor), context_grid=context, **options
             )
-            return resolve_backend("auto", costs, device_type) == "dense"
+            return select_backend("auto", costs, device_type) == "dense"
 
         longer = _find_crossover(is_dense_cheapest, query_grid) if len(costs) > 1 else None
         explanation = HeadGroupCosts(
             name=group.name,
             num_heads=group.num_heads,
-            backend=resolve_backend(group.backend, costs, device_type),
+            backend=select_backend(group.backend, costs, device_type),
             is_cheapest=group.backend == "auto",
             costs={name: costs[name] for name in sorted(costs, key=work.__getitem__)},
             work=work,

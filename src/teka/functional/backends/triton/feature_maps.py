@@ -96,7 +96,7 @@ def load_and_mark_nonfinite(
 
 
 @triton.jit
-def make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
+def load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
     """Return a mask of the keys that queries attend to. They exist and are not masked."""
     keep = tokens < num_tokens
     if is_masked:
@@ -183,7 +183,7 @@ def _split_pairs(features, size: tl.constexpr):
 
 
 @triton.jit
-def _join_pairs(first, second, size: tl.constexpr):
+def _interleave_pairs(first, second, size: tl.constexpr):
     """Interleave features with even indices and features with odd indices."""
     return tl.reshape(tl.join(first, second), (first.shape[0], size))
 
@@ -196,7 +196,7 @@ def rotate(features, cosine, sine, size: tl.constexpr):
     direction.
     """
     first, second = _split_pairs(features, size)
-    return _join_pairs(first * cosine - second * sine, first * sine + second * cosine, size)
+    return _interleave_pairs(first * cosine - second * sine, first * sine + second * cosine, size)
 
 
 @triton.jit
@@ -214,7 +214,7 @@ def compute_pair_lengths_gradient(features, grad_lengths, size: tl.constexpr):
     """
     lengths = pair_lengths(features, size)
     ratio = tl.where(lengths > 0, grad_lengths / tl.maximum(lengths, TINY), 0.0)
-    return features * _join_pairs(ratio, ratio, size)
+    return features * _interleave_pairs(ratio, ratio, size)
 
 
 @triton.jit

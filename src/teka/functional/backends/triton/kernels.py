@@ -53,8 +53,8 @@ from teka.functional.backends.triton.feature_maps import (
     compute_memory_rows,
     load_and_map_features,
     load_and_mark_nonfinite,
+    load_key_mask,
     load_rows,
-    make_kept_key_mask,
     store_rows,
 )
 
@@ -346,7 +346,7 @@ def compute_segment_states(
     for start in range(index * segment, tl.minimum((index + 1) * segment, num_tokens), block):
         tokens = start + tl.arange(0, block)
         rows = compute_memory_rows(head, tokens, num_tokens, heads, heads_first)
-        keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
+        keep = load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
         values, value_poison = load_and_mark_nonfinite(
             value, rows, keep, is_causal, dim_value, channels
@@ -470,7 +470,7 @@ def compute_outputs(
         if rotary:
             denominator += tl.sum(lengths * length_sum[None, :], axis=1)
         if is_causal:
-            keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
+            keep = load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
             angle_rows = head % num_key_angles * num_tokens + tokens
             values, value_poison = load_and_mark_nonfinite(
                 value, rows, keep, is_causal, dim_value, channels
@@ -624,7 +624,7 @@ def compute_query_gradients(
         fading = tl.full((block,), 1.0, tl.float32)
         first_fading = fading
         if is_causal:
-            keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
+            keep = load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
             angle_rows = head % num_key_angles * num_tokens + tokens
             values, value_poison = load_and_mark_nonfinite(
                 value, rows, keep, is_causal, dim_value, channels
@@ -792,7 +792,7 @@ def compute_key_gradients(
         rows = compute_memory_rows(head, tokens, num_tokens, heads, heads_first)
         head_rows = head * num_tokens + tokens
         inside = tokens < num_tokens
-        keep = make_kept_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
+        keep = load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked)
         angle_rows = head % num_key_angles * num_tokens + tokens
         values, value_poison = load_and_mark_nonfinite(
             value, rows, keep, is_causal, dim_value, channels

@@ -99,8 +99,8 @@ class TritonLaunch:
         self.key = self.to_query_layout(key)
         self.value = self.to_query_layout(value)
         self.key_mask = query if key_mask is None else key_mask.contiguous().view(torch.int8)
-        self.query_angles = _angles(query_angles, query)
-        self.key_angles = _angles(key_angles, query)
+        self.query_angles = _contiguous_angles(query_angles, query)
+        self.key_angles = _contiguous_angles(key_angles, query)
         self.num_heads = query.shape[0] * query.shape[1]  # of all samples
         dim = query.shape[-1]
         dim_value = value.shape[-1]
@@ -232,7 +232,7 @@ class TritonLaunch:
         )
 
     @property
-    def kernel_inputs(self) -> tuple[Tensor, ...]:
+    def input_tensors(self) -> tuple[Tensor, ...]:
         """Queries, keys, values, key mask, and sines and cosines of angles, for the kernels."""
         tables = [
             function(angles)
@@ -247,7 +247,7 @@ class TritonLaunch:
         The result also contains the sums and peaks that the backward pass needs.
         """
         result = self.allocate_result()
-        inputs = self.kernel_inputs
+        inputs = self.input_tensors
         states = self.allocate_states(self.num_segments(self.key))
         peaks = self.allocate_floats(states.shape[1])
         self.launch_kernel(
@@ -282,7 +282,7 @@ class TritonLaunch:
         """Compute the gradients of queries, keys, values and rotary angles on the GPU."""
         gradients = self.allocate_gradients()
         grad_query, grad_key, grad_value, grad_query_angles, grad_key_angles = gradients
-        inputs = self.kernel_inputs
+        inputs = self.input_tensors
         outputs = result.output, result.inverse, self.to_query_layout(gradient)
         peaks = result.peaks
         grad_states = self.allocate_states(self.num_segments(self.query))
@@ -328,7 +328,7 @@ def run_on_tensor_device(
         function[grid](*arguments, **options)
 
 
-def _angles(angles: Tensor | None, query: Tensor) -> Tensor:
+def _contiguous_angles(angles: Tensor | None, query: Tensor) -> Tensor:
     """Return the rotary angles in contiguous memory, or an empty tensor if there are none."""
     return query.new_empty(1, 0, 0, 0) if angles is None else angles.contiguous()
 

@@ -87,8 +87,8 @@ def _(query, key, value, key_mask, query_angles, key_angles, *options):
     return tuple(launch.allocate_result())
 
 
-@custom_op("teka::feature_attention_gradients", mutates_args=())
-def feature_attention_gradients(
+@custom_op("teka::linear_attention_gradients", mutates_args=())
+def linear_attention_gradients(
     gradient: Tensor,
     output: Tensor,
     inverse: Tensor,
@@ -116,7 +116,7 @@ def feature_attention_gradients(
     return launch.run_backward_kernels(gradient, ForwardResult(output, inverse, states, peaks))
 
 
-@feature_attention_gradients.register_fake
+@linear_attention_gradients.register_fake
 def _(gradient, output, inverse, states, peaks, query, key, value, key_mask, *more):
     launch = TritonLaunch(query, key, value, key_mask, more[0], more[1], TritonOptions(*more[2:]))
     return launch.allocate_gradients()
@@ -141,7 +141,7 @@ def _backward(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | N
         return *_differentiable_gradients(
             gradient, inputs, TritonOptions(*ctx.options)
         ), *no_gradients
-    *grad_tokens, grad_query_angles, grad_key_angles = feature_attention_gradients(
+    *grad_tokens, grad_query_angles, grad_key_angles = linear_attention_gradients(
         gradient, *results, *inputs, *ctx.options
     )
     query_angles, key_angles = inputs[4:]
