@@ -52,7 +52,7 @@ DYNAMIC_TOKENS = 4096
 
 
 def check_query_key_value(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Check that the shapes and dtypes of queries, keys and values fit together."""
+    """Check that queries, keys and values have the same dtype and matching shapes."""
     check_tensor("query", query, "batch", "heads", "tokens", "dim")
     batch, heads, _, dim = query.shape
     check_tensor("key", key, batch, heads, "tokens", dim)
@@ -112,10 +112,10 @@ def make_attention_plan(
     is_causal: bool,
     scale: float | None = None,
 ) -> "AttentionPlan":
-    """Create the settings of an attention call from the kernels, positions and options.
+    """Create the plan of an attention call, with kernels that are adapted to the input.
 
-    Kernels that are given by name are created. A kernel that does not fit the positions is an
-    error.
+    Kernels that are given by name are created, and all kernels are checked against the sizes and
+    the positions of the input. `AttentionPlan.with_backend` chooses the backend later.
 
     Args:
         kernel: Name of a content kernel, or an instance.
@@ -126,6 +126,9 @@ def make_attention_plan(
         is_causal: True if no query sees a later key.
         scale: Factor of qᵀk. By default 1/√dim, with the features that the relative kernel appends
             counted in dim.
+
+    Raises:
+        ValueError: A name is unknown, or a kernel does not fit the sizes or the positions.
     """
     num_axes = positions.num_axes
     if relative is None:
@@ -150,7 +153,9 @@ def make_attention_plan(
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Settings of an attention call, such as its kernels, positions and algorithm (backend).
+    """Settings of an attention call: kernels, positions, scale and backend.
+
+    A backend is an algorithm that computes attention. All backends give the same result.
 
     Args:
         kernel: Content kernel.
@@ -173,9 +178,9 @@ class AttentionPlan:
     def with_backend(
         self, backend: str, query: Queries, key: Keys, value: Values
     ) -> "AttentionPlan":
-        """Return a copy of the plan that uses a given attention algorithm (backend).
+        """Return a copy of the plan with a given backend, the algorithm that computes attention.
 
-        With "auto", the copy uses the algorithm with the lowest estimated cost.
+        For "auto", this is the backend with the lowest estimated cost for these inputs.
         """
         batch, heads, num_queries, dim = query.shape
         num_keys = key.shape[2]
@@ -198,9 +203,7 @@ class AttentionPlan:
     def estimate_costs(
         self, *, heads: int, num_queries: int, num_keys: int, dim: int, dim_value: int, batch: int
     ) -> dict[str, Cost]:
-        """Estimate the cost of this attention by each algorithm (backend) that can compute it.
-
-        All algorithms give the same result.
+        """Estimate the cost of this attention for each algorithm (backend) that can compute it.
 
         Args:
             heads: Number of heads.
@@ -237,10 +240,11 @@ class AttentionPlan:
         return {name: replace(cost, heads=num_heads) for name, cost in costs.items()}
 
     def _estimate_dense_work(self, relative: RelativeKernel | None, batch: int) -> tuple[int, int]:
-        """Estimate the work that the kernels of this plan add to the backend "dense".
+        """Return two estimates on which the cost of the backend "dense" depends.
 
-        The results are the number of passes over the matrix of attention weights, and the number of
-        entries that are appended to each query and key.
+        The first is the number of passes over the full matrix of attention weights, each of which
+        reads and writes it. The second is the number of entries that the relative kernel appends to
+        each query and key.
         """
         if self.kernel.is_softmax:
             # PyTorch's fused kernel stores no matrix.
@@ -259,7 +263,7 @@ class AttentionPlan:
     def attend(
         self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask, query_mask: QueryMask
     ) -> Outputs:
-        """Compute attention of queries, keys and values with the settings of this plan.
+        """Compute attention for queries, keys and values with the settings of this plan.
 
         The computation uses float32 or float64, and the outputs have the dtype of the inputs.
         """
@@ -330,9 +334,10 @@ class AttentionPlan:
         query_mask: QueryMask,
         triton_angles: TritonAngles | None = None,
     ) -> Outputs:
-        """Compute attention with the algorithm (backend) of the plan.
+        """Compute attention with the backend of this plan, for inputs that `attend` has prepared.
 
-        The inputs must be finite, and the vectors of masked tokens must be 0.
+        In these inputs, masked tokens are 0, and NaN and infinity are replaced where they would
+        spread to the outputs of other queries.
         """
         with without_autocast(query.device.type):
             plan, query, key = self.append_position_features(query, key)
@@ -450,7 +455,10 @@ class AttentionPlan:
         )
 
     def _triton_angles(self, query: Queries, key: Keys, value: Values) -> TritonAngles | None:
-        """Return the rotary angles that the Triton kernels take, or None if they cannot be used."""
+        """Return the rotary angles for the Triton kernels, or None if these cannot be used.
+
+        Without a relative kernel, there are no angles, and the result is an empty `TritonAngles`.
+        """
         kernel = self.kernel.features
         if self.backend != "linear" or self.group is not None or kernel is None:
             return None

@@ -1,4 +1,4 @@
-"""Token-by-token evaluation of causal attention, for generation with a state of constant size."""
+"""Causal attention one token at a time, with a state of constant size, to generate sequences."""
 
 from functools import partial
 
@@ -95,7 +95,7 @@ def decode(
         kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale
     )
     if plan.kernel.features is None:
-        hint = "Kernels without a feature map have no recurrent state of constant size."
+        hint = "Without a feature map, the state would grow with the number of tokens."
         raise wrong_value("kernel", plan.kernel.name, "a kernel with a feature map", hint)
     kernels = (plan.kernel.features.name, None if plan.relative is None else plan.relative.name)
     if state is not None and state.kernels != kernels:
@@ -164,8 +164,8 @@ def _decode_next_token(
 ) -> tuple[Outputs, DecodingState]:
     """Add the next token to the recurrent state of causal attention, and compute its output.
 
-    Several tokens can be added in one call to update the state. Discard the outputs then, because
-    every query attends to all of these tokens.
+    Several tokens, such as a prompt, can be added to the state in one call. Each of their queries
+    then attends to all of them, so the outputs are not causal and must be discarded.
     """
     kernel = plan.kernel.features
     assert kernel is not None

@@ -54,8 +54,8 @@ class ChunkedLinearAttention:
     def needs_chunks(self, query: Queries) -> bool:
         """Return True if attention should be computed in chunks of tokens to limit the memory.
 
-        The features of all queries must be large, and the kernels and the execution mode must
-        support chunks.
+        The result is True if the features of all queries need much memory, and the kernels and the
+        execution mode support chunks.
         """
         kernel, relative = self.kernel, self.relative
         num_features = kernel.num_features(query.shape[-1])

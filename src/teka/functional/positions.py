@@ -50,7 +50,7 @@ class Positions:
 
     @property
     def is_given(self) -> bool:
-        """True if the queries have positions, given by a grid or by coordinates."""
+        """True if the queries have a grid or coordinates, False if they have no positions."""
         return self.grid is not None or self.points is not None
 
     @property
@@ -73,8 +73,8 @@ class Positions:
     def coordinates(self, device: torch.device) -> Coordinates:
         """Return the coordinates of the queries, for example the row and column of each pixel.
 
-        They are in float64 if the device supports it, because positions far from 0 need this
-        precision.
+        The coordinates are in float64 if the device supports it, because positions far from 0 need
+        this precision.
         """
         if self.grid is not None:
             make = _cached_coordinates if can_cache_tensors(device) else _grid_coordinates
@@ -84,16 +84,13 @@ class Positions:
 
     @property
     def grids(self) -> tuple[Grid, Grid] | None:
-        """Grids of the query tokens and of the key tokens, such as the pixels of two images.
-
-        It is None if the positions of queries or keys are coordinates instead of a grid.
-        """
+        """The grid of the queries and the grid of the keys, or None if one of them has no grid."""
         grid, key_grid = self.grid, self.key_positions.grid
         return None if grid is None or key_grid is None else (grid, key_grid)
 
     @property
     def shared_grid(self) -> Grid | None:
-        """The grid of the tokens if queries and keys have the same grid, otherwise None."""
+        """The grid of both queries and keys, or None if they have different grids or no grid."""
         return self.grid if self.grid == self.key_positions.grid else None
 
     @property
@@ -180,10 +177,10 @@ class Positions:
         key: str = "key_",
         is_needed: bool = True,
     ) -> None:
-        """Check the positions of an attention call before it is computed.
+        """Check that there is one position for each query and for each key of attention.
 
-        There must be one position for each query and for each key. The positions of queries and
-        keys must have the same axes and periods.
+        If keys have their own positions, these must have the same axes and periods as those of the
+        queries.
 
         Args:
             batch: Number of samples.
@@ -224,9 +221,9 @@ class Positions:
     def check_token_positions(
         self, argument: str, prefix: int, *, batch: int, num_tokens: int
     ) -> None:
-        """Check that there is one position for each token of a sequence.
+        """Check that there is one position for each token of a sequence except the prefix tokens.
 
-        Prefix tokens have no position.
+        Prefix tokens, such as a class token, come first and have no position.
 
         Args:
             argument: Prefix of the names of the arguments, "" or "key_", for error messages.
@@ -282,13 +279,14 @@ def compute_packed_lengths(
 ) -> tuple[int, ...]:
     """Compute the lengths of sequences that are concatenated without padding.
 
-    `cu_seqlens` contains the boundaries of the sequences.
+    A length is the difference of two neighboring boundaries in `cu_seqlens`. The function also
+    checks the other arguments of attention, because not all are supported for such sequences.
 
     Args:
         cu_seqlens: Boundaries 0, …, L of the sequences.
         num_tokens: Number of tokens L.
-        positions: Positions of the tokens.
-        excluded: Arguments that must be None beside `cu_seqlens`.
+        positions: Positions of the tokens, which must be coordinates.
+        excluded: Arguments that are not supported with `cu_seqlens`, by name. They must be None.
 
     Raises:
         ValueError: The boundaries are invalid, an excluded argument has a value, or the tokens are

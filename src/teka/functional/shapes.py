@@ -1,4 +1,4 @@
-"""Type annotations for the tensors of attention, which name the dimensions of their shapes."""
+"""Type aliases for the tensors of attention, which name the dimensions of their shapes."""
 
 from collections.abc import Callable, Sequence
 

@@ -58,9 +58,9 @@ class AttentionFeatures:
 
     @property
     def denominator_terms(self) -> tuple[tuple[float, Tensor], ...]:
-        """Weight and feature vectors of each term of the denominator.
+        """Terms of the sum that is the denominator, each as a weight and feature vectors.
 
-        By default, the features of the numerator are the only term.
+        By default, there is one term, with the features of the numerator.
         """
         return self.denominator or ((1.0, self.numerator),)
 
@@ -136,9 +136,10 @@ class WeightedSums:
 
     @classmethod
     def from_channels(cls, sums: Tensor, log_peak: Tensor | None = None) -> "WeightedSums":
-        """Create the sums from weighted sums of values whose last channel contains ones.
+        """Create weighted sums from one tensor whose last channel is the denominator.
 
-        `append_ones` appends this channel. Its sum is the denominator.
+        The other channels are the numerator. This is the result of summing values to which
+        `append_ones` has appended a channel of ones.
         """
         return cls(sums[..., :-1], sums[..., -1], log_peak)
 

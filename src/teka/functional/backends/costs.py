@@ -22,7 +22,7 @@ BYTES = 4  # of a float32 element
 
 @dataclass(frozen=True)
 class BackendTimes:
-    """Measured times of an attention algorithm for each unit of work, in nanoseconds.
+    """Nanoseconds that an attention algorithm takes for each unit of work, such as a multiply-add.
 
     Args:
         call: Time of a call.
@@ -70,9 +70,9 @@ class Cost:
     heads: int = 1
 
     def estimated_time(self, backend: str, device_type: str = "cpu") -> float:
-        """Convert the multiply-adds and bytes to an estimated time per head, to compare algorithms.
+        """Estimate the time of this work per head, to find the fastest algorithm.
 
-        The time is in nanoseconds on a CPU. On a GPU the unit is arbitrary, because no speed was
+        The time is in nanoseconds on a CPU. On a GPU the unit is arbitrary, because no times were
         measured there.
         """
         rate = CPU_TIMES[backend] if device_type == "cpu" else GPU_TIMES
@@ -81,9 +81,10 @@ class Cost:
 
 
 def select_backend(backend: str, costs: dict[str, Cost], device_type: str = "cpu") -> str:
-    """Return the attention algorithm with the lowest estimated cost for the backend "auto".
+    """Return the name of the backend that computes attention.
 
-    The name of any other backend is returned unchanged.
+    For "auto", this is the backend with the lowest estimated time. Any other name is returned
+    unchanged.
 
     Raises:
         ValueError: The backend is unknown or has no cost, because it cannot compute the kernels.
@@ -158,10 +159,9 @@ def decay_cost(sizes: AttentionSizes, grid: Grid) -> Cost:
 
 
 def separable_cost(query_grid: Grid, key_grid: Grid, num_features: int, dim_value: int) -> Cost:
-    """Estimate the cost of linear attention that processes the axes of a grid one at a time.
+    """Estimate the work of linear attention that processes the axes of a grid one at a time.
 
-    The cost counts multiply-adds and bytes moved. It is compared with the costs of other backends
-    to choose the fastest.
+    The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
     """
     channels = num_features * (dim_value + 1)
     multiply_adds, moved, size = 0, 0, key_grid.num_tokens

@@ -1,7 +1,7 @@
-"""Attention on regular grids computed as a convolution by Fourier transforms (the backend "fft").
+"""Linear attention on regular grids, computed as a convolution by FFT (the backend "fft").
 
-This is possible if the attention weight is a function of the offset between query and key, or such
-a function times the inner product of their features.
+The position-dependent weight must be a function of the offset between query and key. Each product
+of a key feature and a channel of the values is then convolved with this function over the grid.
 """
 
 import math

@@ -58,7 +58,7 @@ def multiply_by_sinusoids(
 class LinearState:
     """Sums over the keys of linear attention, from which the output of any query can be computed.
 
-    Their size does not depend on the number of keys.
+    The size of the sums does not depend on the number of keys.
 
     Args:
         values: Σ_j key_j v_jᵀ exp(s_j − p), with the keys' vectors of the numerator.
@@ -73,7 +73,7 @@ class LinearState:
 
     @property
     def all_sums(self) -> tuple[Tensor, ...]:
-        """Return all sums over keys: those of the numerator, then those of the denominator."""
+        """All sums over keys: that of the numerator, then one for each term of the denominator."""
         return (self.values, *self.weights)
 
     @classmethod
@@ -90,7 +90,7 @@ class LinearState:
         return cls(key.numerator.mT @ (value * factor), weights, log_peak)
 
     def empty_copy(self) -> "LinearState":
-        """Return the state of an empty sequence, whose sums over keys are 0."""
+        """Return a state without keys: sums of the same shape that are 0."""
         weights = tuple(torch.zeros_like(total) for total in self.weights)
         log_peak = self.values.new_full(self.values.shape[:2], -torch.inf)
         return LinearState(torch.zeros_like(self.values), weights, log_peak)
@@ -162,10 +162,10 @@ class DecodingState:
     kernels: tuple[str, str | None] | None = None
 
     def check_compatible(self, new_sums: LinearState) -> None:
-        """Check that the sums over new keys can be added to this state.
+        """Check that sums over new keys have the shape and dtype of those in this state.
 
         Raises:
-            ValueError: The sums have other shapes or another dtype than those of the state.
+            ValueError: The sums have another shape or dtype, and cannot be added to the state.
         """
         old_values, new_values = self.sums.values, new_sums.values
         if old_values.shape != new_values.shape or old_values.dtype != new_values.dtype:
@@ -186,7 +186,7 @@ def decode_linear_attention(
     """Compute causal linear attention for the next token, and add the token to the recurrent state.
 
     Return the numerator and denominator of the output, and the new state. If several tokens are
-    added in one call, each of them attends to all of them.
+    added in one call, the query of each attends to the keys of all.
 
     Args:
         tokens: Values and log scales of the next token.
@@ -209,9 +209,10 @@ def decode_linear_attention(
 def decode_without_positions(
     tokens: LinearAttentionInputs, state: DecodingState | None
 ) -> tuple[WeightedSums, DecodingState]:
-    """Compute causal linear attention for the next token, if weights do not depend on positions.
+    """Compute causal linear attention without positions for the next token.
 
-    Return the numerator and denominator of the output, and the new state.
+    Return the numerator and denominator of the output, and the recurrent state to which the token
+    has been added.
     """
     query = AttentionFeatures(tokens.query_features)
     return decode_linear_attention(tokens, query, AttentionFeatures(tokens.key_features), state)
@@ -449,7 +450,7 @@ def make_linear_attention_inputs(
     is_causal: bool,
     group: ProcessGroup | None = None,
 ) -> LinearAttentionInputs:
-    """Create the inputs of linear attention: features of queries and keys, and the values."""
+    """Map queries and keys to features, and return them with the values as one object."""
     # The sums of several processes need a log scale for each key, because a factor of all keys
     # would be different in every process.
     query_features, key_features, log_scale = kernel.map_to_features(
@@ -471,7 +472,7 @@ def make_linear_attention_inputs(
 
 
 def attention_sums_without_positions(tokens: LinearAttentionInputs) -> WeightedSums:
-    """Compute the numerator and denominator of linear attention without positions."""
+    """Compute numerators and denominators of linear attention without position weights."""
     query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
     return linear_attention_sums(tokens, query, key)
 

@@ -72,7 +72,7 @@ class Tiling:
         return tokens, is_inside
 
     def inverse_tile_order(self, device: torch.device) -> Int[Tensor, "tokens"]:
-        """Return the indices that reorder tokens from tile order to the order of the grid."""
+        """Return the indices that bring tokens which are sorted by tile back into grid order."""
         tile = torch.zeros(1, dtype=torch.long, device=device)
         cell = tile
         for axis, side in enumerate(self.grid.shape):

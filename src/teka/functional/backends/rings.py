@@ -196,11 +196,11 @@ def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
 
 
 def _add_axis_to_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> list[Cells]:
-    """Extend sums over cells at equal Manhattan distance by one more axis of the grid.
+    """Extend the sums over rings by one more axis, where a ring is all cells at one distance.
 
-    Entry r of `rings` sums the cells at distance r along the previous axes. Cells that are t steps
-    away along the new axis add their entry r − t to the new entry r, because the Manhattan distance
-    is a sum over the axes.
+    Entry r of `rings` contains the sums over the cells at Manhattan distance r along the previous
+    axes. A step of length t along the new axis adds t to the distance. The new entry r is therefore
+    the sum of the entries r − t of the cells that are t steps away along the new axis.
     """
     sums = [rings[0]]
     after = rings[0]
@@ -213,11 +213,11 @@ def _add_axis_to_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> l
 
 
 def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Sum, for each cell along an axis, all cells on one side of it.
+    """Return for each cell along an axis the sum of all cells on one side, from a distance on.
 
-    With a positive `step`, these are the cells at least `step` before it. With a negative `step`,
-    these are the cells at least −`step` after it. On a periodic axis, the shorter way around
-    decides whether a cell is before or after. If both ways are equally long, it is after.
+    A positive `step` selects the cells that are at least `step` cells before, and a negative one
+    the cells that are at least −`step` cells after. On a periodic axis, every other cell counts as
+    before or after by the shorter way around, and as after if both ways have the same length.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)
@@ -243,8 +243,6 @@ def _shift_cells(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
     A periodic dimension is rolled. Otherwise, zeros are shifted in.
     """
     side = cells.shape[dim]
-    if step == 0:
-        return cells
     if periodic:
         return cells.roll(step, dim)
     if abs(step) >= side:

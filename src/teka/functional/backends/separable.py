@@ -56,13 +56,13 @@ def attend_axis_by_axis(
 ) -> QueryChannels:
     """Compute numerators and denominators of linear attention, one axis of the grid at a time.
 
-    The position-dependent weight of a query and a key is a product over the axes, and `matrices`
-    contains its factors along each axis. The sum over all keys,
+    The position-dependent weight c is a product over the axes. Each of the `matrices` contains its
+    factors along one axis. The sum over all keys,
 
         Σ_j c(x_i − x_j) φ(k_j) v_jᵀ,
 
-    therefore takes one matrix product for each axis. Its product with the features φ(q_i) is the
-    output of the function.
+    therefore takes only one matrix product for each axis. The function returns the product of this
+    sum with the features φ(q_i) of each query i.
     """
     batch, heads = value.shape[:2]
     maps = outer_product(key_features, value)

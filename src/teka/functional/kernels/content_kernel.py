@@ -149,9 +149,9 @@ class ContentKernel(TensorShapeChecks, ABC):
     ) -> FeatureMaps:
         """Map queries and keys to vectors whose inner products determine the attention weights.
 
-        The method `weights_from_products` computes the weight of each query and key from the inner
-        product of their vectors. In causal attention, the vector of a key depends on this key
-        alone.
+        The method `weights_from_products` computes the weight of a query and a key from the inner
+        product of their vectors. In causal attention, the vector of a key must not depend on other
+        keys.
 
         Returns:
             The vectors of queries, the vectors of keys, and the log scale s_j of each key, or None
@@ -201,14 +201,15 @@ class ContentKernel(TensorShapeChecks, ABC):
 
     @abstractmethod
     def inner_product_size(self, dim: int) -> int:
-        """Return the length of the vectors of `inner_product_vectors` for queries of size `dim`."""
+        """Return the size of the vectors from `inner_product_vectors` for queries of size `dim`."""
 
     def log_similarity(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that computes the log similarities of queries and keys.
+        """Return a function that maps inner products to logarithms of similarities, or None.
 
-        Its argument is the inner product of the `inner_product_vectors` of a query and a key.
-        `like` is a tensor with the dtype and device of these inner products. Return None if
-        similarities may be negative, because negative numbers have no logarithm.
+        The inner product is that of the two vectors which `inner_product_vectors` returns for a
+        query and a key. FlexAttention needs logarithms, so that it can add position biases. Return
+        None if similarities may be negative, because they have no logarithm. `like` is a tensor
+        with the dtype and the device of the inner products.
         """
         return None
 
@@ -270,15 +271,18 @@ class DenseAttentionInputs:
         return keep | is_empty, is_empty
 
     def with_softmax_vectors(self, query: Queries, key: Keys) -> "DenseAttentionInputs":
-        """Return a copy whose queries and keys are replaced, and whose scale is 1."""
+        """Return a copy with queries and keys from `RelativeKernel.convert_to_softmax_vectors`.
+
+        The scale of the copy is 1, because these vectors have already been multiplied by the scale.
+        """
         return replace(self, query=query, key=key, scale=1.0)
 
 
 class FeatureKernel(ContentKernel):
     """Base class of similarities κ(q, k) = φ(q)ᵀφ(k) of query q and key k, with a feature map φ.
 
-    Attention with such a kernel takes linear time. Sums of φ(k) over all keys are computed once,
-    and then multiplied by φ(q) for each query.
+    Attention with such a kernel takes linear time, because sums over all keys are computed only
+    once. They are then multiplied by φ(q) for each query.
 
     >>> import torch
     >>> from teka.functional import FeatureKernel, attention
@@ -357,9 +361,9 @@ class FeatureKernel(ContentKernel):
     ) -> FeatureMaps:
         """Map queries and keys to features, whose inner products are the attention weights.
 
-        In causal attention, the features of each key are divided by a positive number to avoid
-        overflow. The third result is the logarithm of this number. It is None in bidirectional
-        attention.
+        In causal attention, the features of each key may be divided by a positive number to avoid
+        overflow. The third result contains the logarithms of these numbers, or is None if no
+        features were divided.
         """
         features = self.query_features(query, scale=scale)
         if is_causal:
@@ -395,9 +399,9 @@ def multiply_by_log_factors(
     """Multiply attention weights by two factors that are given as logarithms, without overflow.
 
     The first factor is the position-dependent weight of a query and a key. The second factor is the
-    number by which the features of the key were divided. All factors of a query are divided by the
-    largest one. This changes no output, because attention weights are normalized. Masked pairs get
-    a weight of 0.
+    number by which the features of the key were divided. To avoid overflow, the factors of a query
+    are divided by the largest one, which cancels in the normalization. Masked pairs get a weight of
+    0.
 
     Args:
         weights: Attention weights of all query–key pairs.

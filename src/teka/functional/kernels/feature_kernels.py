@@ -204,7 +204,7 @@ def taylor_features(vectors: Float[Tensor, "*tokens dim"]) -> Float[Tensor, "*to
 
 @dataclass(frozen=True)
 class Hedgehog(FeatureKernel):
-    """Learned feature map for linear attention: the softmax of a projection and of its negative.
+    """Learned feature map for linear attention, a softmax over a projection and its negative.
 
         φ(x) = softmax([Wx + b, −(Wx + b)])
 
@@ -243,9 +243,9 @@ class Hedgehog(FeatureKernel):
 
     @classmethod
     def with_identity_weights(cls, dim: int, heads: int = 1) -> "Hedgehog":
-        """Create the learned feature map with identity matrices as projections, and biases of 0.
+        """Create a feature map whose projections are identity matrices with biases of 0.
 
-        These are the initial values of Zhang et al. 2024.
+        Zhang et al. 2024 start training from these values.
         """
         check_sizes({"dim": dim, "heads": heads})
         check_tensor_sizes({"dim": dim, "heads": heads}, heads * dim**2)

@@ -29,7 +29,9 @@ from teka.functional.shapes import (
 
 @dataclass(frozen=True)
 class RandomFeatureKernel(FeatureKernel):
-    """Base class of random features, whose inner products estimate the softmax kernel exp(qᵀk).
+    """Base class of kernels with random features, which estimate the softmax kernel exp(qᵀk).
+
+    The similarity of a query and a key is the inner product of their features.
 
     Args:
         projection: Draws w_r ~ N(0, I), shape (m, d).
@@ -68,13 +70,14 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
     def query_exponent(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Return the logarithms of the random features of queries, up to an additive constant.
 
-        For a query q and a random vector w, the logarithm is √scale wᵀq − scale ‖q‖²/2.
+        For a query q and a random vector w, the logarithm is √scale wᵀq − scale ‖q‖²/2. The
+        constant cancels in the normalization.
         """
         scaled = query * math.sqrt(scale)
         return self.project(scaled) - scaled.square().sum(dim=-1, keepdim=True) / 2
 
     def key_exponent(self, key: Keys, *, scale: float) -> KeyFeatures:
-        """Return the logarithms of the random features of keys, up to an additive constant."""
+        """Return the logarithms of the random features of keys, as `query_exponent` for queries."""
         return self.query_exponent(key, scale=scale)
 
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
@@ -96,8 +99,8 @@ class ExponentialFeatureKernel(RandomFeatureKernel):
 def _subtract_largest_exponent(exponent: KeyFeatures, key_mask: KeyMask) -> KeyFeatures:
     """Subtract the largest exponent of the keys of each head, so that exp does not overflow.
 
-    The exponents are the logarithms of the random features of the keys. Those of masked keys are
-    ignored, and become 0.
+    The exponents are the logarithms of the random features of the keys. Masked keys are ignored,
+    and their exponents become 0.
     """
     unmasked = exponent
     if key_mask is not None:
@@ -260,7 +263,9 @@ class OptimalPositiveFeatures(ExponentialFeatureKernel):
 def least_variance_coefficient(
     mean_square: Tensor | None, dim: int, *, scale: float
 ) -> float | Tensor:
-    """Return the coefficient A ≤ 0 for which `OptimalPositiveFeatures` has the least variance.
+    """Return the coefficient A ≤ 0 of `OptimalPositiveFeatures` that minimizes their variance.
+
+    The best A depends on the lengths of queries and keys.
 
     Args:
         mean_square: s, the mean of ‖x_i + y_j‖², or None for its value for unit-normal queries and
@@ -305,7 +310,7 @@ class TrigonometricFeatures(RandomFeatureKernel):
         """Map each query to sines and cosines of random projections (random Fourier features).
 
         Their inner products with the features of keys estimate the weights of softmax attention.
-        For a query x, exp(‖x‖²/2) is left out, because it cancels in the normalization.
+        The factor exp(‖x‖²/2) of a query x is left out, because it cancels in the normalization.
         """
         phase = self.project(query * math.sqrt(scale))
         features = torch.cat([torch.sin(phase), torch.cos(phase)], dim=-1)
@@ -315,8 +320,8 @@ class TrigonometricFeatures(RandomFeatureKernel):
         """Map each key to sines and cosines of random projections (random Fourier features).
 
         Their inner products with the features of queries estimate the weights of softmax attention.
-        The features of a key y are multiplied by exp(‖y‖²/2), divided by its maximum over the keys
-        of a head to avoid overflow.
+        To avoid overflow, the factor exp(‖y‖²/2) of a key y is divided by its maximum over all keys
+        of the head.
         """
         features, exponent = self.causal_key_features(key, scale=scale, key_mask=key_mask)
         return features * torch.exp(_subtract_largest_exponent(exponent[..., None], key_mask))

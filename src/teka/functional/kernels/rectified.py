@@ -32,7 +32,7 @@ LEAST_FEATURE = 1e-14
 
 
 class SharedFeatureMapKernel(FeatureKernel):
-    """Base class of kernels for linear attention with one feature map for queries and keys."""
+    """Base class of kernels for linear attention that map queries and keys in the same way."""
 
     @abstractmethod
     def feature_map(self, vectors: Vectors, *, scale: float) -> FeatureVectors:
@@ -46,10 +46,10 @@ class SharedFeatureMapKernel(FeatureKernel):
 
 
 def _overflow_safe_factors(vectors: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """Return scale factors for vectors, so that powers of their entries do not overflow.
+    """Return factors by which to multiply vectors, so that powers of their entries do not overflow.
 
     The factors are powers of 2⁸. After multiplication, the largest absolute entry along `dims` is
-    between 1/16 and 16. Return None if no scaling is needed.
+    between 1/16 and 16. Return None if no vector needs a factor.
     """
     vectors = vectors.detach()
     largest, smallest = vectors.amax(dim=dims, keepdim=True), vectors.amin(dim=dims, keepdim=True)
@@ -159,9 +159,9 @@ class SquaredRelu(FlooredRelu):
 
         φ(x) = max(x, ε ‖x‖/√d)²
 
-    Here x is a query or key of size d. The ReLU has a small positive minimum, which ε sets. The
-    features are deterministic and non-negative. Multiplying a query, or all keys, by a positive
-    number does not change the attention weights.
+    Here x is a query or key of size d. The small number ε sets a positive minimum, so that no
+    feature is 0. Multiplying a query, or all keys, by a positive number does not change the
+    attention weights.
 
     Source: So et al. 2021 (Primer) for the activation. Its use as a feature map is from this
     library.
@@ -196,7 +196,8 @@ class Relu(FlooredRelu):
 
         φ(x) = max(x, ε ‖x‖/√d)
 
-    Here x is a query or key of size d. The ReLU has a small positive minimum, which ε sets.
+    Here x is a query or key of size d. The small number ε sets a positive minimum, so that no
+    feature is 0.
 
     Source: Choromanski et al. 2021 (Performer-ReLU). The relative floor is from this library.
 

@@ -135,7 +135,7 @@ class Decay(DecayRelativeKernel):
 
     @classmethod
     def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "Decay":
-        """Create exponential decay whose rates along all axes are the slopes of `Alibi`."""
+        """Create exponential decay that starts training with the slopes of `Alibi` as its rates."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads})
         return cls(Alibi.with_initial_parameters(heads=heads).slope[:, None].repeat(1, num_axes))
 
@@ -191,7 +191,7 @@ class Alibi(DecayRelativeKernel):
 
     @classmethod
     def make_random_example(cls, generator: Generator, *, heads: int, **sizes: Any) -> "Alibi":
-        """Create ALiBi position biases with the slopes of the paper, in float64."""
+        """Create ALiBi position biases with the slopes of the paper, which are not random."""
         return cls(cls.with_initial_parameters(heads=heads).slope.double())
 
     def decay_rate(self, axis: int) -> Float[Tensor, "heads"]:
@@ -328,10 +328,7 @@ class T5Bias(SeparableRelativeKernel):
 
     @classmethod
     def make_random_example(cls, generator: Generator, **sizes: Any) -> "T5Bias":
-        """Create an example of the T5 position bias with random values and 12 ranges of distances.
-
-        The values are standard normal. The maximum distance is 6.
-        """
+        """Create a T5 position bias with random values for 12 buckets, up to a distance of 6."""
         return replace(super().make_random_example(generator, **sizes), max_distance=6.0)
 
     def compute_bucket_indices(self, offsets: AxisOffsets) -> Int[Tensor, "*pairs"]:

@@ -90,7 +90,7 @@ class ClippedDistanceBias(PositiveRelativeKernel):
     def with_initial_parameters(
         cls, *, dim_head: int, max_distance: int = MAX_DISTANCE, ring_width: float = 1.0
     ) -> "ClippedDistanceBias":
-        """Create attention weights of clipped distances, with distance embeddings of 0."""
+        """Create the kernel with distance embeddings of 0, for which all weights are 1."""
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         return cls(torch.zeros(max_distance + 1, dim_head), ring_width)
 
@@ -112,14 +112,14 @@ class ClippedDistanceBias(PositiveRelativeKernel):
         return is_wide and has_spacing(grid, self.ring_width)
 
     def compute_ring_indices(self, offsets: Float[Tensor, "*batch axes"]) -> Int[Tensor, "*batch"]:
-        """Return the distance of each offset in ring widths, rounded and clipped to the maximum."""
+        """Return the ring of each offset: its distance in ring widths, rounded and clipped to k."""
         distance = round_to_steps(offsets.abs().sum(dim=-1), self.ring_width)
         return distance.clamp_max(self.max_distance).long()
 
     def log_rings(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries rings"]:
-        """Return the log of the weight that each query gives to the keys at each distance."""
+        """Return the log of the weight that each query gives to the keys in each ring around it."""
         return scale * (query @ self.distance_embedding.to(query).T)
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
@@ -255,10 +255,10 @@ class ClippedDistanceFeatures(ClippedDistanceBias):
         ring_width: float = 1.0,
         num_features: int | None = None,
     ) -> "ClippedDistanceFeatures":
-        """Create attention weights of clipped distances, with distance embeddings of 0.
+        """Create the kernel with distance embeddings of 0, and space for a random projection.
 
-        The random projection is 0, too, until `teka.nn.RandomFeatures` draws it. For queries of
-        size d, the default number of random features is ⌊d ln d⌋.
+        The projection is 0 until `teka.nn.RandomFeatures` draws it. For queries of size d, the
+        default number of random features is ⌊d ln d⌋.
         """
         check_tensor_sizes({"dim_head": dim_head, "max_distance": max_distance})
         check_sizes({"num_features": num_features}, or_none=True)
@@ -270,7 +270,7 @@ class ClippedDistanceFeatures(ClippedDistanceBias):
     def make_random_example(
         cls, generator: Generator, *, dim: int, **sizes: Any
     ) -> "ClippedDistanceFeatures":
-        """Create an example with random distance embeddings and an orthogonal random projection."""
+        """Create the kernel with random distance embeddings and an orthogonal random projection."""
         embedding = torch.randn(MAX_DISTANCE + 1, dim, generator=generator, dtype=torch.float64)
         projection = draw_projection(default_num_features(dim), dim, generator=generator)
         return cls(embedding, projection=projection)

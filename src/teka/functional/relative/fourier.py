@@ -114,11 +114,10 @@ class Fourier(StationaryRelativeKernel):
         shortest_wave: float = SHORTEST_WAVE,
         wave_weight: float = 1.0,
     ) -> "Fourier":
-        """Create a kernel for the start of training: sinusoids with random directions and lengths.
+        """Create a kernel whose sinusoids have random directions, for the start of training.
 
-        The position-dependent weight of two tokens is a constant plus a sum of sinusoids of their
-        offset. Initially, the constant is 1, all amplitudes are equal, and all phases are 0. The
-        weight is at least 1, and it is largest at offset 0. Wavelengths are log-uniform.
+        The constant a_0 is 1, all amplitudes are equal, and all phases are 0. The weight is
+        therefore at least 1, and it is largest at offset 0. Wavelengths are log-uniform.
 
         Args:
             num_axes: Number of axes of the grid.

@@ -1,6 +1,7 @@
-"""Position-dependent attention weights: Gaussians of the offset, and tables of learned biases.
+"""Position biases that are quadratic in the offset, and tables of learned position biases.
 
-A Gaussian has a learned center and width. A table has a learned entry for each offset.
+A quadratic bias is the logarithm of a Gaussian weight with a learned center and width. A table has
+a learned entry for each offset.
 """
 
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class QuadraticBias(CenteredRelativeKernel, SeparableRelativeKernel):
 
     @classmethod
     def with_initial_parameters(cls, *, num_axes: int, heads: int) -> "QuadraticBias":
-        """Create Gaussian position weights with random centers, to start training.
+        """Create Gaussian position weights with random centers, for the start of training.
 
         Centers are normally distributed with standard deviation 2, and precisions are 1.
 
@@ -200,7 +201,7 @@ class BiasTable(SeparableRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, max_offset: int = MAX_OFFSET
     ) -> "BiasTable":
-        """Create tables of zeros, for the position biases of offsets up to `max_offset` tokens."""
+        """Create position biases of 0 for offsets of up to `max_offset` tokens along each axis."""
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "max_offset": max_offset})
         return cls(torch.zeros(heads, num_axes, 2 * max_offset + 1))
 
@@ -227,7 +228,12 @@ class BiasTable(SeparableRelativeKernel):
 
 
 def _common_grid_spacing(query_grid: Grid, key_grid: Grid, axis: int) -> float:
-    """Return a length that divides all offsets between two grids along one axis."""
+    """Return the spacing of the finer of two grids along one axis.
+
+    Raises:
+        ValueError: An offset between tokens of the grids is not a multiple of this spacing, so that
+            it has no entry in a table of biases.
+    """
     # The spacing of a single cell does not matter.
     spacings = [grid.spacing[axis] for grid in (query_grid, key_grid) if grid.shape[axis] > 1]
     width = min(spacings) if spacings else query_grid.spacing[axis]

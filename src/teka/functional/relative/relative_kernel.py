@@ -135,9 +135,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
         num_axes: int,
         kernel: str | ContentKernel,
     ) -> R:
-        """Create a relative kernel with random parameters, for tests.
+        """Create a relative kernel with random parameters.
 
-        The parameters are in float64. Non-negative parameters are uniform between 0.1 and 0.6. All
+        The function `attention` uses it for kernels that are given by name, and so do tests. The
+        parameters are in float64. Non-negative parameters are uniform between 0.1 and 0.6. All
         others are standard normal.
 
         Args:
@@ -168,7 +169,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @property
     def constraints(self) -> dict[str, str]:
-        """Constraints of the learned tensors, as a dictionary by the name of the tensor.
+        """Constraints on the values of the learned tensors, by the name of the tensor.
 
         A constraint is "positive", or "below 2" for values between 0 and 2. Tensors that are
         missing from the dictionary are not constrained.
@@ -179,14 +180,14 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def check_kernel_and_positions(
         self, *, heads: int, dim: int, num_axes: int, kernel: ContentKernel
     ) -> None:
-        """Check that this relative kernel fits the content kernel and the positions of a call.
+        """Check that this relative kernel fits the content kernel and the sizes of the inputs.
 
         The shapes of its parameters must match the number of heads, the size of a query and the
         number of position axes. Some relative kernels support only some content kernels, which are
         similarities of queries and keys.
 
         Raises:
-            ValueError: If the kernel does not match.
+            ValueError: A shape does not match, or the content kernel is not supported.
         """
         sizes = {"heads": heads, "dim": dim, "axes": num_axes}
         for name, dimensions in self.tensor_shapes.items():
@@ -197,18 +198,18 @@ class RelativeKernel(TensorShapeChecks, ABC):
             check_tensor(f"relative.{name}", tensor, *expected)
 
     def adapt_to_kernel(self, kernel: ContentKernel) -> "RelativeKernel":
-        """Return a copy of this relative kernel that fits a content kernel (similarity).
+        """Return this relative kernel, adapted to a content kernel (similarity).
 
         For example, `Rotary` needs another attention denominator if similarities may be negative.
-        By default, the relative kernel itself is returned.
+        By default, the relative kernel is returned unchanged.
         """
         return self
 
     def adapt_to_positions(self, positions: Positions) -> "RelativeKernel":
-        """Return a copy of this relative kernel that is adapted to the positions of the tokens.
+        """Return this relative kernel, adapted to the positions of the tokens.
 
         For example, on a periodic grid, the frequencies of sinusoids are rounded so that the
-        sinusoids repeat with the grid. The default returns the kernel unchanged.
+        sinusoids repeat with the grid. By default, the relative kernel is returned unchanged.
 
         Raises:
             ValueError: If the kernel is not defined for these positions.
@@ -218,8 +219,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def output_bound_with(self, kernel: ContentKernel) -> float | None:
         """Return an upper bound of |output| / max |value| for attention with a content kernel.
 
-        The content kernel is the similarity of queries and keys. Return None if outputs can be
-        arbitrarily large.
+        Return None if outputs can be arbitrarily large.
         """
         return kernel.output_bound
 
@@ -269,7 +269,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
     @abstractmethod
     def num_weight_matrix_passes(self, num_axes: int) -> int:
-        """Return how often the backend "dense" reads or writes the matrix of all attention weights.
+        """Return how often the backend "dense" reads and writes the matrix of attention weights.
 
         This estimate is used to choose the fastest backend. `num_axes` is the number of position
         axes.
@@ -295,7 +295,8 @@ class RelativeKernel(TensorShapeChecks, ABC):
     def estimate_costs(self, sizes: AttentionSizes, positions: Positions) -> dict[str, Cost]:
         """Estimate the cost of linear attention for each algorithm that supports the positions.
 
-        The result maps the name of the algorithm (backend) to its cost. By default it is empty.
+        The result maps the name of each algorithm (backend) to its cost. By default, no algorithm
+        supports the relative kernel, and the result is empty.
         """
         return {}
 
@@ -442,9 +443,10 @@ class PositiveRelativeKernel(RelativeKernel):
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that a parameter of a relative kernel fits the number of axes of the positions.
+    """Check that a parameter of a relative kernel is meant for the number of position axes.
 
-    A relative kernel is a position-dependent attention weight.
+    `argument` is the name of the parameter, and `tensor_axes` is the number of axes for which its
+    shape is made.
     """
     if tensor_axes != num_axes:
         expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(tensor.shape)}"

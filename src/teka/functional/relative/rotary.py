@@ -159,10 +159,7 @@ class Rotary(RelativeKernel):
         num_axes: int,
         kernel: str | ContentKernel,
     ) -> "Rotary":
-        """Create an example of a rotary position embedding with random frequencies.
-
-        It rotates all pairs of features.
-        """
+        """Create a rotary position embedding with random frequencies for all pairs of features."""
         shape = (heads, num_rotated_features(make_content_kernel(kernel, dim), dim) // 2, num_axes)
         return cls(torch.randn(shape, generator=generator, dtype=torch.float64))
 
@@ -179,11 +176,11 @@ class Rotary(RelativeKernel):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def adapt_to_kernel(self, kernel: ContentKernel) -> "Rotary":
-        """Return a copy with an attention denominator that fits the content kernel.
+        """Return this embedding with an attention denominator that cannot become 0.
 
-        The content kernel is the similarity of queries and keys. If similarities may be negative,
-        the denominator "mixed", which contains their sum, could be 0. The copy then has the
-        denominator "lengths", which sums lengths of feature pairs.
+        If the similarities of the content kernel may be negative, their sum could be 0, and with it
+        the denominator "mixed". It is then replaced by the denominator "lengths", which sums
+        lengths of feature pairs.
         """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":
@@ -276,10 +273,9 @@ class Rotary(RelativeKernel):
     def _rotate_for_kernel(
         self, kernel: ContentKernel, vectors: Tokens, phasor: Phasor | None
     ) -> AttentionFeatures:
-        """Rotate the features of queries or keys by angles that depend on their positions.
+        """Rotate features, or queries and keys themselves if the content kernel has no features.
 
-        If the content kernel has no features, the queries or keys themselves are rotated. `phasor`
-        contains the cosines and sines of the angles. If it is None, nothing is rotated.
+        `phasor` contains the cosines and sines of the angles. If it is None, nothing is rotated.
         """
         if kernel.features is None:
             return AttentionFeatures(self._apply_phasor(vectors, phasor))
@@ -339,11 +335,14 @@ class Rotary(RelativeKernel):
 
     @property
     def _length_share(self) -> float:
-        """Share λ, from 0 to 1, of the lengths of feature pairs in the attention denominator."""
+        """Share λ, from 0 to 1, that lengths of feature pairs have in the attention denominator.
+
+        It is `length_share` for "mixed", 1 for "lengths" and 0 otherwise.
+        """
         return {"mixed": self.length_share, "lengths": 1.0}.get(self.normalizer, 0.0)
 
     def _rotate_features(self, features: Tokens, phasor: Phasor | None) -> AttentionFeatures:
-        """Return the rotated features of tokens, and the features for the attention denominator.
+        """Rotate the features of tokens, and add the features for the attention denominator.
 
         `phasor` contains the cosines and sines of the rotation angles. It is None for tokens
         without a position, whose features are not rotated.
@@ -392,7 +391,8 @@ class Rotary(RelativeKernel):
         """Return the length √(f² + g²) of each pair of features (f, g) that is rotated together.
 
         A rotation does not change these lengths. Features that belong to no pair follow at the end,
-        as absolute values. The gradient is 0 where a length is 0.
+        as absolute values. The gradient is 0 where a length is 0. The pairs can be passed as
+        `complex_pairs` if they have been computed before.
         """
         others = self._others(features).abs()
         if not torch.compiler.is_compiling():
@@ -434,10 +434,10 @@ def compute_phasor(angle: Float[Tensor, "*shared heads tokens pairs"]) -> Phasor
 
 
 def num_rotated_features(kernel: ContentKernel, dim: int) -> int:
-    """Return how many entries of each token a rotary position embedding rotates.
+    """Return how many entries of each token a rotary position embedding can rotate.
 
-    In linear attention, it rotates the features of a token. In softmax attention, it rotates the
-    entries of a query or key.
+    For a content kernel with a feature map, these are the features of the token. Otherwise, they
+    are the entries of the query or key.
 
     Raises:
         ValueError: If there are fewer than two.

@@ -36,7 +36,7 @@ NUM_FREQUENCIES = 4
 
 
 def initial_frequencies(num_frequencies: int) -> Float[Tensor, "scales"]:
-    """Return the initial frequencies of sinusoids of the position, 8^(−s/2) for s = 0, 1, ….
+    """Return the frequencies 8^(−s/2) for s = 0, 1, …, from which the sinusoids start training.
 
     They are in radians per unit of length.
 
@@ -120,7 +120,7 @@ class SinusoidalBias(SeparableRelativeKernel):
         frequency: Tensor | None = None,
         weight_scale: float = 1.0,
     ) -> "SinusoidalBias":
-        """Create a position bias with random weights of sinusoids, to start training.
+        """Create a position bias whose sinusoids have random weights, for the start of training.
 
         The weights α and β are normally distributed, and the frequencies are those of the paper.
 
@@ -147,7 +147,7 @@ class SinusoidalBias(SeparableRelativeKernel):
 
     @classmethod
     def make_random_example(cls, generator: Generator, **sizes: Any) -> "SinusoidalBias":
-        """Create an example with random weights and the frequencies of Horn et al. 2021."""
+        """Create a position bias with random weights and the frequencies of Horn et al. 2021."""
         scale = attention_scale_with_sinusoids(sizes["dim"], sizes["num_axes"], NUM_FREQUENCIES)
         kernel = super().make_random_example(generator, **sizes)
         return replace(kernel, frequency=initial_frequencies(NUM_FREQUENCIES), scale=scale)
@@ -195,7 +195,7 @@ class SinusoidalBias(SeparableRelativeKernel):
     def _sines_and_cosines(
         self, coordinates: Coordinates, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Return the sines and cosines of the position of each token, one for each frequency."""
+        """Return the sines and cosines of ωx for each frequency ω and token coordinate x."""
         phase = coordinates[..., None] * self.frequency.to(coordinates)
         phase = phase[:, None] if phase.ndim == 4 else phase[None, None]
         return torch.sin(phase).to(dtype), torch.cos(phase).to(dtype)
@@ -264,7 +264,7 @@ class JointSinusoidalBias(SinusoidalBias):
         return 2 * self.cosine_weight[0].numel()
 
     def adapt_to_positions(self, positions: Positions) -> "JointSinusoidalBias":
-        """Check that no axis is periodic, and return the kernel itself.
+        """Return the kernel unchanged, or raise an error if an axis is periodic.
 
         Raises:
             ValueError: If an axis is periodic, because a torus has no absolute positions.

@@ -45,14 +45,13 @@ WAVE_BASE = 10_000.0
 class Shaw(PositiveRelativeKernel):
     """Relative position embeddings for clipped offsets of query and key, as in Shaw et al. 2018.
 
-    The attention weight of query q and key is multiplied by
+    The attention weight of a query q and a key at the offset Δ is multiplied by
 
         c(Δ; q) = exp(scale · Σ_a qᵀw_a[clip(Δ_a, −k, k)]).
 
-    Here Δ_a is the offset between query and key along axis a. It is clipped to the range from −k to
-    k. The vector w_a[Δ_a] is the learned embedding of the offset. On one axis, attention with L
-    tokens takes O(L · k) operations, because a sum over keys is a weighted sum of 2k + 1 sums over
-    offsets.
+    Here Δ_a is the offset along axis a, which is clipped to the range from −k to k. The vector
+    w_a[Δ_a] is the learned embedding of the offset. On one axis, attention with L tokens takes O(L
+    · k) operations, because a sum over keys is a weighted sum of 2k + 1 sums over offsets.
 
     Source: Shaw et al. 2018, equations 2 and 4, on one axis, without embeddings of values. The
     offset here is query minus key, in the paper it is key minus query. On several axes it is
@@ -109,13 +108,13 @@ class Shaw(PositiveRelativeKernel):
     def log_entries(
         self, query: Queries, *, scale: float
     ) -> Float[Tensor, "batch heads queries axes entries"]:
-        """Return the log of the weight that each query gives to each clipped offset of an axis."""
+        """Return the log of the weight that each query gives to every offset along each axis."""
         return scale * torch.einsum("bhqd,aed->bhqae", query, self.embedding.to(query))
 
     def compute_embedding_indices(
         self, offsets: Float[Tensor, "*pairs axes"]
     ) -> Int[Tensor, "*pairs axes"]:
-        """Return the index of the embedding of each offset along every axis."""
+        """Return the index of the embedding that belongs to each offset, for every axis."""
         steps = round_to_steps(offsets, self.unit)
         return (steps.clamp(-self.max_distance, self.max_distance) + self.max_distance).long()
 
@@ -244,7 +243,7 @@ class TransformerXLBias(PositiveRelativeKernel):
     def with_initial_parameters(
         cls, *, num_axes: int, heads: int, dim_head: int, frequency: Tensor | None = None
     ) -> "TransformerXLBias":
-        """Create the position bias of Transformer-XL with random weights, to start training.
+        """Create the position bias of Transformer-XL with random weights for the start of training.
 
         The weights are initialized as in `torch.nn.Linear`. The bias b is 0, and the frequencies of
         the sinusoids are fixed.
@@ -269,7 +268,7 @@ class TransformerXLBias(PositiveRelativeKernel):
 
     @classmethod
     def make_random_example(cls, generator: Generator, **sizes: Any) -> "TransformerXLBias":
-        """Create an example with random weights and sinusoids with frequencies 1, 1/4 and 1/16."""
+        """Create a position bias with random weights and the frequencies 1, 1/4 and 1/16."""
         frequency = 4.0 ** -torch.arange(3, dtype=torch.float64)[:, None]
         kernel = super().make_random_example(generator, **sizes)
         return replace(kernel, frequency=frequency.repeat(1, sizes["num_axes"]))

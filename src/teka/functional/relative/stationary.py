@@ -37,7 +37,7 @@ class StationaryRelativeKernel(PositiveRelativeKernel):
 
     @abstractmethod
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
-        """Return the logarithm of the relative kernel for each head and offset."""
+        """Return the log of the position-dependent weight for each head and each offset."""
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
         log_relative = self.log_weight_at(offsets)
@@ -80,7 +80,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
 
     @abstractmethod
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
-        """Return the log of the factor of the weight that comes from one axis, for each head."""
+        """Return the log of the factor that one axis contributes to the weight, for each head."""
 
     def log_weight_at(self, offsets: OffsetVectors) -> LogRelativePerHead:
         terms = [
@@ -179,7 +179,7 @@ class SeparableRelativeKernel(StationaryRelativeKernel):
 def broadcast_per_head(
     parameter: Float[Tensor, "heads"], offsets: AxisOffsets
 ) -> Float[Tensor, "heads *ones"]:
-    """Add dimensions of size 1 to a parameter of each head, so that it broadcasts with offsets."""
+    """Reshape a parameter with one value per head, so that it broadcasts with offsets."""
     return parameter.to(offsets).reshape(-1, *(1,) * offsets.ndim)
 
 

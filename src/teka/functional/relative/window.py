@@ -89,10 +89,7 @@ class WindowBias(StationaryRelativeKernel):
     def make_random_example(
         cls, generator: Generator, *, heads: int, num_axes: int, **sizes: Any
     ) -> "WindowBias":
-        """Create position biases with normally distributed values, for tests.
-
-        The window reaches 2 cells in each direction.
-        """
+        """Create random position biases for a window of 2 cells in each direction."""
         return cls(torch.randn(heads, *[5] * num_axes, generator=generator, dtype=torch.float64))
 
     @property
@@ -108,13 +105,13 @@ class WindowBias(StationaryRelativeKernel):
             )
 
     def is_in_window(self, offsets: OffsetVectors) -> Bool[Tensor, "*pairs"]:
-        """Return True for offsets of keys that are in the window of the query."""
+        """Return a mask that is True for the offsets of keys within the window of the query."""
         return (round_to_steps(offsets, self.unit).abs() <= self.reach).all(dim=-1)
 
     def biases_at_offsets(self, offsets: OffsetVectors) -> LogRelativePerHead:
         """Return the learned position bias for each offset between a query and a key.
 
-        Offsets beyond the window have the bias of its edge.
+        Offsets outside the window are clipped to its edge.
         """
         steps = round_to_steps(offsets, self.unit).clamp(-self.reach, self.reach)
         entries = (steps + self.reach).long()

@@ -1,7 +1,7 @@
-"""Linear attention on NVIDIA GPUs with kernels that are written in Triton.
+"""Triton kernels of linear attention for NVIDIA GPUs.
 
-This module decides whether the kernels can be used. Triton itself is imported when a kernel is
-first used.
+This module tells whether the kernels support an input. Importing it does not import Triton, which
+is needed only when a kernel runs.
 """
 
 import os
@@ -44,7 +44,7 @@ class TritonAngles:
 
     @property
     def angle_tensors(self) -> tuple[Tensor, ...]:
-        """The rotary angles as a tuple of tensors. It is empty if nothing is rotated."""
+        """The rotary angles as a tuple of tensors, which is empty if nothing is rotated."""
         if self.query_angles is None or self.key_angles is None:
             return ()
         return self.query_angles, self.key_angles

@@ -74,7 +74,10 @@ def store_rows(pointer, block, rows, keep, dim: tl.constexpr, size: tl.constexpr
 
 @triton.jit
 def clear_nonfinite_rows(block, poison):
-    """Set the rows of tokens that contained NaN or infinity to 0. Their mark `poison` is NaN."""
+    """Set the rows of tokens with NaN or infinity to 0.
+
+    `poison` is NaN for these tokens (see `load_and_mark_nonfinite`).
+    """
     return tl.where((poison == poison)[:, None], block, 0.0)
 
 
@@ -97,7 +100,7 @@ def load_and_mark_nonfinite(
 
 @triton.jit
 def load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.constexpr):
-    """Return a mask of the keys that queries attend to. They exist and are not masked."""
+    """Return a mask that is False for masked keys and for tokens beyond the end of the sequence."""
     keep = tokens < num_tokens
     if is_masked:
         mask = tl.load(key_mask + head // heads * num_tokens + tokens, mask=keep, other=0)
@@ -184,7 +187,7 @@ def _split_pairs(features, size: tl.constexpr):
 
 @triton.jit
 def _interleave_pairs(first, second, size: tl.constexpr):
-    """Interleave features with even indices and features with odd indices."""
+    """Interleave features with even and with odd indices, which undoes `_split_pairs`."""
     return tl.reshape(tl.join(first, second), (first.shape[0], size))
 
 
@@ -243,9 +246,10 @@ def load_and_map_features(
     dim: tl.constexpr,
     size: tl.constexpr,
 ):
-    """Load queries or keys from GPU memory, and compute their features with and without rotation.
+    """Load queries or keys from GPU memory, and compute their features.
 
-    The rotation is a rotary position embedding, which rotates pairs of features.
+    With `rotary`, the features are also rotated by a rotary position embedding, which turns each
+    pair of features by an angle. The docstring of the module explains the results.
 
     Returns:
         vectors, poison, features, exponent, rotated, plain, lengths, cosines, sines. Without a

@@ -173,11 +173,11 @@ def compute_query_feature_gradients(
 
 @triton.jit
 def compute_causal_pair_scales(exponent, keep, peak):
-    """Return a scale for every query–key pair in a block of causal linear attention.
+    """Return the factor by which each key counts for each query in a block of causal attention.
 
-    The features of a key are stored divided by a power of 2, and the scale undoes this division. To
-    prevent overflow, the scales of a query are divided by the largest scale of all keys up to the
-    query. The scale of later and masked keys is 0.
+    The features of a key have been divided by a power of 2, which the factor restores. To prevent
+    overflow, the factors of a query are relative to the largest power of all keys up to the query,
+    whose exponent is returned as well. The factors of later and masked keys are 0.
     """
     tokens = tl.arange(0, exponent.shape[0])
     is_seen = (tokens[:, None] >= tokens[None, :]) & keep[None, :]
@@ -267,9 +267,9 @@ def load_output_gradients(
 
 @triton.jit
 def load_peak_of_earlier_blocks(block_peaks, head, token, num_tokens, block: tl.constexpr):
-    """Load the largest feature exponent of all keys in earlier blocks of tokens.
+    """Load the peak of the earlier blocks of tokens, the largest exponent of their key features.
 
-    The sums over these keys are divided by 2^exponent, so that they do not overflow.
+    The state of these blocks is stored divided by 2^peak, so that it does not overflow.
     """
     index = token // block
     pointer = block_peaks + head * tl.cdiv(num_tokens, block) + index - 1

@@ -215,8 +215,9 @@ class TritonLaunch:
     ) -> None:
         """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
-        Causal linear attention needs them. `decays` and `weights` have one number for each segment,
-        as described in `kernels.scan_segments`.
+        Causal attention starts each segment with these sums. With `is_reversed`, later segments are
+        summed instead. `decays` and `weights` are factors of each segment, which are described in
+        `kernels.scan_segments`.
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
         sizes = states.shape[1], self.state_length
@@ -233,7 +234,7 @@ class TritonLaunch:
 
     @property
     def input_tensors(self) -> tuple[Tensor, ...]:
-        """Queries, keys, values, key mask, and sines and cosines of angles, for the kernels."""
+        """Inputs of the Triton kernels: tokens, key mask, and cosines and sines of the angles."""
         tables = [
             function(angles)
             for angles in (self.query_angles, self.key_angles)
@@ -323,7 +324,10 @@ class TritonLaunch:
 def run_on_tensor_device(
     function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any
 ) -> None:
-    """Run a Triton function on the GPU that holds the first argument."""
+    """Launch a Triton kernel on the GPU that holds its first argument.
+
+    `grid` is the number of programs along each axis of the launch.
+    """
     with torch.cuda.device_of(arguments[0]):
         function[grid](*arguments, **options)
 
