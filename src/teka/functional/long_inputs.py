@@ -88,7 +88,7 @@ class ChunkedLinearAttention:
         return list(tensors.values())
 
     def sum_key_chunk(self, key: Keys, value: Values, rows: slice) -> LinearState:
-        """Return the sums over a chunk of keys that linear attention needs for its outputs.
+        """Compute the sums over a chunk of keys, from which linear attention computes its outputs.
 
         `rows` is the range of the chunk in the sequence.
         """

@@ -253,8 +253,8 @@ def add_prefix_tokens(
 ) -> WeightedSums:
     """Add tokens without a position, such as a class token, to the sums of linear attention.
 
-    The given sums contain only tokens with a position. In the result, the queries without a
-    position come first.
+    The given sums contain only tokens with a position. The result contains all tokens, and those
+    without a position come first.
 
     Args:
         sums: Sums of the tokens with a position over each other.

@@ -208,10 +208,9 @@ def rings_cost(grid: Grid, num_features: int, dim_value: int, max_distance: int)
 def signed_offset_cost(
     num_tokens: int, num_features: int, dim_value: int, max_distance: int
 ) -> Cost:
-    """Estimate the work of linear attention with one weight for each offset of up to k tokens.
+    """Estimate the work of linear attention with one weight for each offset up to `max_distance`.
 
     The result counts multiply-adds and bytes moved, so that the fastest algorithm can be chosen.
-    The maximum k is `max_distance`.
     """
     near = (2 * max_distance - 1) * (num_features + dim_value + 1)
     far = 2 * num_features * (dim_value + 1)

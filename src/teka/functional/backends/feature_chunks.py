@@ -85,8 +85,8 @@ def compute_numerators(
 ) -> QueryChannels:
     """Compute the numerators of linear attention, the sums of weighted values of each query.
 
-    The features of each query are multiplied by its sums over keys. These are sums of outer
-    products of key features and values (see `outer_product`).
+    For each query, `sums` contains a sum over keys of the flattened outer products of features and
+    values (see `outer_product`). The numerator is the product of the query's features with it.
     """
     sums = sums.unflatten(-1, (query_features.shape[-1], -1))
     return (query_features[..., None, :] @ sums)[..., 0, :]

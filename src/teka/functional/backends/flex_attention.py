@@ -33,10 +33,10 @@ MAX_OFFSETS_PER_TOKEN = 32
 
 
 def can_use_flex(query: Queries, value: Values, kernel: ContentKernel) -> bool:
-    """Return True if PyTorch's FlexAttention can compute attention with this similarity function.
+    """Return True if PyTorch's FlexAttention can compute attention with this content kernel.
 
-    The similarity of query and key (content kernel) must have a logarithm, and sizes, dtype and
-    execution mode must be supported.
+    The similarities of queries and keys must have logarithms, and FlexAttention must support the
+    sizes, the dtype and the execution mode of the inputs.
     """
     size = max(kernel.inner_product_size(query.shape[-1]), value.shape[-1])
     if query.shape[0] == 0 or size > MAX_SIZE:
@@ -55,10 +55,10 @@ def can_use_flex(query: Queries, value: Values, kernel: ContentKernel) -> bool:
 def attend_with_flex(inputs: DenseAttentionInputs, position_bias: PairFunction) -> Outputs:
     """Compute attention with PyTorch's FlexAttention, including position-dependent weights.
 
-    The similarity of queries and keys may be any function with a logarithm. Queries without keys
-    give 0. Second derivatives are not supported. Gradients of the position-dependent weights need
-    PyTorch 2.6 or later, and are not deterministic because they use atomic additions. On a CPU,
-    which only the tests use, PyTorch stores the full attention matrix.
+    The similarity of queries and keys may be any function with a logarithm. Outputs of queries
+    without keys are 0. Second derivatives are not supported. Gradients of the position-dependent
+    weights need PyTorch 2.6 or later, and are not deterministic because they use atomic additions.
+    On a CPU, which only the tests use, PyTorch stores the full attention matrix.
 
     Args:
         inputs: Queries, keys and values.

@@ -168,11 +168,11 @@ def _weighted_rings(
 
 
 def ring_sums(cells: Cells, max_distance: int, grid: Grid) -> list[Cells]:
-    """Sum the vectors at each Manhattan distance from every cell of a grid.
+    """Return the sum of the vectors at each Manhattan distance from every cell of a grid.
 
-    `cells` contains one vector for each cell. Entry r of the result contains the sums at distance
-    r. The last entry contains the sums at `max_distance` and beyond. Sums are never subtracted from
-    each other, because the difference would lose digits. A periodic axis must be longer than 2 ·
+    `cells` contains one vector for each cell. Entry r of the returned list contains the sums at
+    distance r, and the last entry those at `max_distance` and beyond. No sum is computed as the
+    difference of two others, because it would lose digits. A periodic axis must be longer than 2 ·
     (max_distance − 1) cells.
     """
     zeros = torch.zeros_like(cells)

@@ -332,17 +332,18 @@ class FeatureKernel(ContentKernel):
     def query_features(self, query: Queries, *, scale: float) -> QueryFeatures:
         """Map queries to features φ(q), whose inner products with φ(k) are the attention weights.
 
-        The features of each query may be multiplied by any positive number, because it cancels in
-        the normalization. If `normalizes_by_count` is True, this number must be 1.
+        To avoid overflow, a kernel may multiply the features of each query by a positive number,
+        because it cancels in the normalization. If `normalizes_by_count` is True, this number must
+        be 1.
         """
 
     @abstractmethod
     def key_features(self, key: Keys, *, scale: float, key_mask: KeyMask = None) -> KeyFeatures:
         """Map keys to features φ(k), whose inner products with φ(q) are the attention weights.
 
-        The features of masked keys are 0. The features of all keys of a head may be multiplied by
-        the same positive number, because it cancels in the normalization. If `normalizes_by_count`
-        is True, this number must be 1.
+        The features of masked keys are 0. To avoid overflow, a kernel may multiply the features of
+        all keys of a head by the same positive number, because it cancels in the normalization. If
+        `normalizes_by_count` is True, this number must be 1.
         """
 
     def causal_key_features(

@@ -142,7 +142,7 @@ class PositiveFeatures(ExponentialFeatureKernel):
 
 @dataclass(frozen=True)
 class HyperbolicFeatures(ExponentialFeatureKernel):
-    """Random features with exponentials of opposite signs, to estimate softmax attention.
+    """Random features in pairs with opposite exponents, to estimate softmax attention.
 
         φ(x) = [exp(wᵀx − ‖x‖²/2), exp(−wᵀx − ‖x‖²/2)] / √(2m)
 

@@ -135,10 +135,10 @@ class FlooredRelu(SharedFeatureMapKernel):
         """Map keys to features for causal attention, scaled so that they do not overflow.
 
         The features of each key are divided by a positive number, whose logarithm is returned as
-        well. If the first unmasked key is neither very large nor very small, no key is scaled, and
-        the logarithm is None. Only the first key decides, because later keys must not change
-        earlier outputs. Without scaling, the weights of keys that are much smaller than others
-        round to 0.
+        well. If the first unmasked key is neither very large nor very small, no features are
+        divided, and the logarithms are None. Only the first key decides, because later keys must
+        not change earlier outputs. Without a division, the weights of keys that are much smaller
+        than others round to 0.
         """
         log_scale = None
         if _overflow_safe_factors(_first_unmasked_key(key, key_mask), (-1,)) is not None:

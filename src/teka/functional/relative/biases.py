@@ -53,7 +53,7 @@ class DecayRelativeKernel(SeparableRelativeKernel):
 
     @abstractmethod
     def decay_rate(self, axis: int) -> Float[Tensor, "heads"]:
-        """Return the rate at which the weights of each head decay along one axis."""
+        """Return the decay rate of each head along one axis, per unit of length."""
 
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         return -broadcast_per_head(self.decay_rate(axis), offsets) * offsets.abs()

@@ -190,9 +190,9 @@ class Fourier(StationaryRelativeKernel):
     def make_flex_attention_bias(
         self, query: Queries, positions: Positions, *, scale: float
     ) -> PairFunction:
-        term = super().make_flex_attention_bias(query, positions, scale=scale)
-        if term is not None:
-            return term
+        position_bias = super().make_flex_attention_bias(query, positions, scale=scale)
+        if position_bias is not None:
+            return position_bias
         first, tiny = positions.num_prefix_tokens, smallest_normal_number(query)
         columns = []
         for features in self.position_features(positions, query):

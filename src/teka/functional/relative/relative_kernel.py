@@ -57,7 +57,7 @@ def random_directions(
 
 
 def has_spacing(grid: Grid, spacing: float) -> bool:
-    """Return True if neighboring tokens of a grid have a given distance along every axis."""
+    """Return True if neighboring tokens of a grid are `spacing` apart along every axis."""
     return all(abs(step - spacing) <= 1e-9 * spacing for step in grid.spacing)
 
 
@@ -276,7 +276,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         """
 
     @abstractmethod
-    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, inputs: DenseAttentionInputs, positions: Positions) -> Outputs:
         """Compute attention with position-dependent weights from the full matrix of weights."""
 
     def window_cost(
@@ -288,7 +288,7 @@ class RelativeKernel(TensorShapeChecks, ABC):
         """
         return None
 
-    def local_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
+    def local_attention(self, inputs: DenseAttentionInputs, positions: Positions) -> Outputs:
         """Compute attention in which each query attends only to the keys in a window around it."""
         raise NotImplementedError(f"{self.name} does not implement local_attention")
 
@@ -347,10 +347,10 @@ class RelativeKernel(TensorShapeChecks, ABC):
 
 
 class PositiveRelativeKernel(RelativeKernel):
-    """Base class of relative kernels that are positive weights, such as relative position biases.
+    """Base class of relative kernels with positive weights, such as relative position biases.
 
-    The weight depends on the offset between query and key, and multiplies their similarity. Its
-    logarithm is the position bias of the attention score.
+    The weight depends on the offset between query and key, and multiplies their similarity. The
+    logarithm of the weight is the position bias, which is added to the attention score.
     """
 
     @abstractmethod
@@ -373,10 +373,10 @@ class PositiveRelativeKernel(RelativeKernel):
         for tokens without a position, such as a class token. Return None if the positions have too
         many different offsets for a table of their biases.
         """
-        numbers = make_offset_table(positions, query)
-        if numbers is None:
+        table = make_offset_table(positions, query)
+        if table is None:
             return None
-        offsets, query_code, key_code = numbers
+        offsets, query_code, key_code = table
         last = len(offsets)
         index: OffsetIndex = lambda i, j: torch.clamp_max(  # noqa: E731
             query_code[i] - key_code[j], last
@@ -400,18 +400,18 @@ class PositiveRelativeKernel(RelativeKernel):
             scale: Factor of qᵀk.
         """
 
-    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
-        query, kernel, scale = pairs.query, pairs.kernel, pairs.scale
+    def dense_attention(self, inputs: DenseAttentionInputs, positions: Positions) -> Outputs:
+        query, kernel, scale = inputs.query, inputs.kernel, inputs.scale
         if kernel.is_softmax:
-            vectors = self.convert_to_softmax_vectors(query, pairs.key, positions, scale=scale)
+            vectors = self.convert_to_softmax_vectors(query, inputs.key, positions, scale=scale)
             if vectors is not None:
-                return fused_softmax_attention(pairs.with_softmax_vectors(*vectors))
-        if query.is_cuda and can_use_flex(query, pairs.value, kernel):
-            term = self.make_flex_attention_bias(query, positions, scale=scale)
-            if term is not None:
-                return attend_with_flex(pairs, term)
+                return fused_softmax_attention(inputs.with_softmax_vectors(*vectors))
+        if query.is_cuda and can_use_flex(query, inputs.value, kernel):
+            position_bias = self.make_flex_attention_bias(query, positions, scale=scale)
+            if position_bias is not None:
+                return attend_with_flex(inputs, position_bias)
         return dense_attention(
-            pairs, lambda query, rows: self.log_weight_rows(query, positions, rows, scale=scale)
+            inputs, lambda query, rows: self.log_weight_rows(query, positions, rows, scale=scale)
         )
 
     def log_weight_rows(

@@ -228,18 +228,22 @@ class Rotary(RelativeKernel):
     def num_weight_matrix_passes(self, num_axes: int) -> int:
         return 6
 
-    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
-        kernel, features, first = pairs.kernel, pairs.kernel.features, positions.num_prefix_tokens
+    def dense_attention(self, inputs: DenseAttentionInputs, positions: Positions) -> Outputs:
+        kernel, features, first = inputs.kernel, inputs.kernel.features, positions.num_prefix_tokens
         if kernel.is_softmax:
             vectors = self.convert_to_softmax_vectors(
-                pairs.query, pairs.key, positions, scale=pairs.scale
+                inputs.query, inputs.key, positions, scale=inputs.scale
             )
             if vectors is not None:
-                return fused_softmax_attention(pairs.with_softmax_vectors(*vectors))
+                return fused_softmax_attention(inputs.with_softmax_vectors(*vectors))
         make_maps = kernel.inner_product_vectors if features is None else features.map_to_features
-        options = {"scale": pairs.scale, "key_mask": pairs.key_mask, "is_causal": pairs.is_causal}
-        query, key, log_scale = make_maps(pairs.query, pairs.key, **options)
-        query_phasor, key_phasor = self._phasors(positions, pairs.query)
+        options = {
+            "scale": inputs.scale,
+            "key_mask": inputs.key_mask,
+            "is_causal": inputs.is_causal,
+        }
+        query, key, log_scale = make_maps(inputs.query, inputs.key, **options)
+        query_phasor, key_phasor = self._phasors(positions, inputs.query)
         query_vectors = self._rotate_for_kernel(kernel, query[:, :, first:], query_phasor)
         key_vectors = self._rotate_for_kernel(kernel, key[:, :, first:], key_phasor)
 
@@ -254,19 +258,19 @@ class Rotary(RelativeKernel):
             return torch.cat([left[:, :, :first] @ right.mT, rows], dim=2)
 
         weights = products(lambda vectors: vectors.numerator)
-        keep, is_empty = pairs.attention_masks()
+        keep, is_empty = inputs.attention_masks()
         if features is None:
             weights = kernel.weights_from_products(
                 weights, log_relative=None, log_scale=None, keep=keep
             )
-            output = weights @ pairs.value
+            output = weights @ inputs.value
         else:
             totals = weights
             if query_vectors.denominator:
                 totals = products(AttentionFeatures.concatenate_denominator_features)
             weights = multiply_by_log_factors(weights, None, log_scale, keep)
             totals = multiply_by_log_factors(totals, None, log_scale, keep)
-            sums = WeightedSums(weights @ pairs.value, totals.sum(dim=-1))
+            sums = WeightedSums(weights @ inputs.value, totals.sum(dim=-1))
             output = sums.normalize(nonnegative=features.nonnegative)
         return output if is_empty is None else output.masked_fill(is_empty, 0.0)
 

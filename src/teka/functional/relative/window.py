@@ -127,14 +127,14 @@ class WindowBias(StationaryRelativeKernel):
         # The entry of an offset and a table lookup for each axis.
         return 3 + 10 * num_axes
 
-    def dense_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
+    def dense_attention(self, inputs: DenseAttentionInputs, positions: Positions) -> Outputs:
         first = positions.num_prefix_tokens
-        is_in_window = self.is_in_window(positions.pairwise_offsets(pairs.query))
+        is_in_window = self.is_in_window(positions.pairwise_offsets(inputs.query))
         is_in_window = pad(is_in_window, (first, 0, first, 0), value=True)
         mask = is_in_window[None, None] if is_in_window.ndim == 2 else is_in_window[:, None]
         return dense_attention(
-            replace(pairs, window_mask=mask),
-            lambda query, rows: self.log_weight_rows(query, positions, rows, scale=pairs.scale),
+            replace(inputs, window_mask=mask),
+            lambda query, rows: self.log_weight_rows(query, positions, rows, scale=inputs.scale),
         )
 
     def log_weight_rows_without_prefix(
@@ -159,9 +159,9 @@ class WindowBias(StationaryRelativeKernel):
             return None
         return window_cost(Tiling(grid, self.reach), inner_product_size, dim_value)
 
-    def local_attention(self, pairs: DenseAttentionInputs, positions: Positions) -> Outputs:
+    def local_attention(self, inputs: DenseAttentionInputs, positions: Positions) -> Outputs:
         assert positions.grid is not None
         tiling = Tiling(positions.grid, self.reach)
-        offsets = tiling.query_key_offsets(pairs.query)
+        offsets = tiling.query_key_offsets(inputs.query)
         relative = self.biases_at_offsets(offsets), self.is_in_window(offsets)
-        return window_attention(pairs, tiling, positions.num_prefix_tokens, *relative)
+        return window_attention(inputs, tiling, positions.num_prefix_tokens, *relative)

@@ -34,7 +34,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def compute_memory_rows(head, tokens, num_tokens, heads, heads_first: tl.constexpr):
-    """Return the memory row of each of some tokens, for one attention head.
+    """Return the index in memory of the row that belongs to each token, for one attention head.
 
     A row is the vector of one token and head. In memory, rows are ordered by head and then token if
     `heads_first`, otherwise by token and then head.
@@ -110,10 +110,12 @@ def load_key_mask(key_mask, head, tokens, num_tokens, heads, is_masked: tl.const
 
 @triton.jit
 def _scale_and_floor(vectors, floor_share, kernel: tl.constexpr):
-    """Scale queries or keys by powers of 2, so that powers of their entries do not overflow.
+    """Scale queries or keys to avoid overflow, and return the positive minimum of their ReLU.
 
     Returns:
-        The scaled rows, their floors, where a floor grows with x, and the steps.
+        The vectors, divided by 2^(`BITS` · steps), and the floor of each vector, which is the
+        minimum of its ReLU. A mask that is True if the floor is proportional to the length of the
+        vector. The steps of each vector.
     """
     peak = tl.max(tl.abs(vectors), axis=1)
     steps = tl.floor(tl.log2(tl.maximum(peak, TINY)) / BITS + 0.5)
@@ -297,7 +299,8 @@ def compute_and_store_gradients(
 ):
     """Compute and store the gradients of queries or keys, and of their rotary angles.
 
-    They are computed from the gradients of the features with and without rotation.
+    They follow from the gradients of the features with and without a rotation and of the lengths of
+    pairs, which the caller has computed.
     """
     if rotary:
         block = compute_angles_gradient(rotated, grad_rotated, size)

@@ -61,7 +61,7 @@ from teka.functional.backends.triton.feature_maps import (
 
 @triton.jit
 def load_state(pointer, size: tl.constexpr, channels: tl.constexpr):
-    """Load the three sums of a recurrent state from GPU memory, where they are contiguous."""
+    """Load the three sums of a recurrent state from contiguous GPU memory."""
     rows = tl.arange(0, size)
     value_sum = tl.load(pointer + rows[:, None] * channels + tl.arange(0, channels)[None, :])
     pointer += size * channels
@@ -201,8 +201,8 @@ def compute_pair_weights(
 ):
     """Return the attention weights of all query–key pairs in a block of tokens.
 
-    Two matrices are returned, because with rotary position embedding, the weights in the numerator
-    of an output differ from those in its denominator.
+    The first result is the matrix of weights for the numerators, and the second that for the
+    denominators. They differ only with rotary position embedding.
     """
     weights = tl.dot(rotated, tl.trans(key_rotated), input_precision=precision)
     totals = weights
@@ -222,7 +222,7 @@ def compute_pair_feature_gradients(
     rotary: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """Compute the gradients of features from the gradients of attention weights in a block.
+    """Compute the gradients of the features in a block from the gradients of attention weights.
 
     An attention weight is an inner product of the features of a query and of a key.
     """

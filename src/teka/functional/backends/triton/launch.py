@@ -1,4 +1,4 @@
-"""Python code that launches the Triton kernels of linear attention and allocates their outputs."""
+"""Host code of linear attention with Triton: it allocates outputs and launches the kernels."""
 
 import functools
 import math

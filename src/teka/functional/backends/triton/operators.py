@@ -71,8 +71,8 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute linear attention with Triton kernels, as a custom PyTorch operator.
 
-    The outputs are returned with intermediate results for the backward pass (see `ForwardResult`).
-    The arguments from `kernel` on are the fields of `TritonOptions`.
+    Return the outputs and intermediate results for the backward pass, as in `ForwardResult`. The
+    arguments from `kernel` on are the fields of `TritonOptions`.
     """
     options = TritonOptions(kernel, scale, epsilon, length_share, is_causal)
     launch = TritonLaunch(query, key, value, key_mask, query_angles, key_angles, options)
@@ -108,8 +108,8 @@ def linear_attention_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients of linear attention with Triton kernels, as a custom PyTorch operator.
 
-    These are the gradients of queries, keys, values and rotary angles. The gradients of the angles
-    are not summed over the samples of the batch.
+    Return the gradients of queries, keys, values and rotary angles. Those of the angles are not yet
+    summed over the samples of the batch, which may share their angles.
     """
     options = TritonOptions(kernel, scale, epsilon, length_share, is_causal)
     launch = TritonLaunch(query, key, value, key_mask, query_angles, key_angles, options)
