@@ -148,7 +148,7 @@ class DecodingState:
         sums: Sums over all keys or, with a kernel of clipped distances, over the distant keys.
         recent: With a kernel of clipped distances, the features, log scales and values of the last
             keys, newest first.
-        count: With a kernel whose denominator counts keys, the state of a single feature of 1.
+        count: With a kernel that divides by the number of keys, the state that counts them.
         kernels: Names of the content kernel and of the relative kernel.
 
     Raises:
@@ -472,7 +472,7 @@ def make_linear_attention_inputs(
 
 
 def attention_sums_without_positions(tokens: LinearAttentionInputs) -> WeightedSums:
-    """Compute numerators and denominators of linear attention without position weights."""
+    """Compute numerators and denominators of linear attention without a relative kernel."""
     query, key = AttentionFeatures(tokens.query_features), AttentionFeatures(tokens.key_features)
     return linear_attention_sums(tokens, query, key)
 

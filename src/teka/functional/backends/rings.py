@@ -213,11 +213,11 @@ def _add_axis_to_rings(rings: Sequence[Cells], dim: int, *, periodic: bool) -> l
 
 
 def _one_sided_sums(cells: Cells, step: int, dim: int, *, periodic: bool) -> Cells:
-    """Return for each cell along an axis the sum of all cells on one side, from a distance on.
+    """Return, for each cell along an axis, the sum of the cells on one side of it.
 
-    A positive `step` selects the cells that are at least `step` cells before, and a negative one
-    the cells that are at least −`step` cells after. On a periodic axis, every other cell counts as
-    before or after by the shorter way around, and as after if both ways have the same length.
+    A positive `step` selects the cells that are at least `step` cells before it, and a negative one
+    the cells that are at least −`step` cells after it. On a periodic axis, the shorter way around
+    decides whether a cell is before or after. If both ways are equally long, the cell is after.
     """
     if not periodic:
         sums = cells.cumsum(dim) if step > 0 else cells.flip(dim).cumsum(dim).flip(dim)

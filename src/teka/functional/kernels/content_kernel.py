@@ -273,7 +273,7 @@ class DenseAttentionInputs:
     def with_softmax_vectors(self, query: Queries, key: Keys) -> "DenseAttentionInputs":
         """Return a copy with queries and keys from `RelativeKernel.convert_to_softmax_vectors`.
 
-        The scale of the copy is 1, because these vectors have already been multiplied by the scale.
+        The scale of the copy is 1, because these vectors already include the scale.
         """
         return replace(self, query=query, key=key, scale=1.0)
 

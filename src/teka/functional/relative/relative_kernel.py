@@ -443,10 +443,10 @@ class PositiveRelativeKernel(RelativeKernel):
 
 
 def check_num_axes(argument: str, tensor: Tensor, tensor_axes: int, num_axes: int) -> None:
-    """Check that a parameter of a relative kernel is meant for the number of position axes.
+    """Check that a parameter of a relative kernel is made for the number of position axes.
 
-    `argument` is the name of the parameter, and `tensor_axes` is the number of axes for which its
-    shape is made.
+    `argument` is the name of the parameter, and `tensor_axes` is the number of axes that its shape
+    implies.
     """
     if tensor_axes != num_axes:
         expected = f"{tensor_axes}, because relative.{argument} has shape {tuple(tensor.shape)}"

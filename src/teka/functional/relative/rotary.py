@@ -176,11 +176,11 @@ class Rotary(RelativeKernel):
             raise wrong_shape("relative.frequency", self.frequency.shape, expected)
 
     def adapt_to_kernel(self, kernel: ContentKernel) -> "Rotary":
-        """Return this embedding with an attention denominator that cannot become 0.
+        """Return this embedding, with another denominator if similarities may be negative.
 
-        If the similarities of the content kernel may be negative, their sum could be 0, and with it
-        the denominator "mixed". It is then replaced by the denominator "lengths", which sums
-        lengths of feature pairs.
+        The sum of negative and positive similarities could be 0, and with it the denominator
+        "mixed". It is then replaced by the denominator "lengths", which sums lengths of feature
+        pairs.
         """
         is_signed = kernel.features is not None and not kernel.features.nonnegative
         if is_signed and self.normalizer == "mixed":

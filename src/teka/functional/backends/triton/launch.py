@@ -216,7 +216,7 @@ class TritonLaunch:
         """Replace the sums over the keys of each segment by the sums over all earlier segments.
 
         Causal attention starts each segment with these sums. With `is_reversed`, later segments are
-        summed instead. `decays` and `weights` are factors of each segment, which are described in
+        summed instead. `decays` and `weights` contain one factor for each segment, as described in
         `kernels.scan_segments`.
         """
         grid = self.num_heads, triton.cdiv(self.state_length, SCAN_TILE)
