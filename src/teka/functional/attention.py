@@ -56,10 +56,10 @@ def attention(
         query: Queries, shape (B, H, L_q, d).
         key: Keys, shape (B, H, L_k, d).
         value: Values, shape (B, H, L_k, d_v).
-        kernel: Content kernel κ: a name of `teka.functional.KERNELS` or an instance. Random
-            features of a kernel by name have seed 0.
-        relative: Relative kernel c: a name of `teka.functional.RELATIVES` (with seed 0), an
-            instance, or None for c = 1.
+        kernel: Content kernel κ: a name from `teka.functional.KERNELS` or an instance. With a name,
+            random features are drawn with seed 0.
+        relative: Relative kernel c: a name from `teka.functional.RELATIVES`, an instance, or None
+            for c = 1. With a name, parameters are drawn with seed 0.
         grid: Grid whose cells are the tokens in row-major order: a `Grid`, its shape or its length.
         positions: Coordinates in physical units instead of a grid, shape (L_q, n) or (B, L_q, n).
         key_grid: Grid of the keys. By default that of the queries.

@@ -57,8 +57,8 @@ def fft_attention_sums(
     Args:
         tokens: Features and values.
         grids: Grids of queries and keys.
-        log_weight_at: log c at offsets.
-        log_weight_rows: log c of all pairs of some queries, in float64.
+        log_weight_at: Function that returns log c at the given offsets.
+        log_weight_rows: Function that returns log c of some queries and all keys, in float64.
     """
     like = tokens.value
     names = ("query_features", "key_features", "value")

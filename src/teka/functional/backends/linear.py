@@ -193,7 +193,7 @@ def decode_linear_attention(
         query: Vectors of its query.
         key: Vectors of its key.
         state: The state after the previous tokens, or None before the first.
-        rate: Decay r of every head, by which the old sums are multiplied with exp(−r), or None.
+        rate: Decay rate r of every head, or None. The old sums are multiplied by exp(−r).
     """
     sums = LinearState.from_keys(key, tokens.value, tokens.log_scale)
     if state is not None:
@@ -236,8 +236,8 @@ def causal_attention_sums(
         key: Vectors of the keys, divided by exp(s_j).
         value: Values.
         log_scale: s_j, or None for 0.
-        rate: Decay r of every head, which multiplies the weight of key j by exp(−r (i − j)), or
-            None. Without log scales, these sums are not divided by a peak.
+        rate: Decay rate r of every head, or None. The weight of key j is multiplied by
+            exp(−r (i − j)). With a rate and without log scales, sums are not divided by a peak.
     """
     if log_scale is None and rate is None and not has_dynamic_size(value.shape[2]):
         totals = [

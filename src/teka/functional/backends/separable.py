@@ -40,7 +40,8 @@ def separable_attention_sums(
         tokens: Features and values.
         log_matrices: log c_axis of every axis, each row minus its maximum.
         log_peak: Sum of these maxima for every query.
-        log_weight_rows: log c of all pairs of some queries, for rows that underflow.
+        log_weight_rows: Function that returns log c of some queries and all keys, to compute
+            queries again whose weights underflow.
     """
     matrices = [torch.exp(matrix) for matrix in log_matrices]
     features = (tokens.query_features, tokens.key_features)

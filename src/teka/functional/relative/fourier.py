@@ -122,10 +122,10 @@ class Fourier(StationaryRelativeKernel):
         Args:
             num_axes: Number of axes of the grid.
             heads: Number of heads.
-            num_waves: Number of waves F.
+            num_waves: Number of sinusoids.
             longest_wave: Longest initial wavelength, in physical units.
             shortest_wave: Shortest initial wavelength.
-            wave_weight: Sum of the amplitudes A > 0.
+            wave_weight: Sum of the amplitudes, above 0.
         """
         check_tensor_sizes({"num_axes": num_axes, "heads": heads, "num_waves": num_waves})
         if not is_positive(shortest_wave):

@@ -128,9 +128,10 @@ class SinusoidalBias(SeparableRelativeKernel):
             num_axes: Number of axes of the grid.
             heads: Number of heads.
             dim_head: Size of queries and keys, which sets the scale 1/√(d + 2 · axes · scales).
-            num_frequencies: Number of scales.
+            num_frequencies: Number of frequencies, unless `frequency` is given.
             frequency: ω, shape (scales,). Layers that get the same `torch.nn.Parameter` share it.
-            weight_scale: σ ≥ 0. With 0, attention starts without an influence of positions.
+            weight_scale: Standard deviation ≥ 0 of the weights. With 0, attention does not depend
+                on positions at first.
         """
         sizes = {"num_axes": num_axes, "heads": heads, "dim_head": dim_head}
         check_tensor_sizes({**sizes, "num_frequencies": num_frequencies})
