@@ -11,10 +11,10 @@ from teka.audit import wilson_interval
 from teka.cli.app import CommandLine
 from teka.data import load
 from teka.errors import wrong_value
-from teka.files import check_output_file, read_json, write_json
+from teka.files import check_file_is_writable, read_json, write_json
 from teka.models import load as load_model
 from teka.models import read_config
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 
 BATCH_SIZE = 250
 
@@ -42,7 +42,7 @@ def all_shifts(
         images: Number of test images, drawn with a fixed seed. By default all of them.
         command: The command line.
     """
-    check_output_file("out", out)
+    check_file_is_writable("out", out)
     saved: dict[str, Any] = read_json(out) if out.is_file() else {"model": model, "num_changes": []}
     if saved["model"] != model:
         raise wrong_value("out", str(out), f"a new file, or the results of the model {model}")
@@ -61,7 +61,7 @@ def all_shifts(
             "unchanged_images": num_unchanged,
             "interval": wilson_interval(num_unchanged, len(num_changes)),
             "changed_predictions": sum(num_changes),
-            **provenance(command),
+            **gather_provenance(command),
         }
         print(result, flush=True)
         write_json(out, {**result, "num_changes": num_changes})

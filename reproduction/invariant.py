@@ -30,7 +30,7 @@ from teka.memory import count_parameters
 from teka.models import ConvPerformer, ModelConfig, Performer, save
 from teka.models.conv_performer import ConvStage
 from teka.prediction import choose_picture_settings
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 
 # Hyperparameters were chosen with seeds 0 to 2 on held-out images. Only the following seeds are
 # evaluated on the test images.
@@ -120,7 +120,7 @@ def invariant(
         is_flipped=data != "mnist",  # mirrored digits are not digits
         is_compiled=not eager,
     )
-    result |= {"data": data, "model": model, **provenance(command)}
+    result |= {"data": data, "model": model, **gather_provenance(command)}
     # The keys match those of model files written by `teka.training.export`.
     facts: dict[str, Any] = {
         "run": {"data": data, "seed": seed},

@@ -25,7 +25,7 @@ from teka.data import Split, load
 from teka.files import make_directory, write_json
 from teka.grid import Grid
 from teka.nn import TransformerBlock
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 
 AttentionName = Literal["linear", "softmax", "none"]
 # Side of the scenes in pixels, batch size and number of steps of each training phase.
@@ -80,7 +80,7 @@ def long_inputs(
         "seconds_per_step": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "test": measure_accuracies_with_margins(model.eval(), dataset.test),
-        **provenance(command),
+        **gather_provenance(command),
     }
     print(f"written: {write_json(folder / f'{name}.json', result)}")
 

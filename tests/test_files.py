@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from teka.files import (
     atomic_directory,
-    check_output_file,
-    check_output_folder,
+    check_file_is_writable,
+    check_folder_is_writable,
     expand_user,
     make_directory,
     read_json,
@@ -54,7 +54,7 @@ def test_file_is_replaced_without_temporary_files(tmp_path: Path):
 def test_loop_of_symbolic_links_is_an_error(tmp_path: Path):
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    for use in (resolve_path, check_output_file, make_directory):
+    for use in (resolve_path, check_file_is_writable, make_directory):
         with pytest.raises(ValueError, match=r"out must be .*got .*loop"):
             use("out", loop)
     assert loop.is_symlink()
@@ -168,14 +168,14 @@ def test_output_file_that_cannot_be_written_is_an_error(tmp_path: Path):
         with pytest.raises(
             ValueError, match=r"html must be a (file that can be written \(.+\)|path)"
         ):
-            check_output_file("html", tmp_path / path)
+            check_file_is_writable("html", tmp_path / path)
         assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_is_not_created_before_its_file_is_written(tmp_path: Path):
     path = tmp_path / "new" / "below" / "page.html"
-    assert check_output_file("html", path) == path
-    assert check_output_folder("out", path.parent) == path.parent
+    assert check_file_is_writable("html", path) == path
+    assert check_folder_is_writable("out", path.parent) == path.parent
     assert list(tmp_path.iterdir()) == []
     write_bytes(path, b"page")
     assert [file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.*")] == [

@@ -26,7 +26,7 @@ from reproduction.benchmarks.measurement import measure_median_times, run_script
 from teka import Grid
 from teka.files import read_json, write_json
 from teka.nn import Attention
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 
 DIM, HEADS, DIM_HEAD, BATCH = 256, 8, 32, 2
 # With fewer tokens, layers are not timed with torch.compile.
@@ -209,7 +209,7 @@ def main(
     saved: dict[str, Any] = read_json(out) if out.exists() else {}
     if not table:
         modules = {name: make_layer(name) for name in (UNIT, *layers)}
-        about = provenance("")
+        about = gather_provenance("")
         rows: list[dict[str, Any]] = []
         settings = {"batch": BATCH, "dim": DIM, "heads": HEADS}
         saved[f"{about['hardware']}, float32"] = {**about, **settings, "times": rows}

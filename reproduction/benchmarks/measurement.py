@@ -12,7 +12,7 @@ import torch
 from torch.utils.benchmark import timer
 
 from teka.files import write_json
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 
 MIN_ROUNDS = 3
 
@@ -47,7 +47,7 @@ def save_results(out: Path, **results: object) -> None:
     """Write results to a JSON file, with the command, software versions, hardware and date."""
     module = f"reproduction.benchmarks.{Path(sys.argv[0]).stem}"
     command = shlex.join(["python", "-m", module, *sys.argv[1:]])
-    write_json(out, {**provenance(command), **results})
+    write_json(out, {**gather_provenance(command), **results})
 
 
 def run_script(main: Callable[..., Any]) -> None:

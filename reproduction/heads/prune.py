@@ -22,7 +22,7 @@ from teka.files import atomic_directory, resolve_path, write_bytes
 from teka.functional import GeneralizedQuadraticBias, QuadraticBias
 from teka.memory import count_parameters
 from teka.nn.relative import RelativeModule
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 from teka.training import TrainedRun, evaluate, restore, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights
 
@@ -118,7 +118,7 @@ def prune_network(
         evaluation = evaluate(TrainedRun(new, run, pruned, dataset, result), command=command)
         models["tuned"] = models["pruned"] | {"accuracy": evaluation.accuracy}
         content = {
-            **provenance(command),
+            **gather_provenance(command),
             "run": str(trained.folder),
             "largest_precision": LARGEST_PRECISION,
             "condition_number": condition_number,

@@ -20,7 +20,7 @@ from teka.data import Dataset, RandomShift, Split, load
 from teka.data.dataset import SPLITS
 from teka.files import make_directory
 from teka.memory import count_parameters
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 from teka.training.classifier import compute_learning_rate_factor, make_optimizer
 
 CANVAS = 32
@@ -88,7 +88,7 @@ def train_and_measure(
         "process_seconds": None if is_resumed else round(process_seconds, 1),
         **measure_accuracies(model, dataset.test, margin),
         "run": run.to_dict(),
-        **provenance(command),
+        **gather_provenance(command),
     }
 
 

@@ -18,7 +18,7 @@ from reproduction.study.train_and_measure import load_cached_dataset
 from reproduction.training import train_steps
 from teka.data import Dataset
 from teka.nn import Attention
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 
 BATCH_SIZE = 32
 FIRST_TUNING_SEED = 100
@@ -79,7 +79,7 @@ def train_small_model(
             compute_logits(model, dataset.validation.images), dataset.validation.labels
         ).item(),
         "gradient_norm": {"median": statistics.median(norms), "largest": max(norms)},
-        **provenance(command),
+        **gather_provenance(command),
     }
     if run.seed < FIRST_TUNING_SEED:
         result["accuracy"] = measure_accuracy(model, dataset.test)

@@ -23,7 +23,7 @@ from teka.codec import encode
 from teka.data import Dataset, Split
 from teka.errors import wrong_value
 from teka.files import make_directory, write_json
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 from teka.training import Run, train
 from teka.training.checkpoint import BEST, CHECKPOINTS, LAST, load_weights, read_checkpoint
 from teka.training.run import DataOptions
@@ -116,7 +116,7 @@ def train_and_measure(
         "seed": run.seed,
         "run": study_model.run.to_dict(),
         "threads": torch.get_num_threads(),
-        **provenance(command),
+        **gather_provenance(command),
     }
     callbacks = [LearningCurve(dataset.validation, num_points)]
     try:
@@ -191,7 +191,7 @@ def time_training_steps(
         for study_model in study_models
     ]
     path = make_directory("out", out) / STEP_SECONDS
-    return write_json(path, {**provenance(command), "models": models})
+    return write_json(path, {**gather_provenance(command), "models": models})
 
 
 def make_training_step(run: Run) -> Callable[[], object]:

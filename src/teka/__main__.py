@@ -4,9 +4,10 @@ import sys
 
 
 def main() -> int:
-    """Run the command and return its exit code.
+    """Run the `teka` command and return its exit code.
 
-    It is 2 if a required package is missing, and 130 after Ctrl-C, also during the imports.
+    The imports run inside this function, because they take seconds and may fail. The exit code is 2
+    if a required package is missing, and 130 after Ctrl-C.
     """
     try:
         from teka.cli import main

@@ -1,4 +1,4 @@
-"""Activation checkpointing of layers that use thread-local variables."""
+"""Activation checkpointing of layers whose output depends on thread-local values."""
 
 import copy
 import threading
@@ -11,20 +11,20 @@ from torch.utils import checkpoint as torch_checkpoint
 T = TypeVar("T")
 
 
-def restore_in_checkpoints(state: threading.local) -> bool:
-    """Make `torch.utils.checkpoint` recompute layers with the thread-local values they had.
+def restore_thread_locals_in_checkpoints(state: threading.local) -> bool:
+    """Make `torch.utils.checkpoint` save and restore the attributes of a thread-local object.
 
-    Activation checkpointing runs layers again in the backward pass. This may happen in another
-    thread, or after the thread-local values have changed. PyTorch itself restores only the random
-    state and autocast.
+    Activation checkpointing runs layers a second time in the backward pass. This may happen in
+    another thread, or after the attributes have changed, so that the layers would compute something
+    else. PyTorch itself restores only the random state and autocast.
 
     Args:
-        state: Thread-local object. A checkpoint makes shallow copies of its attributes when the
-            forward pass enters the checkpoint. Each recomputation starts with these values.
+        state: Thread-local object. When the forward pass enters a checkpoint, its attributes are
+            copied (shallow copies). They are restored during each recomputation.
 
     Returns:
         True on success. False if this version of PyTorch lacks the undocumented classes that this
-        function wraps.
+        function patches.
     """
     checkpoint: Any = torch_checkpoint
     if not (hasattr(checkpoint, "CheckpointFunction") and hasattr(checkpoint, "_CheckpointFrame")):

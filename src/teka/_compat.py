@@ -30,8 +30,7 @@ def replace(instance: T, **changes: object) -> T:
 def register_constant(kind: type[Any]) -> None:
     """Register a dataclass, so that torch.export and torch.func accept its instances as arguments.
 
-    An instance is then a constant of the exported program. The file of an exported program contains
-    its fields as JSON data.
+    An exported program treats each instance as a constant, and saves its fields as JSON data.
 
     Args:
         kind: A dataclass whose instances hold no tensors and compare by value.

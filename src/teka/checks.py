@@ -25,7 +25,7 @@ from teka.errors import (
     wrong_type,
     wrong_value,
 )
-from teka.execution_mode import is_readable
+from teka.execution_mode import can_read_elements
 from teka.memory import MAX_IMAGE_PIXELS
 
 MAX_NUM_BLOCKS = 10_000  # in a model
@@ -120,7 +120,7 @@ def can_check_elements(tensor: Tensor) -> bool:
     The tensor must be on the CPU, and must not be the result of an operation that autograd has
     recorded.
     """
-    return is_readable(tensor) and tensor.is_cpu and tensor.grad_fn is None
+    return can_read_elements(tensor) and tensor.is_cpu and tensor.grad_fn is None
 
 
 def is_number(number: object) -> TypeGuard[float]:

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to JSON data and back, based on the types of their fields."""
+"""Encoding of dataclasses as JSON data, and decoding based on the types of their fields."""
 
 import sys
 import types

@@ -21,13 +21,13 @@ class ExecutionMode(Enum):
     SHAPES_ONLY = "shapes only"  # meta or fake tensors, which have no elements
 
 
-def are_transforms_active() -> bool:
-    """Return True within a transform of torch.func, such as `vmap`."""
+def is_in_functorch_transform() -> bool:
+    """Return True if the current call is inside a transform of torch.func, such as `vmap`."""
     return torch._C._are_functorch_transforms_active()
 
 
 def execution_mode(*tensors: Tensor) -> ExecutionMode:
-    """Return how PyTorch executes a call with these tensors, for example eagerly.
+    """Return the mode in which PyTorch executes a call with these tensors, such as `EAGER`.
 
     Raises:
         RuntimeError: `torch.jit.trace` records the call.
@@ -38,7 +38,7 @@ def execution_mode(*tensors: Tensor) -> ExecutionMode:
         raise RuntimeError(
             "teka does not support torch.jit.trace. Use torch.compile or torch.export."
         )
-    if are_transforms_active():
+    if is_in_functorch_transform():
         return ExecutionMode.TRANSFORMED
     for tensor in tensors:
         if unpack_dual(tensor).tangent is not None:
@@ -51,17 +51,21 @@ def execution_mode(*tensors: Tensor) -> ExecutionMode:
     return ExecutionMode.EAGER
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Return True if the elements of a tensor exist and can be read now."""
+def can_read_elements(tensor: Tensor) -> bool:
+    """Return True if the current code may read the elements of a tensor, for example to branch.
+
+    This is False for empty tensors, outside of `EAGER` mode, and while a CUDA graph is captured.
+    """
     if execution_mode(tensor) is not ExecutionMode.EAGER or tensor.numel() == 0:
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def can_cache_tensors(device: torch.device) -> bool:
-    """Return True if tensors that are created on a device now can be reused in later calls.
+    """Return True if a tensor that this call creates on a device may be cached for later calls.
 
-    They cannot if, for example, the current call is compiled or in inference mode.
+    This is False, for example, if the call is compiled or in inference mode, because the tensor
+    could then not be used outside of this call.
     """
     if execution_mode() is not ExecutionMode.EAGER or torch.is_inference_mode_enabled():
         return False
@@ -71,10 +75,13 @@ def can_cache_tensors(device: torch.device) -> bool:
 
 
 def has_dynamic_size(*sizes: int) -> bool:
-    """Return True if one of the sizes is a variable of the graph that PyTorch records.
+    """Return True if one of the sizes is dynamic in the graph that PyTorch records.
 
-    Code must not branch on such a size in `torch.export`, because the exported graph would contain
-    only one of the branches.
+    A dynamic size is a variable of the graph, not a number. Code must not branch on such a size
+    under `torch.export`, because the exported graph would contain only one of the branches.
+
+    Args:
+        sizes: Sizes of tensors, such as the number of tokens.
     """
     for size in sizes:
         if isinstance(size, torch.SymInt):

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from teka.checks import check_path
 from teka.errors import wrong_argument, wrong_value
-from teka.memory import check_memory
+from teka.memory import check_fits_in_memory
 
 # An archive that exceeds both limits is refused. Images compress by a factor of a few tens at most.
 MAX_UNPACKED_BYTES = 2**29
@@ -26,7 +26,7 @@ except ImportError:  # on Windows, temporary files of killed processes are not r
 
 
 def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None = None) -> None:
-    """Write a file atomically, so that an interruption leaves either the old or the new file.
+    """Write bytes to a file atomically: after an interruption, the file is either old or new.
 
     Examples of interruptions are a killed process, a full disk and a power failure. If the path is
     a symbolic link, its target is replaced. Devices and pipes are not replaced but written to.
@@ -35,7 +35,7 @@ def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None 
     Args:
         path: File to write.
         content: Content of the file.
-        backup: New path of the old file. If None, the old file is deleted.
+        backup: Path to which an existing file is moved. If it is None, the file is overwritten.
 
     Raises:
         OSError: The file cannot be written. The error names the path.
@@ -45,13 +45,17 @@ def write_bytes(path: Path, content: bytes | memoryview, *, backup: Path | None 
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _write_and_rename(resolve_path("path", path), content, backup)
+            _replace_file_atomically(resolve_path("path", path), content, backup)
     except OSError as error:  # errors of `write` do not name the path
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _write_and_rename(path: Path, content: bytes | memoryview, backup: Path | None) -> None:
-    """Write a temporary file next to `path`, and rename it once its content is on disk."""
+def _replace_file_atomically(path: Path, content: bytes | memoryview, backup: Path | None) -> None:
+    """Replace a file by renaming a complete temporary file to its path.
+
+    The temporary file is in the same folder, and its content is on disk before it is renamed. An
+    existing file is first renamed to `backup`, unless `backup` is None.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned_files(path)
     temporary, file = _create_temporary_file(path)
@@ -91,7 +95,7 @@ def _create_temporary_file(path: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_abandoned_files(path: Path) -> None:
-    """Remove temporary files of `path` that killed processes have left in its folder."""
+    """Remove the temporary files that killed processes have left behind when they wrote `path`."""
     for temporary in path.parent.glob(f".{glob.escape(path.name[:200])}.*.part"):
         with contextlib.suppress(OSError), temporary.open("r+b") as file:
             if _try_lock(file):
@@ -115,14 +119,14 @@ def _try_lock(file: BinaryIO) -> bool:
 def expand_user(path: str | Path) -> Path:
     """Replace `~` or `~user` at the start of a path by the user's home folder.
 
-    If the user is unknown, the path does not change.
+    The path does not change if the user is unknown.
     """
     # Path.expanduser raises a RuntimeError for an unknown user.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
-def check_folder(argument: str, path: str | Path) -> Path:
-    """Check that an argument is the path of an existing folder, and return it as a `Path`."""
+def check_existing_folder(argument: str, path: str | Path) -> Path:
+    """Return the path of a folder as a `Path`, and raise an error if the folder does not exist."""
     folder = expand_user(check_path(argument, path))
     if not folder.is_dir():
         raise wrong_value(argument, str(path), "a folder that exists")
@@ -143,7 +147,7 @@ def resolve_path(argument: str, path: str | Path) -> Path:
 
 
 def read_yaml(argument: str, path: str | Path) -> object:
-    """Read a YAML file that contains only plain values and no aliases.
+    """Read a YAML file, which may contain only basic types and no aliases.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -169,10 +173,10 @@ def read_yaml(argument: str, path: str | Path) -> object:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
-    """Raise an error if a zip archive would not fit into memory when unpacked.
+    """Raise an error if the unpacked files of a zip archive would not fit into memory.
 
-    The check trusts the sizes that the archive declares, because zipfile never reads more bytes
-    than declared.
+    The sizes come from the headers of the archive. This is safe, because zipfile never reads more
+    bytes than a header declares.
 
     Args:
         archive: The open archive.
@@ -190,13 +194,14 @@ def check_unpacked_size(archive: zipfile.ZipFile, path: object) -> None:
             f"{size:,} bytes",
             f"at most {MAX_COMPRESSION_RATIO} times the {compressed:,} bytes of the archive",
         )
-    check_memory(f"the unpacked size of {path}", size, size, "arrays")
+    check_fits_in_memory(f"the unpacked size of {path}", size, size, "arrays")
 
 
-def check_output_file(argument: str, path: str | Path) -> Path:
-    """Raise an error if a file cannot be written, before a long computation starts.
+def check_file_is_writable(argument: str, path: str | Path) -> Path:
+    """Return the path of an output file, and raise an error if the file cannot be written.
 
-    Missing folders are not created before the file is written.
+    Call this function before a long computation, so that its result is not lost. The function
+    creates neither the file nor missing folders.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -207,7 +212,7 @@ def check_output_file(argument: str, path: str | Path) -> Path:
         if file.is_dir() or not file.name:
             raise IsADirectoryError(None, "Is a directory")
         if not file.exists() or file.is_file():
-            _check_writable(resolve_path(argument, file))
+            _try_creating_file(resolve_path(argument, file))
     except OSError as error:
         raise wrong_value(
             argument, str(path), f"a file that can be written ({error.strerror})"
@@ -215,15 +220,18 @@ def check_output_file(argument: str, path: str | Path) -> Path:
     return file
 
 
-def check_output_folder(argument: str, path: str | Path) -> Path:
-    """Check that a folder is writable or can be created, before a long computation starts.
+def check_folder_is_writable(argument: str, path: str | Path) -> Path:
+    """Return the path of an output folder, and raise an error if it cannot be written to.
+
+    Call this function before a long computation, so that its result is not lost. The function does
+    not create the folder.
 
     Raises:
         ValueError: The folder cannot be created or is not writable.
     """
     folder = expand_user(check_path(argument, path))
     try:
-        _check_writable(folder / "new")
+        _try_creating_file(folder / "new")
     except OSError as error:
         expected = f"a writable folder, or the path of a new one ({error.strerror})"
         raise wrong_value(argument, str(path), expected) from error
@@ -231,22 +239,22 @@ def check_output_folder(argument: str, path: str | Path) -> Path:
 
 
 def make_directory(argument: str, path: str | Path) -> Path:
-    """Create a folder if it does not exist, and check that it is writable.
+    """Create a folder if it does not exist, and return its path.
 
     Raises:
         ValueError: The folder cannot be created or is not writable.
     """
-    folder = check_output_folder(argument, path)
+    folder = check_folder_is_writable(argument, path)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 @contextlib.contextmanager
 def atomic_directory(argument: str, path: Path) -> Iterator[Path]:
-    """Create a folder that appears at `path` only when all its files are complete.
+    """Create or replace a folder atomically, as a context manager that yields a temporary folder.
 
-    The context manager yields a temporary folder, and renames it to `path` at the end. If the
-    context ends with an error, the temporary folder is removed.
+    Write all files to the temporary folder. At the end of the context, it is renamed to `path`. If
+    the context ends with an error, the temporary folder is removed.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -270,8 +278,12 @@ def atomic_directory(argument: str, path: Path) -> Iterator[Path]:
             raise
 
 
-def _check_writable(path: Path) -> None:
-    """Raise an OSError if a file cannot be written, not even after missing folders are created."""
+def _try_creating_file(path: Path) -> None:
+    """Raise an OSError if a file cannot be created at `path`.
+
+    The function writes a temporary file to the folder of the path, and removes it. If the folder
+    does not exist, the function tries the nearest parent folder that exists.
+    """
     while not os.path.lexists(path.parent):
         path = path.parent
     temporary, file = _create_temporary_file(path)
@@ -283,14 +295,14 @@ def _check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> Path:
-    """Write a dictionary to a JSON file atomically, and return the path of the file."""
+    """Write a dictionary to a JSON file, atomically, and return the path of the file."""
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     write_bytes(path, f"{text}\n".encode())
     return path
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that contains an object, and return the object as a dictionary.
+    """Read a JSON file, whose content must be an object, and return it as a dictionary.
 
     Raises:
         ValueError: The file is missing, or does not hold a JSON object.

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from teka._checkpoint import restore_in_checkpoints
+from teka._checkpoint import restore_thread_locals_in_checkpoints
 from teka._compat import register_constant
 from teka.checks import (
     MAX_SIZE,
@@ -325,7 +325,7 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
         _active.grid_and_prefix = surrounding
 
 
-_CHECKPOINTS_RESTORE_GRID = restore_in_checkpoints(_active)
+_CHECKPOINTS_RESTORE_GRID = restore_thread_locals_in_checkpoints(_active)
 
 
 def get_grid_and_prefix() -> tuple[Grid | None, int]:

@@ -1,4 +1,4 @@
-"""Checks that arguments and models do not need more memory than the machine has."""
+"""Memory size of the machine, and number of elements of a model."""
 
 import os
 from collections.abc import Callable
@@ -12,14 +12,14 @@ MAX_NUM_TENSORS = 30_000  # in a model
 MAX_IMAGE_PIXELS = 50_000_000
 
 
-def check_memory(argument: str, value: object, num_bytes: int, contents: str) -> None:
-    """Raise an error if the machine has less memory than an argument asks for.
+def check_fits_in_memory(argument: str, value: object, num_bytes: int, contents: str) -> None:
+    """Raise an error if objects of a given size do not fit into the memory of the machine.
 
     Args:
-        argument: Name of the argument that decides how much memory is needed.
+        argument: Name of the argument that determines the size, for the error message.
         value: Value of the argument.
-        num_bytes: Number of bytes needed.
-        contents: Name of the objects that need the memory, in the plural, such as "arrays".
+        num_bytes: Number of bytes that the objects need.
+        contents: Name of the objects in the plural, such as "arrays".
 
     Raises:
         ValueError: The machine has less memory.
@@ -33,7 +33,7 @@ def check_memory(argument: str, value: object, num_bytes: int, contents: str) ->
 
 
 def memory_bytes() -> int:
-    """Return the size of the main memory in bytes.
+    """Return the size of the machine's main memory in bytes.
 
     Return 2^63 if the operating system does not report the size.
     """
@@ -53,7 +53,7 @@ class TooManyElementsError(ValueError):
 
 
 def count_elements(create_model: Callable[[], nn.Module], max_elements: int) -> int:
-    """Count the elements of a model's parameters and buffers without allocating them.
+    """Return the number of elements of a model's parameters and buffers, without allocating them.
 
     Args:
         create_model: Function that creates the model. It is called on the meta device.

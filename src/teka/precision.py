@@ -1,4 +1,4 @@
-"""Functions for float64, autocast and rounding errors."""
+"""Numerical precision: float64 where it exists, autocast, and rounding errors."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,14 +26,14 @@ def to_widest_dtype(tensor: Tensor) -> Tensor:
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """Convert a tensor to float64. If its device has no float64, move it to the CPU."""
+    """Convert a tensor to float64, on the CPU if its device does not support float64."""
     return (tensor if widest_dtype(tensor.device) == torch.float64 else tensor.cpu()).double()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context manager in which PyTorch does not cast to lower precision.
+    """Return a context manager that turns autocast off.
 
-    If autocast is off already, the context manager does nothing. It then adds no operation to
+    If autocast is already off, the context manager does nothing, so that it adds no operation to
     exported graphs.
     """
     # PyTorch raises an error for the "meta" device.
@@ -42,7 +42,7 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 
 def backward_without_autocast(backward: Callable[..., T]) -> Callable[..., T]:
-    """Decorate the backward method of an autograd function to turn autocast off in it."""
+    """Decorator for `backward` of a `torch.autograd.Function`, which turns autocast off in it."""
 
     @wraps(backward)
     def call(ctx: Any, *gradients: Tensor) -> T:
@@ -61,7 +61,7 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     largest = reference.abs().max()
     if largest == 0:
         raise ValueError(
-            "The output of function must have elements other than 0 to compare, got only 0."
+            "The output of function must have nonzero elements to be compared, got only zeros."
         )
     # Divide by the largest element so that squares do not overflow.
     response, reference = response / largest, reference / largest
@@ -70,12 +70,12 @@ def relative_difference(response: Tensor, reference: Tensor) -> float:
     )
 
 
-def rounding_bound(epsilon: float) -> float:
-    """Return the largest relative error that rounding alone may cause in the outputs of a model.
+def rounding_error_bound(epsilon: float) -> float:
+    """Return the relative error of a model's outputs up to which rounding alone may explain it.
 
-    The bound is 1e-5 in float32, about 2e-14 in float64, and 4 epsilon in half precision.
+    The bound is 1e-5 in float32, about 2e-14 in float64, and 4 times epsilon in half precision.
 
     Args:
-        epsilon: Machine epsilon of the dtype of the outputs.
+        epsilon: Machine epsilon of the outputs' dtype, as in `torch.finfo`.
     """
     return max(4 * epsilon, min(84 * epsilon, 1e-5))

@@ -37,7 +37,7 @@ OVERSAMPLING = 4
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted classes of a picture with their probabilities, the most probable first.
+    """All classes of a picture with their predicted probabilities, the most probable first.
 
     >>> from teka.prediction import Prediction
     >>> prediction = Prediction("photo.png", ("cat", "dog"), (0.9, 0.1))
@@ -122,11 +122,10 @@ def predict(
 
 @dataclass(frozen=True)
 class PictureSettings:
-    """Settings for converting pictures to input images of a model.
+    """Settings for converting picture files to the input images of a model.
 
-    They are stored in the model file.
-
-    The field `fit` selects one of two conversions:
+    A model file stores these settings, so that `predict` prepares pictures like the training
+    images. The field `fit` selects one of two conversions:
 
     - "whole" resizes the whole picture to the input size, without keeping the aspect ratio.
     - "ink" is for drawings, such as handwritten digits. It crops the drawing, scales it to fit a
@@ -179,10 +178,15 @@ class PictureSettings:
 
 
 def choose_picture_settings(dataset_name: str, image_size: tuple[int, int]) -> PictureSettings:
-    """Return the picture settings that imitate the training images of a data set.
+    """Return the settings that make pictures look like the training images of a data set.
 
     In MNIST, drawings fit a box of 20×20 pixels on a canvas of 28×28 pixels. In Fashion-MNIST, they
-    fill the canvas. In digits, they fit a box of 8×8 pixels.
+    fill this canvas. In digits, they fit a box of 8×8 pixels. For other data sets, the default
+    settings resize the whole picture.
+
+    Args:
+        dataset_name: Name of the data set, such as "mnist".
+        image_size: (height, width) of the training images.
     """
     if dataset_name == "digits":
         return PictureSettings("ink", image_size, (8, 8))
@@ -228,11 +232,11 @@ def read_images(
 def center_drawing(
     levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
-    """Crop the drawing in a gray picture, scale it, and center it as bright ink on a black canvas.
+    """Convert a picture of a drawing to an image like those of MNIST: bright ink on black.
 
     1. Compute the ink, which is the difference from the background.
-    2. Scale the ink to fit the box, with its aspect ratio kept. Ink weaker than a third of the
-       maximum may lie outside the box.
+    2. Crop the ink and scale it to fit the box, keeping its aspect ratio. Ink weaker than a third
+       of the maximum may lie outside the box.
     3. Shift the ink by whole pixels, so that its center of mass is at the center of the canvas.
        The box stays on the canvas.
     4. Thicken strokes that are thinner than `settings.stroke`.
@@ -293,11 +297,11 @@ def measure_stroke_width(ink: Bool[np.ndarray, "height width"]) -> float:
 def _subtract_background(
     levels: Float[np.ndarray, "height width"], ground: str
 ) -> Float[np.ndarray, "height width"]:
-    """Return how much each pixel of a drawing differs from the background.
+    """Return the ink of a drawing: how much each pixel differs from the background.
 
-    Differences within the noise become 0. The level and the noise of the background are the median
-    and the median absolute deviation of the border pixels. If `ground` is "auto", the background
-    counts as light if the border mean is closer to the lightest than to the darkest pixel.
+    The level of the background is the median of the border pixels, and its noise is their median
+    absolute deviation. Differences that the noise may explain become 0. If `ground` is "auto", the
+    background is light if the border mean is closer to the lightest than to the darkest pixel.
     """
     band = max(1, round(0.02 * min(levels.shape)))
     is_border = np.ones(levels.shape, dtype=bool)

@@ -1,4 +1,4 @@
-"""Record of how a result was made: versions, hardware and date."""
+"""Provenance of a result: the command, versions, hardware and date that produced it."""
 
 import contextlib
 import datetime
@@ -11,11 +11,14 @@ import torch
 import teka
 
 
-def provenance(command: str) -> dict[str, str]:
-    """Return the facts that are needed to repeat a measurement.
+def gather_provenance(command: str) -> dict[str, str]:
+    """Return the provenance of a result: how, where and when it was computed.
 
-    These are the command, the versions of teka and PyTorch, the hardware and the date. The hardware
-    is the CPU, the threads of PyTorch and the GPU, if there is one.
+    The dictionary contains the command line, the versions of teka and PyTorch, the hardware and the
+    date. The hardware is the CPU, the number of threads of PyTorch, and the GPU, if there is one.
+
+    Args:
+        command: Command line to record.
     """
     cores = os.cpu_count() or 1
     threads = torch.get_num_threads()

@@ -9,7 +9,7 @@ import pytest
 from cyclopts import Parameter, Token
 
 from teka.cli import main, make_app
-from teka.cli.app import parse_option
+from teka.cli.app import parse_option_value
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def test_words_are_converted_by_the_type_of_the_option(words, field, value, pars
 def test_the_word_none_is_none_unless_the_option_is_a_string():
     token = Token(keyword="--blur", value="None")
     for kind in (int | str | None, int | str, int):  # cyclopts 4 omits None
-        assert parse_option(kind, [token]) is None
-    assert parse_option(str, [token]) == "None"
+        assert parse_option_value(kind, [token]) is None
+    assert parse_option_value(str, [token]) == "None"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from teka.cli.audit_options import ShiftOptions
     ],
 )
 def test_make_shifts_returns_the_shifts_of_a_set(name, largest, step, expected):
-    shifts = ShiftOptions(shifts=name, max_shift=largest, step=step).make_shifts()
+    shifts = ShiftOptions(shifts=name, max_shift=largest, step=step).list_shifts()
     assert shifts is not None
     assert set(shifts) == set(expected)
     assert len(shifts) == len(expected)
@@ -44,10 +44,10 @@ def test_make_shifts_returns_the_shifts_of_a_set(name, largest, step, expected):
 )
 def test_too_many_shifts_are_an_error_with_the_largest_max_shift(name, largest, step, message):
     with pytest.raises(ValueError, match=message):
-        ShiftOptions(shifts=name, max_shift=largest, step=step).make_shifts()
+        ShiftOptions(shifts=name, max_shift=largest, step=step).list_shifts()
 
 
 def test_make_shifts_returns_the_number_of_shifts_of_a_set():
-    assert len(ShiftOptions(shifts="square", max_shift=3, step=1).make_shifts() or ()) == 49
-    assert len(ShiftOptions(shifts="axes", max_shift=3, step=1).make_shifts() or ()) == 13
-    assert ShiftOptions(shifts="square", max_shift=None, step=1).make_shifts() is None
+    assert len(ShiftOptions(shifts="square", max_shift=3, step=1).list_shifts() or ()) == 49
+    assert len(ShiftOptions(shifts="axes", max_shift=3, step=1).list_shifts() or ()) == 13
+    assert ShiftOptions(shifts="square", max_shift=None, step=1).list_shifts() is None

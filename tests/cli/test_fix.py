@@ -92,7 +92,7 @@ def test_report_has_the_audits_before_and_after_the_fixes(model_folder, capsys):
 def test_chosen_fixes_are_applied_and_changed_weights_are_saved(model_folder, capsys):
     options = (*OPTIONS, "--max-shift", "1", "--out", "fixed.safetensors")
     assert main(["fix", "models.py:strided", *options, "--fix", "blur"]) == 0
-    assert "(the fixes changed layers, but no weights)" in capsys.readouterr().out
+    assert "because the fixes changed layers but no weights" in capsys.readouterr().out
     assert not (model_folder / "fixed.safetensors").exists()
     for model in ("placed", "bare"):
         assert main(["fix", f"models.py:{model}", *options, "--fix", "positions"]) == 0

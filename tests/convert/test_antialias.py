@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from teka.audit import Movement, axis_shifts, locate_layers
 from teka.audit.layers.fixes import FIXES
 from teka.convert import fix
-from teka.convert.antialias import SAMPLED_CLASSES, SharedOffsets
+from teka.convert.antialias import SAMPLED_CLASSES, SharedSamplingOffsets
 from tests.annotations import annotations_unchecked
 
 SIDES = (16, 8)
@@ -145,7 +145,7 @@ def test_separate_offsets_of_branches_break_invariance():
     fixed_model, _ = fix(model, locate_layer_errors(model))
     for module in fixed_model.modules():
         if hasattr(module, "offsets"):
-            vars(module)["offsets"] = SharedOffsets()
+            vars(module)["offsets"] = SharedSamplingOffsets()
     assert largest_change(fixed_model) > 1e-3
 
 
@@ -179,7 +179,7 @@ def test_sampled_layer_without_fixes_equals_the_original(layer):
     maps = draw_images(channels=4)
     expected = layer.double()(maps)
     layer.__class__ = SAMPLED_CLASSES[type(layer)]
-    layer.separate_padding_and_stride(set(), SharedOffsets())
+    layer.separate_padding_and_stride(set(), SharedSamplingOffsets())
     torch.testing.assert_close(layer(maps), expected, rtol=1e-12, atol=1e-12)
 
 

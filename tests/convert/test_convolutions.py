@@ -17,7 +17,7 @@ from teka.convert import (
 )
 from teka.convert.convolutions import (
     HARD_PRECISION,
-    check_convolution,
+    check_supported_convolution,
     compute_kernel_radius,
     factor_matrices,
     off_center_weight,
@@ -60,7 +60,7 @@ class Doubled(nn.Conv2d):
 )
 def test_unsupported_modules_are_an_error(module: nn.Module, message: str):
     with pytest.raises(ValueError, match=message):
-        check_convolution(module)
+        check_supported_convolution(module)
 
 
 def test_rank_of_a_grouped_convolution_is_an_error():

@@ -13,7 +13,7 @@ from PIL import Image
 from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
-from teka.data.custom_images import find_pictures, make_raw_dataset, read_npz, read_pictures
+from teka.data.custom_images import list_labeled_pictures, make_raw_dataset, read_npz, read_pictures
 from teka.data.dataset import RawDataset, draw_train_and_test_indices
 from teka.data.pictures import PictureFiles
 from teka.prediction import read_images
@@ -477,7 +477,7 @@ def test_classes_are_sorted_as_numbers_or_as_words(tmp_path: Path):
         folder = tmp_path / str(number)
         for part in ("train", "test"):
             save_classes(folder / part, dict.fromkeys(names, 1))
-        assert find_pictures(folder)[1] == expected
+        assert list_labeled_pictures(folder)[1] == expected
         train, test, _ = read_folder(folder)
         assert (
             train.labels.tolist()
@@ -725,7 +725,9 @@ def test_blanks_around_the_labels_of_a_csv_file_are_ignored(tmp_path: Path):
     for number in range(len(labels)):
         save_numbered_picture(tmp_path, number)
     rows = [f"{number}.png, {label}" for number, label in enumerate(labels)]
-    pictures, classes = find_pictures(write_csv(tmp_path / "labels.csv", "file , label ", *rows))
+    pictures, classes = list_labeled_pictures(
+        write_csv(tmp_path / "labels.csv", "file , label ", *rows)
+    )
     assert classes == ["black dog", "cat"]
     assert [label for _, label in pictures["train"]] == [1, 1, 1, 1, 0, 0]
 

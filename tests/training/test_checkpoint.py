@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from teka.training import Run, restore, train
-from teka.training.checkpoint import REQUIRED_KEYS, find_checkpoint, load_weights, read_weights
+from teka.training.checkpoint import (
+    REQUIRED_KEYS,
+    find_resume_checkpoint,
+    load_weights,
+    read_weights,
+)
 
 
 def make_model(**options):
@@ -97,7 +102,7 @@ def test_checkpoint_without_a_required_key_is_an_error_with_its_path(unfinished_
     for part in REQUIRED_KEYS:
         torch.save({name: value for name, value in whole.items() if name != part}, path)
         with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
-            find_checkpoint(unfinished_folder, tiny)
+            find_resume_checkpoint(unfinished_folder, tiny)
     with pytest.raises(ValueError, match=r"checkpoint must be .*got .*last\.ckpt"):
         train(tiny, unfinished_folder, resume=True)
 

@@ -258,14 +258,14 @@ def test_batch_script_of_a_slurm_job_is_one_process(set_launcher_variables):
     set_launcher_variables({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"})
     processes = ProcessLayout.detect(None)
     assert processes == ProcessLayout(1, 1, "")
-    assert [type(environment) for environment in processes.lightning_environments()] == [
+    assert [type(environment) for environment in processes.lightning_environment_overrides()] == [
         LightningEnvironment
     ]
 
 
 def test_lightning_does_not_requeue_slurm_jobs(set_launcher_variables):
     set_launcher_variables(SRUN)
-    (environment,) = ProcessLayout.detect(None).lightning_environments()
+    (environment,) = ProcessLayout.detect(None).lightning_environment_overrides()
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue
 

@@ -50,8 +50,8 @@ from teka.checks import (
     unwrap_compiled,
 )
 from teka.errors import EXTERNAL_ERRORS, error_message, wrong_argument, wrong_value
-from teka.files import check_output_folder
-from teka.provenance import provenance
+from teka.files import check_folder_is_writable
+from teka.provenance import gather_provenance
 from teka.reporting.formatting import format_count
 
 Progress = Callable[[str, int, int, float], None]
@@ -404,7 +404,7 @@ def audit(
         if function is not None:
             check_callable(argument, function)
     if checkpoint is not None:
-        checkpoint = check_output_folder("checkpoint", checkpoint)
+        checkpoint = check_folder_is_writable("checkpoint", checkpoint)
     _check_layer_names(model, settings)
     stages = AuditStages(
         model,
@@ -450,7 +450,7 @@ def audit(
             failures=tuple(stages.failures),
             examples=tuple(stages.examples),
             verdict=(),
-            provenance={**provenance(command), "seconds": round(stages.deadline.seconds, 2)},
+            provenance={**gather_provenance(command), "seconds": round(stages.deadline.seconds, 2)},
             responses=tuple(map(PackedResponses.pack, stages.responses)),
         )
         return replace(report, verdict=verdict(report))

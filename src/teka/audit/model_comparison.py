@@ -12,7 +12,7 @@ from teka.audit.statistics.comparison import Pair, compare_all_pairs, disagreeme
 from teka.checks import find_owning_module
 from teka.codec import encode
 from teka.errors import wrong_argument
-from teka.precision import rounding_bound
+from teka.precision import rounding_error_bound
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
 
 def _output_noise(report: AuditReport) -> float:
     """Return how much a model's outputs can differ because of rounding or randomness alone."""
-    levels = [rounding_bound(metrics.epsilon) for metrics in report.metrics]
+    levels = [rounding_error_bound(metrics.epsilon) for metrics in report.metrics]
     floor = report.noise_floor
     if floor is not None:
         levels += [floor.repeat, floor.precision or 0.0]

@@ -25,7 +25,7 @@ from teka.audit.statistics.metrics import Metrics
 from teka.checks import check_path
 from teka.codec import decode, encode
 from teka.errors import escape_unprintable, wrong_type, wrong_value
-from teka.files import check_output_file, check_unpacked_size, read_json, write_json
+from teka.files import check_file_is_writable, check_unpacked_size, read_json, write_json
 
 SCHEMA = 4
 # Names of the stages that check whether the results are valid.
@@ -252,7 +252,7 @@ class AuditReport:
         Raises:
             ValueError: The path cannot be written.
         """
-        return write_json(check_output_file("path", path), self.to_dict())
+        return write_json(check_file_is_writable("path", path), self.to_dict())
 
     @classmethod
     def read(cls, path: str | Path) -> "AuditReport":

@@ -10,7 +10,7 @@ from teka.audit.model_output import INVARIANT_OUTPUTS
 from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import Estimate
 from teka.audit.statistics.metrics import Metrics
-from teka.precision import rounding_bound
+from teka.precision import rounding_error_bound
 from teka.reporting.formatting import (
     format_count,
     format_number,
@@ -153,7 +153,7 @@ def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
     largest = metrics.numbers.get("maximum_error")
     if noise is None or largest is None or len(metrics.shifts) < 2:
         return False
-    is_random = noise.repeat > rounding_bound(metrics.epsilon)
+    is_random = noise.repeat > rounding_error_bound(metrics.epsilon)
     return is_random and largest.value <= NOISE_FACTOR * noise.repeat
 
 

@@ -1,4 +1,4 @@
-"""The command-line parser of `teka`, and the conversion of option values to their types."""
+"""The command-line app `teka`: its commands, and the parsing of option values."""
 
 import difflib
 import json
@@ -61,9 +61,9 @@ OPTION_NAMES = {"deviation": "std", "blue_first": "bgr", "budget_seconds": "budg
 
 
 def make_app(name: str = "teka") -> App:
-    """Create the command-line app `teka`. Other packages can add their own commands to it.
+    """Create the app `teka` with its commands. Other packages can add commands to it.
 
-    A command is imported when it is first used, so that `teka --help` is fast.
+    The code of a command is imported when the command is used, so that `teka --help` is fast.
 
     Args:
         name: Name of the program in error messages and in saved command lines.
@@ -76,7 +76,7 @@ def make_app(name: str = "teka") -> App:
         console=_HelpConsole(),
         help_formatter=DefaultFormatter(panel_spec=PanelSpec(box=SIMPLE)),
         default_parameter=Parameter(
-            converter=parse_option,
+            converter=parse_option_value,
             consume_multiple=1,
             allow_repeating=True,
             negative=(),
@@ -91,9 +91,10 @@ def make_app(name: str = "teka") -> App:
 
 
 class _HelpConsole(Console):
-    """Console for help pages.
+    """Console that prints help pages.
 
-    It raises BrokenPipeError if the output is closed early, for example by `teka --help | head`.
+    If the output is closed early, for example by `teka --help | head`, the console raises the
+    BrokenPipeError that `main` handles for all commands.
     """
 
     def on_broken_pipe(self) -> None:
@@ -126,11 +127,11 @@ if cyclopts.__version__.startswith("4."):  # on Python 3.10
     setattr(_argument, "token_count", _count_option_arguments)  # noqa: B010, it is private
 
 
-def parse_option(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert an option's command-line arguments to a value of the type `kind`.
+def parse_option_value(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert the command-line arguments of an option to a value of the type `kind`.
 
-    Arguments that are valid JSON, such as "3" or "[1, 2]", are parsed as JSON. "None" means None,
-    unless the option is a string. All other arguments are strings. Empty arguments are errors.
+    An argument that is valid JSON, such as "3" or "[1, 2]", is parsed as JSON. Other arguments are
+    strings, but "None" means None unless the option is a string. An empty argument is an error.
     """
     name = (tokens[0].keyword or "the argument").strip("[]")
     arguments = [token.value for token in tokens]
@@ -161,8 +162,10 @@ def _parse_json_or_text(text: str) -> object:
         return text
 
 
-def describe_error(error: CycloptsError, program: str) -> str:
-    """Return the message for a command-line error, which names the wrong option or argument.
+def describe_parser_error(error: CycloptsError, program: str) -> str:
+    """Return a message for an error of the command-line parser.
+
+    The message names the wrong option or argument.
 
     Args:
         error: Error of the parser.
@@ -190,10 +193,10 @@ def describe_error(error: CycloptsError, program: str) -> str:
 
 
 def _suggest_option(option: str, names: Sequence[str], program: str) -> str:
-    """Suggest the most similar name of an option or argument, or else the help.
+    """Return a hint for an unknown option: the most similar name, or else the help page.
 
-    Names are compared without dashes, which would make all short names similar. An option whose
-    first words are the given ones is preferred.
+    Names are compared without their leading dashes, which would make all short names similar. If no
+    name is similar, an option that starts with the unknown name and a dash is suggested.
     """
     word = option.strip("-")
     by_word = {name.strip("-").lower(): name for name in names}

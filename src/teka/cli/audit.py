@@ -98,7 +98,7 @@ def audit(
         additional_findings_text(main_results[0], report),
         badge=badge,
     )
-    return 0 if fail_under is None or check_threshold(report, metric, fail_under) else NOT_PASSED
+    return 0 if fail_under is None or print_pass_or_fail(report, metric, fail_under) else NOT_PASSED
 
 
 def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine) -> None:
@@ -133,11 +133,11 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     audit_inputs = [
         options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
     ]
-    print_and_write_comparison(audit_models(audit_inputs, command, results), results)
+    print_and_write_comparison(audit_and_compare_models(audit_inputs, command, results), results)
 
 
-def check_threshold(report: AuditReport, metric: str, minimum: float) -> bool:
-    """Print whether an audit passes its threshold, and return True if it does.
+def print_pass_or_fail(report: AuditReport, metric: str, minimum: float) -> bool:
+    """Print whether an audit passes the threshold of `--fail-under`, and return True if it does.
 
     An audit passes if its results are valid and the metric is at least `minimum` in every shift
     mode.
@@ -158,7 +158,7 @@ def audit_with_progress(
     subfolder: str = "",
     on_result: Callable[[AuditReport], object] | None = None,
 ) -> AuditReport:
-    """Audit a model and show a progress display on standard error.
+    """Audit a model while a progress display on standard error shows the current stage.
 
     Args:
         inputs: The model, its test images and the audit settings.
@@ -195,10 +195,16 @@ def audit_with_progress(
             raise
 
 
-def audit_models(
+def audit_and_compare_models(
     audit_inputs: Sequence[AuditInputs], command: str, result_options: ResultOptions
 ) -> ModelComparison:
-    """Audit several models on the same shifted images, and compare each pair of models."""
+    """Audit several models on the same shifted images, and compare each pair of models.
+
+    Args:
+        audit_inputs: For each model, the model, its test images and the audit settings.
+        command: Command line to record in the reports.
+        result_options: The options `--resume` and `--debug`.
+    """
     check_comparable(audit_inputs)
     print("\n".join(line for inputs in audit_inputs for line in inputs.description), flush=True)
     reports = [
@@ -211,7 +217,7 @@ def audit_models(
 def audit_all_modes(
     inputs: AuditInputs, command: str, result_options: ResultOptions, subfolder: str
 ) -> AuditReport:
-    """Audit a model in all shift modes of its settings, and raise an error if one mode fails.
+    """Audit a model, and raise an error if the measurement of a shift mode failed.
 
     Raises:
         ValueError: A shift mode could not be measured. The message names the model.
@@ -234,7 +240,7 @@ def write_audit_results(
     pairs: Sequence[Pair] = (),
     badge: str | None = None,
 ) -> None:
-    """Print audit reports and write the files named by --html, --json, --markdown and --badge.
+    """Print the results of an audit, and write them to the files of --html, --json and so on.
 
     If one file cannot be written, the other files are still written before the error is raised.
 
@@ -278,7 +284,7 @@ def write_audit_results(
 def print_and_write_comparison(
     comparison: ModelComparison, result_options: ResultOptions, **json_fields: object
 ) -> None:
-    """Print a model comparison and write the files named by --html, --json and --markdown.
+    """Print a comparison of models, and write it to the files of --html, --json and --markdown.
 
     Args:
         comparison: Reports of the models and their pairwise comparisons.

@@ -1,4 +1,4 @@
-"""Options shared by the commands `audit`, `compare` and `fix`."""
+"""Command-line options shared by the commands `audit`, `compare` and `fix`."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ from teka.checks import check_number
 from teka.cli.child import limit_model_call
 from teka.cli.local_models import LOCAL_LOADERS
 from teka.errors import require, wrong_value
-from teka.files import check_output_file, check_output_folder, resolve_path
+from teka.files import check_file_is_writable, check_folder_is_writable, resolve_path
 
 MODE_HELP = "How images are shifted:\n\n" + "\n".join(
     f"- {name}: {mode.words}" for name, mode in MODES.items()
@@ -44,12 +44,12 @@ SHIFT_SETS = ("square", "axes", "dy", "dx")
 
 @dataclass(frozen=True)
 class ShiftOptions:
-    """Options that choose how far and in which mode an audit shifts the images.
+    """Command-line options for the shifts of an audit: mode, maximum, set and step.
 
     Args:
         mode: How images are shifted. Several modes are measured one after the other. By default,
-            "crop" for a folder of pictures that mostly have at least 128 pixels on each side, and
-            "circular" for other data.
+            "crop" if the data are a folder of pictures, most of them with at least 128 pixels on
+            each side. Otherwise, "circular".
         max_shift: Largest shift in pixels. The default is 8, or a quarter of the image's side if
             that is less.
         shifts: Set of shifts: all shifts of a square, shifts along each of both axes, or shifts
@@ -64,16 +64,16 @@ class ShiftOptions:
             choices=TRANSLATION_MODES,
             show_choices=False,
             help=f"{MODE_HELP}\n\nSeveral modes are measured one after the other. The default is "
-            "crop for a folder of pictures that mostly have at least 128 pixels on each side, and "
-            "circular for other data.",
+            "crop for a folder of pictures, if most of them have at least 128 pixels on each side. "
+            "Otherwise, it is circular.",
         ),
     ] = ()
     max_shift: int | float | None = None
     shifts: Annotated[str, Parameter(choices=SHIFT_SETS)] = "square"
     step: int | float = 1
 
-    def make_shifts(self) -> CheckedShifts | None:
-        """Return the chosen shifts (dy, dx) in pixels, or None if the options do not choose any.
+    def list_shifts(self) -> CheckedShifts | None:
+        """Return all shifts (dy, dx) in pixels, or None if `max_shift` is None.
 
         Raises:
             ValueError: There are too many shifts, or `max_shift` is not a multiple of `step`.
@@ -102,7 +102,7 @@ class ShiftOptions:
 
 @dataclass(frozen=True)
 class ResultOptions:
-    """Options for an audit's output files.
+    """Command-line options for the output files of an audit.
 
     Args:
         html: HTML file for the report. It contains all results and figures.
@@ -122,12 +122,12 @@ class ResultOptions:
     def check_output_files(self, inputs: Sequence[str], **other_outputs: str | None) -> None:
         """Raise an error if an output file cannot be written or would overwrite another file.
 
-        An output file must not overwrite the model, the data or another output file.
+        No output file may overwrite a model, the data or another output file.
 
         Args:
             inputs: Names or paths of the models and the data. A model path may end with ":" and the
                 name of a function.
-            other_outputs: Paths of additional output files, by option name.
+            other_outputs: Paths of more output files, where each keyword is the option's name.
         """
         candidates = [Path(name) for text in inputs for name in (text, text.rpartition(":")[0])]
         uses = {path.resolve(): "a model or the data" for path in candidates if path.is_file()}
@@ -135,20 +135,20 @@ class ResultOptions:
         for option, name in files.items():
             if name is None:
                 continue
-            path = check_output_file(option, name)
+            path = check_file_is_writable(option, name)
             use = uses.setdefault(resolve_path(option, path), f"--{option}")
             if use != f"--{option}":
                 raise wrong_value(option, name, f"another file than that of {use}")
         if self.html is not None:
             require("jinja2", "reports need", "teka[report]")
         if self.resume is not None:
-            check_output_folder("resume", self.resume)
+            check_folder_is_writable("resume", self.resume)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class AuditOptions:
-    """Options shared by the commands `audit`, `compare` and `fix`."""
+    """Command-line options shared by the commands `audit`, `compare` and `fix`."""
 
     images: Annotated[ImageOptions, Parameter(name="*", group="Images")]
     shifts: Annotated[ShiftOptions, Parameter(name="*", group="Shifts")] = ShiftOptions()
@@ -166,22 +166,22 @@ class AuditOptions:
     results: Annotated[ResultOptions, Parameter(name="*", group="Results")] = ResultOptions()
 
     def make_audit_settings(self, optional_stages: Sequence[str]) -> AuditSettings:
-        """Convert the options to the settings of an audit.
+        """Return the audit settings that these options select.
 
         Args:
-            optional_stages: Parts of the audit that can be skipped, such as "layers".
+            optional_stages: Stages of the audit to run besides the shifts, such as "layers".
         """
         modes = self._default_shift_mode[:1] if self._default_shift_mode else self.shifts.mode
         return dataclasses.replace(
             self.settings,
-            shifts=self.shifts.make_shifts(),
+            shifts=self.shifts.list_shifts(),
             modes=modes or ("circular",),  # a protocol brings its own
             parts=optional_stages,
             device=self.load_options.device,
         )
 
     def load_model(self, model: str) -> LoadedModel:
-        """Load a model and limit the time of each model call to `--budget` seconds."""
+        """Load the model to audit, and limit each of its calls to `--budget` seconds."""
         set_model_code_context(partial(limit_model_call, self.settings.budget_seconds))
         return load(
             model,
@@ -196,7 +196,16 @@ class AuditOptions:
         read: Callable[..., AuditImages] = load_audit_images,
         held_out: bool | None = None,
     ) -> AuditInputs:
-        """Load the test images for a model, and combine both with the settings for the audit."""
+        """Load the images that a model is audited on, and return all inputs of the audit.
+
+        Args:
+            model: Model to audit.
+            settings: Settings of the audit.
+            read: Function that loads the images. `compare` passes a cached function, so that models
+                with the same preprocessing share their images.
+            held_out: If the data set has no test images, use only images that training held out.
+                The default is True if teka trained the model on this data set.
+        """
         note = ""
         if self._default_shift_mode:
             note = "{}, the default, because {}".format(*self._default_shift_mode)
@@ -206,9 +215,9 @@ class AuditOptions:
 
     @cached_property
     def _default_shift_mode(self) -> tuple[str, str] | None:
-        """Default shift mode and the reason for choosing it.
+        """Default shift mode and the reason for this default.
 
-        The property is None if an option or a protocol sets the mode.
+        The property is None if `--mode` or a protocol sets the mode.
         """
         if self.shifts.mode or self.settings.protocol is not None:
             return None

@@ -1,8 +1,8 @@
 """Child process for commands that run the code of a user-supplied model.
 
-The child sends its exit code through a pipe. If it ends without an exit code, for example by
-`os._exit`, a signal or a crash, the parent prints an error message. Therefore the code of a model
-cannot silently end a command.
+The child process runs the command and sends its exit code through a pipe. If the model's code ends
+the child first, for example by `os._exit` or a crash, the parent process prints an error message.
+Therefore, a model cannot end a command silently.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ _last_interrupt = -math.inf  # in the child, the time of the last interrupt by a
 
 
 def is_interrupt_by_model() -> bool:
-    """Return True if a `KeyboardInterrupt` was raised by the code of a model, not by a signal.
+    """Return True if a model's code raised `KeyboardInterrupt`, although nobody pressed Ctrl-C.
 
-    Only a child process of `run_in_child` can tell the difference. Elsewhere, return False.
+    Only a child process of `run_in_child` knows the difference. Elsewhere, return False.
     """
     return _connection is not None and _last_interrupt == -math.inf
 
@@ -52,7 +52,7 @@ def run_in_child(
         arguments: Name of the command, followed by its command-line arguments.
         print_error: Function that prints an error message and returns the exit code.
     """
-    _open_closed_streams()
+    _redirect_closed_streams()
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
@@ -61,10 +61,10 @@ def run_in_child(
     resource_tracker.ensure_running()  # its start unblocks interrupts
     try:
         # The child inherits the block. Therefore an interrupt waits until the imports are complete.
-        _block_interrupts(True)
+        _set_interrupts_blocked(True)
         process.start()
         sender.close()
-        _block_interrupts(False)
+        _set_interrupts_blocked(False)
         code = _wait_for_exit_code(process, receiver)
         if isinstance(code, int):
             process.join(GRACE_SECONDS)
@@ -85,7 +85,11 @@ def _wait_for_exit_code(
 ) -> int | str | None:
     """Wait until the child process sends its exit code, ends, or exceeds a time limit.
 
-    If `seconds` is None, the child itself sends a time limit before each model call.
+    Args:
+        process: The child process.
+        receiver: Pipe from the child process.
+        seconds: Time limit. If it is None, the limits of `limit_model_call` apply, which the child
+            sends before each call of the model.
 
     Returns:
         The exit code, None if the child ended without sending one, or an error message if the child
@@ -119,7 +123,8 @@ def _wait_for_exit_code(
 def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
     """Interrupt the child process, wait for it to end, and return its exit code.
 
-    Ctrl-C in a terminal interrupts both processes, but `kill` interrupts only the parent.
+    This is necessary because a signal from `kill` reaches only the parent process, whereas Ctrl-C
+    in a terminal interrupts both processes.
     """
     code = None
     with contextlib.suppress(KeyboardInterrupt, ProcessLookupError):
@@ -130,14 +135,14 @@ def _interrupt_child(process: BaseProcess, receiver: Connection) -> int:
 
 
 def print_interrupted() -> int:
-    """Print that the command was interrupted, and return the exit code 130."""
+    """Print "interrupted" on standard error, and return the exit code 130."""
     if sys.stderr is not None:
         sys.stderr.write("\ninterrupted\n")
     return INTERRUPTED
 
 
-def _block_interrupts(is_blocked: bool) -> None:
-    """Hold back interrupts of this process, or deliver them again."""
+def _set_interrupts_blocked(is_blocked: bool) -> None:
+    """Block the signal SIGINT for this process, or unblock it and receive pending signals."""
     if os.name == "posix":
         how = signal.SIG_BLOCK if is_blocked else signal.SIG_UNBLOCK
         signal.pthread_sigmask(how, [signal.SIGINT])
@@ -151,10 +156,11 @@ def _describe_unexpected_exit(exit_code: int | None) -> str:
     return f"{end} before the result was complete"
 
 
-def _open_closed_streams() -> None:
-    """Connect closed standard streams to the null device.
+def _redirect_closed_streams() -> None:
+    """Redirect standard streams that are closed to the null device.
 
-    Otherwise, the next pipe would get the file descriptor of a standard stream.
+    Otherwise, the next file or pipe would get the file descriptor of a closed stream, and output
+    for the stream would go there.
     """
     with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -172,7 +178,7 @@ def _run_inside_child(
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _handle_interrupt)
     try:
-        _block_interrupts(False)
+        _set_interrupts_blocked(False)
         code = run(arguments)
     except KeyboardInterrupt:  # before or after the command
         code = print_interrupted()
@@ -203,10 +209,10 @@ def _handle_interrupt(_number: int, _frame: Any) -> None:
 
 @contextlib.contextmanager
 def limit_model_call(seconds: float | None) -> Iterator[None]:
-    """Limit the time of a model call in the context.
+    """Context manager that limits the time of a model call.
 
-    If the call takes longer, the parent process kills this process. After the call, the context
-    manager restores standard output and standard error, because the model's code may have replaced
+    If the call takes longer, the parent process kills this process. At the end of the context,
+    standard output and standard error are restored, because the model's code may have replaced
     them.
 
     Args:

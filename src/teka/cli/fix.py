@@ -117,8 +117,8 @@ def fix(
         return
     if not outcome.parameters:
         print(
-            f"not written: {escape_unprintable(out)} (the fixes changed layers, but no weights)"
-            "; in Python, teka.convert.fix returns the changed model"
+            f"not written: {escape_unprintable(out)}, because the fixes changed layers but no "
+            "weights; to get the changed model, call teka.convert.fix in Python"
         )
         return
     # Save only the original model, without the preprocessing wrapper, so that weights keep names.

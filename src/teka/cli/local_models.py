@@ -1,4 +1,4 @@
-"""Loaders that prepare finished runs and model files for an audit."""
+"""Loading of models that teka trained, from runs and model files, for an audit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from teka.models.model_file import PRETRAINED
 
 
 def load_model_of_run(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load the best checkpoint of a finished training run as a model to audit.
+    """Load the model to audit from the best checkpoint of a finished training run.
 
     Args:
         path: Folder of the run.
@@ -25,7 +25,7 @@ def load_model_of_run(path: str, load_options: LoadOptions) -> LoadedModel:
     from teka.training import restore  # needs Lightning
 
     trained = restore(expand_user(path), data_dir=load_options.data_dir)
-    return _make_loaded_model(
+    return _wrap_teka_model(
         trained.model,
         trained.name,
         "teka run",
@@ -37,7 +37,7 @@ def load_model_of_run(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a model file written by `teka export`, or a packaged model, as a model to audit.
+    """Load the model to audit from a model file of `teka export`, or load a packaged model.
 
     Args:
         path: The folder, or the name of the packaged model, such as "digits".
@@ -45,7 +45,7 @@ def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
     """
     config = models.read_config(path)
     run = config.facts.get("run")
-    return _make_loaded_model(
+    return _wrap_teka_model(
         models.load(path),
         Path(path).name,
         "teka model file",
@@ -56,7 +56,7 @@ def load_model_file(path: str, load_options: LoadOptions) -> LoadedModel:
     )
 
 
-def _make_loaded_model(
+def _wrap_teka_model(
     model: nn.Module,
     name: str,
     kind: str,
@@ -66,7 +66,7 @@ def _make_loaded_model(
     in_channels: int,
     **known: Any,
 ) -> LoadedModel:
-    """Wrap one of teka's own models for an audit at the input size that it was trained for.
+    """Wrap a model that teka trained as a `LoadedModel` with the input size of its training.
 
     Raises:
         ValueError: The model does not classify images, or `input_size` differs from its own size.

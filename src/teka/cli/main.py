@@ -16,7 +16,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from teka.cli import child
-from teka.cli.app import OPTION_NAMES, describe_error, make_app
+from teka.cli.app import OPTION_NAMES, describe_parser_error, make_app
 from teka.errors import first_line_of_error, is_out_of_memory, to_one_line
 
 MAX_ERROR_LENGTH = 2000
@@ -24,7 +24,7 @@ ISOLATED_COMMANDS = ("audit", "compare", "fix", "mend")  # they run the code of 
 
 
 def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
-    """Run a command and return its exit code.
+    """Run a command of the program `teka`, and return its exit code.
 
     Commands that run the code of a model start a child process, so that this code cannot silently
     end the command. If `arguments` are passed, everything runs in this process.
@@ -80,7 +80,7 @@ def run(arguments: list[str], app: App | None = None) -> int:
 def _parse_and_run(arguments: list[str], app: App, command: str, program: str) -> int:
     """Parse the arguments, run the command, and return its exit code.
 
-    Each Python warning is printed on one line.
+    While the command runs, each Python warning is printed on one line.
     """
     format_warning = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: (
@@ -103,13 +103,10 @@ def _parse_and_run(arguments: list[str], app: App, command: str, program: str) -
 
 
 def _format_error_message(error: BaseException, program: str) -> str:
-    """Return the message that tells the user about an error.
-
-    If the error is a bug in teka, also print the traceback.
-    """
+    """Return the message to print for an error. For a bug in teka, also print the traceback."""
     match error:
         case CycloptsError():
-            return describe_error(error, program)
+            return describe_parser_error(error, program)
         case ModuleNotFoundError():
             return f"{error.name} is not installed; pip install 'teka[train,report]'"
         case ImportError(__cause__=ImportError() as cause):  # of the parser, which says less
@@ -137,7 +134,10 @@ def print_error(program: str, message: object) -> int:
 
 
 def _discard_closed_output() -> None:
-    """Redirect closed output streams to the null device, so that Python can flush them at exit."""
+    """Redirect closed output streams to the null device, so that Python can flush them at exit.
+
+    Otherwise, Python would print another error when it exits.
+    """
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:
             stream.flush()

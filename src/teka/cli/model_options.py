@@ -1,4 +1,4 @@
-"""Dataclass with the command-line options of all models."""
+"""Command-line options of `teka train` that configure the model, such as `--dim`."""
 
 import types
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ from teka.models.model_config import MODELS, options_class
 
 
 def build_model_options_class() -> type[Any]:
-    """Build the dataclass of `teka train` options that configure the model, such as `--dim`.
+    """Build a dataclass whose fields are the options of all registered models, such as `--dim`.
 
-    The fields are the options of all registered models. They default to None, which selects the
-    model's own default. If several models share an option, the help describes it as the first of
-    these models does.
+    The fields default to None, which means the default of the model. If several models share an
+    option, its help text comes from the first of them.
     """
     names = " or ".join(f'"{name}"' for name in MODELS)
     model_option = Annotated[str, Parameter(help=f"Name of the model: {names}.")]
@@ -28,7 +27,7 @@ def build_model_options_class() -> type[Any]:
         docstring = docstring_parser.parse(declared.__doc__ or "")
         descriptions = {entry.arg_name: entry.description for entry in docstring.params}
         for option in fields(declared):
-            kind = _make_command_line_type(option.type)
+            kind = _select_parsable_types(option.type)
             takes_list = any(get_origin(member) in (tuple, Sequence) for member in get_args(kind))
             parameter = Parameter(
                 help=descriptions.get(option.name),
@@ -41,10 +40,13 @@ def build_model_options_class() -> type[Any]:
     return make_dataclass("ModelOptions", options.values(), frozen=True, namespace=namespace)
 
 
-def _make_command_line_type(kind: Any) -> Any:
-    """Return the union of None and those types in `kind` that can be parsed from arguments.
+def _select_parsable_types(kind: Any) -> Any:
+    """Return the union of None and the types in `kind` that can be parsed from the command line.
 
-    None is included because it is the default of every option. List types come first in the help.
+    None is included because it is the default of every option. The list types come first.
+
+    Args:
+        kind: Type or union of types, such as `str | nn.Module | None`.
     """
     is_union = get_origin(kind) in (Union, types.UnionType)
     members = get_args(kind) if is_union else (kind,)

@@ -99,9 +99,9 @@ def predict(
 
 
 def _split_pictures_and_model(arguments: list[str], model: str) -> tuple[list[str], str]:
-    """Split the positional arguments of `teka predict` into picture files and the model name.
+    """Split the positional arguments of `teka predict` into picture files and a model name.
 
-    If the first argument is not a picture and `--model` is not given, it names the model.
+    The first argument is the model if it is not a picture and `--model` has not been passed.
     """
     first = arguments[0]
     path = expand_user(first)

@@ -34,9 +34,9 @@ class ProgressDisplay(progress.Progress):
         self.last_line_time = time.monotonic()
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Show that `done` of `total` steps of a stage are finished.
+        """Show the progress of a stage, of which `done` of `total` steps are finished.
 
-        A display that was hidden by `stop` appears again.
+        This also shows a display again that `stop` has hidden.
         """
         self.start()
         stage = escape_unprintable(stage)

@@ -27,10 +27,10 @@ RESUME_OPTIONS = {"--resume", "--config", "--loggers"}
 RESUME_OPTIONS |= {f"--{name.replace('_', '-')}" for name in Execution.__dataclass_fields__}
 
 
-def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Set the options missing on the command line from the files of --config and --recipe.
+def apply_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Set options that are missing on the command line to the values in option files.
 
-    Values from the `--config` file take precedence over the recipe.
+    The files are those of `--config` and `--recipe`. Values from `--config` take precedence.
 
     Raises:
         ValueError: A file contains an unknown option, or `--resume` is combined with an option that
@@ -74,7 +74,7 @@ def read_option_files(app: App, commands: tuple[str, ...], arguments: ArgumentCo
         )
 
 
-train_app = App(name="train", config=read_option_files)
+train_app = App(name="train", config=apply_option_files)
 
 
 @train_app.default

@@ -13,10 +13,10 @@ from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.text import list_caveats, results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_models, write_audit_results
+from teka.cli.audit import audit_and_compare_models, write_audit_results
 from teka.cli.audit_options import MODE_HELP, ResultOptions
 from teka.errors import wrong_value
-from teka.files import check_output_folder, make_directory, resolve_path
+from teka.files import check_folder_is_writable, make_directory, resolve_path
 from teka.models import Performer
 from teka.reporting.formatting import format_count
 from teka.training import Run
@@ -92,7 +92,7 @@ def shift(
 def _audit_and_compare_runs(
     runs: "Sequence[TrainedRun]", settings: AuditSettings, out: str, command: str
 ) -> None:
-    """Audit trained runs on their test images, and write the comparison to the folder `out`."""
+    """Audit trained runs on their test images, and write a comparison to the folder `out`."""
     datasets = sorted({(run.dataset.name, run.dataset.image_size) for run in runs})
     if len(datasets) > 1:
         raise wrong_value("runs", datasets, "runs with the same data set and image size")
@@ -104,16 +104,22 @@ def _audit_and_compare_runs(
     audit_inputs = [
         _make_audit_inputs(run, name, settings) for run, name in zip(runs, names, strict=True)
     ]
-    check_output_folder("out", out)
+    check_folder_is_writable("out", out)
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
-    comparison = audit_models(audit_inputs, command, results)
+    comparison = audit_and_compare_models(audit_inputs, command, results)
     reports = comparison.reports
     text = "\n".join([results_text(reports), *list_caveats(reports)])
     write_audit_results(reports, comparison.to_dict(), results, text, comparison.pairs)
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
-    """Combine a trained model with its test images and the settings, as the inputs of an audit."""
+    """Return the inputs of an audit that measures a trained run on its own test images.
+
+    Args:
+        trained: Finished run.
+        name: Name of the model in the report.
+        settings: Settings of the audit.
+    """
     model, dataset = trained.model, trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)

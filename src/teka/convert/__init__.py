@@ -1,7 +1,8 @@
-"""Functions that modify a trained model or convert its layers.
+"""Modification of trained models: new attention kernels, fixes for shifts, layer conversion.
 
-They replace attention, make a model less sensitive to shifts, or convert between convolutions and
-attention layers.
+- `replace_attention` gives a model new attention kernels, and `distill_attention` trains them.
+- `fix` makes a model less sensitive to shifts of its input.
+- `attention_from_convolution` and `convolution_from_attention` convert layers.
 """
 
 from teka.convert.antialias import FixReport, fix

@@ -1,4 +1,4 @@
-"""The function `fix`, which makes a trained model less sensitive to shifted images."""
+"""Antialiasing and other fixes that make a trained model less sensitive to shifted images."""
 
 import copy
 import threading
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka._checkpoint import restore_in_checkpoints
+from teka._checkpoint import restore_thread_locals_in_checkpoints
 from teka.audit.layers.fixes import FIXES
 from teka.audit.layers.layouts import as_pair, find_position_axes
 from teka.audit.layers.localize import LayerFindings
@@ -21,8 +21,8 @@ from teka.nn.sampling.polyphase import PolyphaseDownsample
 
 Images = Float[Tensor, "batch channels height width"]
 Outputs = Float[Tensor, "batch out_channels out_height out_width"]
-# Key of a grid: the `SharedOffsets` of its model, its sides and the stride.
-SampledGrid: TypeAlias = tuple["SharedOffsets | int", ...]
+# Key of a grid: the `SharedSamplingOffsets` of its model, its sides and the stride.
+SampledGrid: TypeAlias = tuple["SharedSamplingOffsets | int", ...]
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,13 @@ def fix(
     result = copy.deepcopy(model)
     modules = dict(result.named_modules())
     tensors = dict([*result.named_parameters(), *result.named_buffers()])
-    offsets = SharedOffsets()
+    offsets = SharedSamplingOffsets()
     for layer, layer_fixes in fixes_by_layer.items():
         if layer in modules:
             # With "circular", the low-pass filter wraps too, even if the layer itself does not pad.
-            _fix_layer(modules[layer], layer_fixes | ({"circular"} & set(names)), offsets)
+            _apply_fixes_to_layer(
+                modules[layer], layer_fixes | ({"circular"} & set(names)), offsets
+            )
         elif layer in tensors:
             _average_position_embedding(tensors[layer], layers)
         else:
@@ -140,10 +142,13 @@ def fix(
 
 @torch.no_grad()
 def _average_position_embedding(embedding: Tensor, layers: LayerFindings) -> None:
-    """Replace the vectors of a learned position embedding by their mean over positions.
+    """Replace all vectors of a learned position embedding by their mean, in place.
 
-    The vectors of class and register tokens do not change. The token grid comes from the findings
-    in `layers`.
+    The vectors of class and register tokens do not change.
+
+    Args:
+        embedding: Parameter or buffer with the position embedding.
+        layers: Result of `teka.audit.locate_layers`, which contains the token grid of each layer.
     """
     grids = [(finding.grid, finding.prefix_tokens) for finding in layers.findings if finding.grid]
     placement = find_position_axes(tuple(embedding.shape), [(layers.seen_size, 0), *grids])
@@ -157,7 +162,9 @@ def _average_position_embedding(embedding: Tensor, layers: LayerFindings) -> Non
     vectors.copy_(vectors.mean(axes, keepdim=True).expand_as(vectors))
 
 
-def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> None:
+def _apply_fixes_to_layer(
+    module: nn.Module, fixes: Set[str], offsets: "SharedSamplingOffsets"
+) -> None:
     """Apply the fixes "circular", "blur" and "polyphase" to a layer, in place."""
     # Change the class in place, as in torch's parametrizations, so that hooks and layers that are
     # used twice are kept.
@@ -171,13 +178,14 @@ def _fix_layer(module: nn.Module, fixes: Set[str], offsets: "SharedOffsets") -> 
         changed.__class__ = nn.CircularPad2d
 
 
-class SharedOffsets:
-    """Sampling offsets that the strided layers of a model share in a forward pass.
+class SharedSamplingOffsets:
+    """Sampling offsets that the strided layers of a model share during a forward pass.
 
-    All branches of a residual block must start sampling at the same offset. Otherwise their sum
-    does not move with the content (Chaman & Dokmanić 2021). In each forward pass, the first layer
-    that samples a feature map of a given size chooses the offset, and the other layers with maps of
-    this size use it. If a layer is called again in the same pass, it chooses a new offset.
+    With polyphase sampling, a layer keeps every s-th pixel from an offset that depends on the
+    content. All branches of a residual block must use the same offset, so that their sum moves with
+    the content (Chaman & Dokmanić 2021). Therefore, the first layer that samples a feature map of a
+    given size chooses the offset, and later layers with maps of this size use it too. If a layer is
+    called again in the same forward pass, it chooses a new offset.
 
     Each thread has its own offsets, and `torch.utils.checkpoint` recomputes layers with the offsets
     of their forward pass.
@@ -188,15 +196,16 @@ class SharedOffsets:
         for grid in [grid for grid in _thread_offsets.choices if grid[0] is self]:
             del _thread_offsets.choices[grid]
 
-    def downsample(
+    def downsample_at_shared_offset(
         self, layer: nn.Module, outputs: Images, sampling: PolyphaseDownsample
     ) -> Outputs:
-        """Downsample a layer's output at the offset shared by all outputs of the same size.
+        """Downsample a layer's output at the offset for feature maps of its size.
 
         Args:
             layer: The layer.
             outputs: Output of the layer with stride 1.
-            sampling: Downsampling module. It chooses the offset if no other layer has chosen it.
+            sampling: Downsampling module of the layer. It chooses the offset if no other layer has
+                chosen one in this forward pass.
         """
         # The batch size is not part of the grid, because a symbolic size cannot be hashed.
         grid = (self, *outputs.shape[2:], *sampling.stride)
@@ -209,7 +218,12 @@ class SharedOffsets:
 
 
 class _ThreadOffsets(threading.local):
-    """Sampling offsets of the current thread, with the layers that have used them."""
+    """Thread-local storage of `SharedSamplingOffsets`.
+
+    Attributes:
+        choices: For each grid, the chosen offset and the identifiers of the layers that have used
+            it in this forward pass.
+    """
 
     def __init__(self) -> None:
         self.choices: dict[SampledGrid, tuple[Tensor, tuple[int, ...]]] = {}
@@ -218,19 +232,23 @@ class _ThreadOffsets(threading.local):
 _thread_offsets = _ThreadOffsets()
 
 
-restore_in_checkpoints(_thread_offsets)
+restore_thread_locals_in_checkpoints(_thread_offsets)
 
 
 class _DownsamplingLayer(nn.Module):
-    """Base class of layers with stride 1 and separate downsampling. They replace strided layers."""
+    """Base class of convolution and pooling layers that downsample in a separate step.
+
+    The layer itself has stride 1. A `PolyphaseDownsample` after it replaces the stride, so that the
+    fixes can change the padding, add a low-pass filter or choose the sampling offset.
+    """
 
     padding_value: float | None = None
     sampling: PolyphaseDownsample
 
-    def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedOffsets) -> None:
-        """Move the layer's padding and stride to separate operations before and after it.
+    def separate_padding_and_stride(self, fixes: Set[str], offsets: SharedSamplingOffsets) -> None:
+        """Move the layer's padding and stride to separate operations before and after the layer.
 
-        The fixes can then replace these operations.
+        The selected fixes determine how these operations work.
 
         Args:
             fixes: Names of the fixes to apply.
@@ -260,7 +278,7 @@ class _DownsamplingLayer(nn.Module):
     def forward(self, input: Images) -> Outputs:
         value = self.padding_value if self.margin_mode == "constant" else None
         outputs = super().forward(pad(input, self.margins, self.margin_mode, value))
-        return self.offsets.downsample(self, outputs, self.sampling)
+        return self.offsets.downsample_at_shared_offset(self, outputs, self.sampling)
 
 
 class SampledConv2d(_DownsamplingLayer, nn.Conv2d):

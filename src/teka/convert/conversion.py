@@ -1,4 +1,4 @@
-"""Conversion between convolutions and attention layers (Cordonnier et al. 2020)."""
+"""Conversion of convolutions to attention layers and back (Cordonnier et al. 2020)."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from teka.checks import check_dense, check_instance, check_number, check_sizes
 from teka.convert.convolutions import (
     HARD_PRECISION,
     Convolution,
-    check_convolution,
+    check_supported_convolution,
     compute_kernel_radius,
     factor_matrices,
     off_center_weight,
@@ -32,11 +32,13 @@ from teka.nn.relative import inverse_softplus
 class BorderedAttention(nn.Module):
     """Attention layer with the stride and the zero padding of a convolution.
 
-    - The attention weights depend only on the positions of the tokens.
-    - Queries are at every s-th position of the grid, where s is the stride.
-    - Keys are the tokens of the grid, and zero tokens in a border around it. Without the border, a
-      head whose center is outside the grid would attend to the nearest tokens inside. A periodic
-      grid needs no border, because the head attends to tokens at the opposite edge.
+    `attention_from_convolution` returns this layer. Its attention weights depend only on the
+    positions of the tokens, not on their content.
+
+    - Stride: there is one query at every s-th position of the grid, where s is the stride.
+    - Padding: the keys are the tokens of the grid and a border of zero tokens around it. Without a
+      border, a head that attends to a position outside the grid would attend to the nearest tokens
+      inside. A periodic grid needs no border, because its opposite edges meet.
     - Distances are counted in tokens, so that the spacing of the grid has no effect.
 
     Args:
@@ -111,7 +113,7 @@ class BorderedAttention(nn.Module):
 
 
 def _check_ignores_content(attention: Attention) -> None:
-    """Raise an error if the attention weights depend on the content of the tokens."""
+    """Raise an error if the attention weights of a layer depend on the content of the tokens."""
     check_instance("attention", attention, Attention)
     if attention.query is not None or attention.key is not None:
         raise wrong_argument(
@@ -124,16 +126,16 @@ def _check_ignores_content(attention: Attention) -> None:
 def attention_from_convolution(
     convolution: nn.Module, *, precision: float = math.inf, dim_head: int | None = None
 ) -> BorderedAttention:
-    """Convert a convolution to an attention layer that has one head for each kernel offset.
+    """Convert a convolution to an attention layer that has one head for each kernel position.
 
-    Head h attends to the token at the offset Δ_h from the query: a key at the offset δ has a weight
-    proportional to exp(−α ‖δ − Δ_h‖²), with lengths in cells. The projections of the head multiply
-    to the matrix of the convolution at this offset, W_h = O_h V_h, where V_h is the value
-    projection and O_h the output projection. Tokens outside the grid are zero.
+    Head h attends to the token at one offset Δ_h from the query: the attention weight of a key at
+    the offset δ is proportional to exp(−α ‖δ − Δ_h‖²), with lengths in cells. The value projection
+    V_h and the output projection O_h of the head are factors of the convolution's matrix at this
+    offset, W_h = O_h V_h. Tokens outside the grid are zero.
 
-    By default the heads are hard: α is so large that the weights are exactly 1 and 0 in floating
-    point, and the layer differs from the convolution by rounding only. Hard heads have no gradient
-    for centers and precisions. With a smaller α, the difference is at most
+    By default, the precision α is so large that each head attends to exactly one token: the weights
+    are 1 and 0 in floating point. The layer then differs from the convolution only by rounding, and
+    the gradients of centers and precisions are 0. With a smaller α, the difference is at most
     `conversion_error_bound`.
 
     >>> import torch, teka
@@ -147,7 +149,8 @@ def attention_from_convolution(
     Args:
         convolution: A torch.nn.Conv1d, 2d or 3d with odd kernel sizes and zero or circular padding
             that keeps the size, except for the stride. Any stride, dilation and groups are allowed.
-        precision: Precision α > 0, see `precision_for_tolerance`. The default is hard heads.
+        precision: Precision α > 0, see `precision_for_tolerance`. By default, each head attends to
+            exactly one token.
         dim_head: Size D_h of a head, at least the rank of every W_h and at most min(D_in, D_out),
             which is the default.
 
@@ -156,7 +159,7 @@ def attention_from_convolution(
 
     Source: Cordonnier et al. 2020, Theorem 1, Lemmas 1 and 2, equation 9.
     """
-    convolution = check_convolution(convolution)
+    convolution = check_supported_convolution(convolution)
     weight = convolution.weight.detach()
     num_out, num_in = convolution.out_channels, convolution.in_channels
     kernel_size = convolution.kernel_size
@@ -221,9 +224,10 @@ class HeadOffset(NamedTuple):
 
 
 def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
-    """Find the offset from query to key at which each head has its largest attention weight.
+    """Return the offset from query to key at which each head has its largest attention weight.
 
-    The weights must depend on positions alone. On a periodic grid, the shorter way around counts.
+    The attention weights must depend only on positions. On a periodic grid, the offset is the
+    shorter way around.
 
     >>> import torch, teka
     >>> layer = teka.convert.attention_from_convolution(torch.nn.Conv1d(1, 1, 3, padding=1))
@@ -251,7 +255,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
         raise wrong_value(
             "attention.relative",
             None if relative is None else relative.name,
-            "a relative kernel of offsets alone, such as 'quadratic'",
+            "a relative kernel that depends only on the offset, such as 'quadratic'",
         )
     relative.check_kernel_and_positions(
         heads=attention.heads, dim=attention.dim_head, num_axes=grid.num_axes, kernel=Constant()
@@ -275,7 +279,7 @@ def head_offsets(attention: Attention, grid: Grid) -> tuple[HeadOffset, ...]:
 def convolution_from_attention(
     attention: Attention | BorderedAttention, grid: Grid, *, least_share: float = 0.99
 ) -> Convolution:
-    """Convert an attention layer to a convolution, if each head attends to one offset.
+    """Convert an attention layer to a convolution, if each of its heads attends to one offset.
 
     - The convolution matrix at the offset Δ is W_Δ = Σ O_h V_h, summed over the heads with this
       offset. O_h is the output projection of a head, and V_h is its value projection.

@@ -1,4 +1,4 @@
-"""Helper functions and error bounds for converting convolutions to attention."""
+"""Checks, weight factors and error bounds for converting convolutions to attention."""
 
 import copy
 import math
@@ -18,8 +18,8 @@ HARD_PRECISION = 800.0
 NUM_FURTHER_ROUNDINGS = 8
 
 
-def check_convolution(convolution: nn.Module) -> Convolution:
-    """Return a convolution, or raise an error if attention cannot compute it.
+def check_supported_convolution(convolution: nn.Module) -> Convolution:
+    """Return a convolution, and raise an error if no attention layer can compute the same output.
 
     The kernel sizes must be odd, and the padding must keep the size of the input except for the
     stride. Any stride, dilation and groups are allowed.
@@ -46,7 +46,7 @@ def check_convolution(convolution: nn.Module) -> Convolution:
 
 
 def compute_kernel_radius(convolution: Convolution) -> tuple[int, ...]:
-    """Return the distance in pixels from the center of the kernel to its edge along each axis."""
+    """Return the radius of a kernel along each axis: the cells from its center to its edge."""
     return tuple(
         side // 2 * step
         for side, step in zip(convolution.kernel_size, convolution.dilation, strict=True)
@@ -115,7 +115,7 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
     Source: Eckart & Young 1936; Cordonnier et al. 2020, §3.1 (remark on D_h and D_out).
     """
-    convolution = check_convolution(convolution)
+    convolution = check_supported_convolution(convolution)
     check_sizes({"rank": rank})
     if convolution.groups > 1:
         raise wrong_value(
@@ -132,10 +132,11 @@ def low_rank_convolution(convolution: nn.Module, rank: int) -> tuple[Convolution
 
 
 def off_center_weight(precision: float, num_axes: int) -> float:
-    """Return an upper bound on the total attention weight outside the center of a head.
+    """Return an upper bound on the attention weight that a head gives to keys off its center.
 
-    The weight of a head with precision α is a Gaussian of the distance from its center. On an
-    infinite grid with n axes, the center gets the weight
+    The center is the offset to which the head should attend. With precision α, the attention weight
+    is a Gaussian of the distance from the center. On an infinite grid with n axes, the center gets
+    the weight
 
         (Σ_m e^(−α m²))^(−n) ≥ (Σ_m e^(−α |m|))^(−n) = tanh(α/2)^n,
 
@@ -162,11 +163,11 @@ def off_center_weight(precision: float, num_axes: int) -> float:
 
 
 def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
-    """Return the `precision` for `attention_from_convolution` that keeps an error tolerance.
+    """Return the `precision` at which `attention_from_convolution` has at most a given error.
 
-    A head has Gaussian attention weights, and the precision says how narrow they are. With the
-    returned precision, the outputs of the attention layer differ from those of the convolution by
-    at most tolerance · g. Here g is the largest possible output of the convolution without bias:
+    The attention weights of a head are a Gaussian, which is narrower for a higher precision. With
+    the returned precision, the outputs of the attention layer differ from those of the convolution
+    by at most tolerance · g. Here g is the largest possible output of the convolution without bias:
     g = max|x| · max_o Σ|W_o|, where W_o are the weights of output channel o.
 
     >>> import teka
@@ -174,7 +175,7 @@ def precision_for_tolerance(tolerance: float, num_axes: int) -> float:
     8.99
 
     Args:
-        tolerance: Number from 1e-100 to 1.
+        tolerance: Largest error, relative to g: a number from 1e-100 to 1.
         num_axes: Number of axes of the convolution, for example 2 for `Conv2d`.
 
     Raises:
@@ -192,8 +193,8 @@ def conversion_error_bound(
 ) -> float:
     """Return an upper bound on the error of `attention_from_convolution`.
 
-    The error is the difference between the outputs of the convolution and of the attention layer.
-    The bound is the sum of two terms. It holds for all inputs x with |x| ≤ `largest_input`:
+    The error is the largest difference between the outputs of the convolution and of the attention
+    layer, for all inputs x with |x| ≤ `largest_input`. The bound is the sum of two terms:
 
     - 2 · `off_center_weight` · max|x| · g, because heads also attend to tokens off their
       centers. Here g = max_o Σ|W_o| is the largest output for |x| ≤ 1 without the bias b.
@@ -210,13 +211,13 @@ def conversion_error_bound(
 
     Args:
         convolution: A convolution that `attention_from_convolution` accepts.
-        precision: Precision α > 0 of the heads, or math.inf for hard heads.
+        precision: Precision α > 0 of the heads, or math.inf if each head attends to one token.
         largest_input: Largest magnitude max|x| of the inputs.
 
     Raises:
         ValueError: The convolution is not supported, or an argument is out of range.
     """
-    convolution = check_convolution(convolution)
+    convolution = check_supported_convolution(convolution)
     check_number("largest_input", largest_input, "a finite number of at least 0", low=0)
     weight = convolution.weight.detach()
     gain = float(weight.double().abs().flatten(1).sum(dim=1).max())

@@ -116,10 +116,11 @@ def _replace_output_by_softmax(
     *,
     losses: list[Tensor],
 ) -> Float[Tensor, "batch heads queries dim_value"]:
-    """Forward hook that makes a layer return the output of softmax attention.
+    """Forward hook that replaces a layer's output by that of softmax attention.
 
-    The hook also appends the distillation loss to `losses`: the cross-entropy between the layer's
-    attention weights and the softmax weights.
+    Because of the hook, the next layer receives the same input as with softmax attention. The
+    distillation loss of the layer is appended to `losses`: the cross-entropy between its attention
+    weights and the softmax weights.
     """
     query, key, value = (tensor.detach() for tensor in arguments[:3])
     others = arguments[3:]

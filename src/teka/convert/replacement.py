@@ -1,4 +1,4 @@
-"""The function `replace_attention` for PyTorch, timm and transformers models."""
+"""Replacement of the attention in PyTorch, timm and transformers models, in place."""
 
 import inspect
 import warnings
@@ -21,14 +21,14 @@ from teka.nn.options import AttentionOptions
 
 # Reasons why a layer is not replaced. The following reasons apply to every kernel.
 OTHER_TOKENS = "it attends to other tokens than its own"
-BIASED = "its attention adds a bias to the weights, or attends to selected keys only"
+BIASED = "its attention has biases, a softcap or selected keys, which teka does not support"
 WINDOWED = "its model limits attention to a window of keys"
 SUBCLASS = "teka does not support subclasses of MultiheadAttention, add_bias_kv or add_zero_attn"
 UNSUPPORTED = "attention of this class is not supported"
 # The following reasons apply only to relative kernels.
 COARSER_KEYS = "its keys are on a coarser grid than its queries; use relative=None to replace it"
 SUBSET = (
-    "some patches may be missing, so token positions are unknown; use relative=None to replace it"
+    "the model may drop patches, so token positions are unknown; use relative=None to replace it"
 )
 UNPLACED = "its token positions are unknown; pass the token grid, or use relative=None"
 
@@ -92,7 +92,7 @@ class ReplacementReport:
 
 @dataclass(frozen=True)
 class _AttentionCandidate:
-    """Module that may be an attention layer, together with its parent modules.
+    """Module that may be an attention layer, and what the new kernels need to know about it.
 
     Attributes:
         name: Name of the module in the model.
@@ -110,13 +110,13 @@ class _AttentionCandidate:
 
     @property
     def enclosing_hf_model(self) -> Any:
-        """Innermost Hugging Face model that contains this module, or None if there is none."""
+        """Smallest Hugging Face model that contains this module, or None if there is none."""
         models = (model for model in self.parents if hasattr(model, "set_attn_implementation"))
         return next(models, None)
 
     @property
     def is_self_attention(self) -> bool:
-        """False for cross-attention, and for attention pooling with a learned query."""
+        """True unless the layer is cross-attention or attention pooling with a learned query."""
         parent = self.parents[0] if self.parents else self.module
         is_in_decoder = isinstance(parent, nn.TransformerDecoderLayer)
         return not (
@@ -130,7 +130,7 @@ class _AttentionCandidate:
 
 @dataclass(frozen=True)
 class _ReplaceableLayer:
-    """Attention layer that can be replaced, with its sizes and the function that replaces it.
+    """Sizes of an attention layer that can be replaced, and the function that replaces it.
 
     Attributes:
         num_heads: Number of heads.
@@ -207,7 +207,7 @@ def replace_attention(
         candidate = _AttentionCandidate(
             name, module, parents, has_relative, has_relative and grid is None
         )
-        layer = _describe_layer(candidate)
+        layer = _plan_replacement(candidate)
         if isinstance(layer, _ReplaceableLayer):
             layers[name] = layer
         elif layer is not None:
@@ -241,8 +241,8 @@ def replace_attention(
     return ReplacementReport(kernels, replaced, left, num_kept, num_new)
 
 
-def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str | None:
-    """Determine whether a module is an attention layer and how to replace it.
+def _plan_replacement(candidate: _AttentionCandidate) -> _ReplaceableLayer | str | None:
+    """Decide whether a module is an attention layer that can be replaced, without changing it.
 
     Returns:
         A `_ReplaceableLayer` if the module can be replaced, the reason as a string if it cannot,
@@ -253,18 +253,18 @@ def _describe_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str |
     if kind.__module__.partition(".")[0] == "teka":
         return None
     if isinstance(module, nn.MultiheadAttention):
-        return _describe_torch_layer(candidate)
+        return _plan_torch_replacement(candidate)
     if kind.__name__ == "Attention" and kind.__module__ in TIMM_MODULES:
-        return _describe_timm_layer(candidate)
+        return _plan_timm_replacement(candidate)
     if _get_attention_source(kind):
-        return _describe_transformers_layer(candidate)
+        return _plan_transformers_replacement(candidate)
     # Otherwise the innermost module with such a class name computes attention.
     names = [type(part).__name__ for part in module.modules()]
     is_innermost = sum("Attention" in part for part in names) == 1
     return UNSUPPORTED if is_innermost and "Attention" in kind.__name__ else None
 
 
-def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
+def _plan_torch_replacement(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     has_other_sizes = not layer.embed_dim == layer.kdim == layer.vdim
     if not candidate.is_self_attention or (candidate.needs_positions and has_other_sizes):
@@ -289,7 +289,7 @@ def _describe_torch_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer |
 
 
 def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Raise an error for cross-attention, where the positions of the keys are unknown."""
+    """Forward pre-hook that refuses cross-attention, whose key positions are unknown."""
     num_queries, num_keys = (tensor.shape[2] for tensor in arguments[:2])
     if num_queries != num_keys:
         raise wrong_value(
@@ -300,7 +300,7 @@ def _refuse_cross_attention(_: nn.Module, arguments: tuple[Any, ...]) -> None:
         )
 
 
-def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
+def _plan_timm_replacement(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     layer = candidate.module
     position_options: dict[str, Any] = {}
     if candidate.needs_grid:
@@ -324,7 +324,8 @@ def _describe_timm_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | 
 def _find_first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> int:
     """Return the first attribute of the objects that is a positive integer, or 0 if there is none.
 
-    The attributes of each object are tried in the order of `names`.
+    Libraries have different names for the same size. All names are tried for the first object, then
+    for the next one.
     """
     sizes = (getattr(holder, name, None) for holder in objects for name in names)
     return next((size for size in sizes if isinstance(size, int) and size > 0), 0)
@@ -332,9 +333,10 @@ def _find_first_integer(objects: tuple[object, ...], names: tuple[str, ...]) -> 
 
 @cache
 def _get_attention_source(module_class: type[nn.Module]) -> str:
-    """Return the source code of a Hugging Face attention class's forward method.
+    """Return the source code of the forward method of a Hugging Face attention class.
 
-    Return "" if the class does not use the `AttentionInterface` of transformers.
+    Return "" if the class does not use the `AttentionInterface` of transformers, because its
+    attention can then not be replaced.
     """
     if not module_class.__module__.startswith("transformers.models."):
         return ""
@@ -342,7 +344,7 @@ def _get_attention_source(module_class: type[nn.Module]) -> str:
     return source if "attention_interface" in source else ""
 
 
-def _describe_transformers_layer(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
+def _plan_transformers_replacement(candidate: _AttentionCandidate) -> _ReplaceableLayer | str:
     from teka.integrations.transformers.attention import (
         REPLACED,
         REPLACED_HEADS,
@@ -401,9 +403,9 @@ def _describe_transformers_layer(candidate: _AttentionCandidate) -> _Replaceable
 
 
 def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -> bool:
-    """Return True if a Hugging Face layer's config determines the positions of its tokens.
+    """Return True if the config of a Hugging Face layer determines the positions of its tokens.
 
-    This is the case for sequences and for the patches of images of known size.
+    This is the case if the tokens are a sequence, or the patches of images of known size.
     """
     from teka.integrations.transformers.attention import NUM_CLASS_TOKENS
 
@@ -419,10 +421,10 @@ def _has_known_positions(candidate: _AttentionCandidate, patches: Grid | None) -
 
 
 class TimmAttention(nn.Module):
-    """timm attention layer whose softmax attention was replaced by teka's kernels.
+    """Attention layer of timm that uses teka's kernels instead of softmax.
 
-    `replace_attention` assigns this class and the attribute `heads` to the original layer, which
-    keeps its projections.
+    `replace_attention` turns an existing layer of timm into this class, in place: it changes the
+    class of the layer and adds the attribute `heads`. The projections of the layer do not change.
     """
 
     def forward(
@@ -431,7 +433,7 @@ class TimmAttention(nn.Module):
         attn_mask: Float[Tensor, "..."] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the layer's output tokens. The mask must be None or causal."""
+        """Return the output tokens of the layer. The mask must be None or causal."""
         layer: Any = self
         query, key, value = (
             layer.qkv(x).unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)

@@ -1,6 +1,7 @@
-"""Data sets for image classification, augmentation, and reading of picture files.
+"""Data sets of labeled images, for training and testing image classifiers.
 
-Wrong arguments raise a ValueError that names the argument.
+`load` reads published data sets and your own pictures, and `from_arrays` takes NumPy arrays or
+tensors. Other functions augment, normalize and resize images.
 """
 
 from teka.data.augment import HorizontalFlip, Normalize, RandomShift, lossless_selection

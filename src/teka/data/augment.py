@@ -1,7 +1,7 @@
-"""Augmentation and normalization of images, and selection of images with blank margins.
+"""Random augmentation and normalization of image batches.
 
-Augmentations take a random generator and change each image of a batch differently. They return new
-images and do not modify their input.
+An augmentation is a callable that takes a batch and a random generator. It changes each image
+differently, and returns new images. `lossless_selection` selects images with blank margins.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class RandomShift:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Shift each image by its own random number of pixels along both axes.
+        """Return a copy of the batch in which each image has its own random shift.
 
         Args:
             images: Images of shape (N, C, H, W) and any dtype.
@@ -115,7 +115,7 @@ class HorizontalFlip:
     def __call__(
         self, images: Tensor, generator: Generator
     ) -> Shaped[Tensor, "images channels height width"]:
-        """Flip randomly selected images.
+        """Return a copy of the batch in which randomly selected images are flipped.
 
         Args:
             images: Images of shape (N, C, H, W) and any dtype.
@@ -172,7 +172,7 @@ class Normalize:
 
     @classmethod
     def from_images(cls, images: Tensor) -> "Normalize":
-        """Compute the normalization that gives each channel of `images` mean 0 and variance 1.
+        """Create the normalization that gives each channel of `images` mean 0 and variance 1.
 
         Args:
             images: Images of shape (N, C, H, W).
@@ -197,12 +197,12 @@ class Normalize:
 def lossless_selection(
     images: Tensor, labels: Tensor, class_index: int | None = 1, margin: int = 8
 ) -> Bool[Tensor, " images"]:
-    """Select the images of a class that lose no content under horizontal shifts.
+    """Select the images of a class whose blank margins are wide enough for lossless shifts.
 
     An image is selected if it has more than `margin` blank columns on both sides. A circular shift
     by up to `margin` columns, for example with `teka.Grid.roll`, then moves only background across
-    the edge. Of the test images at 32×32, the defaults select 854 of the 1,135 ones in MNIST and
-    791 of the 1,000 trousers in Fashion-MNIST.
+    the edge, so that no content is lost. Of the test images at 32×32, the defaults select 854 of
+    the 1,135 ones in MNIST and 791 of the 1,000 trousers in Fashion-MNIST.
 
     >>> import torch, teka
     >>> images = torch.zeros(1, 1, 4, 28)

@@ -1,4 +1,4 @@
-"""Loading of custom images from picture files or NumPy arrays."""
+"""Loading of your own labeled images, from picture files or NumPy arrays."""
 
 import csv
 import os
@@ -43,11 +43,11 @@ ARRAY_NAMES = {
 
 
 def is_picture_dataset(path: Path) -> bool:
-    """Return True if a path is a data set of picture files: a folder or a CSV file."""
+    """Return True if a path is a folder or a CSV file, which are data sets of picture files."""
     return path.is_dir() or path.suffix.lower() == ".csv"
 
 
-def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
+def list_labeled_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[str]]:
     """List the picture files of each split, with their classes, without opening the files.
 
     Args:
@@ -68,7 +68,7 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
             for split, folder in _find_split_folders(path).items()
         }
     else:
-        splits = {"train": _read_labels(path)}
+        splits = {"train": _read_labels_from_csv(path)}
     labels = list({label for _, label in splits["train"]})
     # Numbers are sorted by value, so that 10 follows 2.
     classes = sorted(labels, key=int if parse_class_numbers(labels) else None)
@@ -93,11 +93,11 @@ def find_pictures(path: Path) -> tuple[dict[str, list[tuple[Path, int]]], list[s
     return labeled, classes
 
 
-def _read_labels(path: Path) -> list[tuple[Path, str]]:
-    """Read the columns "file" and "label" of a CSV file.
+def _read_labels_from_csv(path: Path) -> list[tuple[Path, str]]:
+    """Return the picture files and their labels from the columns of a CSV file.
 
-    The paths in the file are relative to its folder. Blanks around column names and labels, and
-    blanks after commas, are ignored.
+    The columns are named "file" and "label". Paths are relative to the folder of the CSV file.
+    Blanks around column names and labels, and blanks after commas, are ignored.
     """
     labels = {}
     try:
@@ -137,11 +137,11 @@ def _read_labels(path: Path) -> list[tuple[Path, str]]:
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Find the folders of the training, validation and test pictures.
+    """Return the folder of each split: "train", "test" and possibly "validation".
 
-    The folder must have a sub-folder for training and another for validation or test. Otherwise, it
-    has no splits, and "train" maps to the folder itself. Without a test folder, the validation
-    folder is used for testing.
+    A folder has splits if it contains a sub-folder for training and another for validation or test.
+    Otherwise, the only split is "train", which is the folder itself. If there is no test folder,
+    the validation folder is used for testing.
     """
     names = [path.name for path in _list_visible_paths(folder) if path.is_dir()]
     splits = {SPLIT_FOLDERS.get(name.lower(), name): folder / name for name in names}
@@ -159,7 +159,7 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _list_labeled_files(folder: Path) -> list[tuple[Path, str]]:
-    """List the files in the sub-folders of a folder, labeled with the name of the sub-folder."""
+    """List all files in the sub-folders of a folder, with the sub-folder's name as their label."""
     pictures = []
     for subfolder in filter(Path.is_dir, _list_visible_paths(folder)):
         files = _list_visible_paths(subfolder)
@@ -178,9 +178,10 @@ def _list_visible_paths(folder: Path) -> list[Path]:
 
 
 def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
-    """Convert class names to integers.
+    """Convert class names such as "7" to integers.
 
-    Return None if a name is not an integer, or if two names stand for the same integer.
+    Return None if a name is not an integer, or if two names are the same integer, such as "7" and
+    "07".
     """
     try:
         numbers = [int(name) for name in names]
@@ -190,12 +191,17 @@ def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
 
 
 def read_pictures(path: Path, *, image_size: tuple[int, int] | None) -> RawDataset:
-    """Create a data set from the pictures in a folder or CSV file.
+    """Create a data set from a folder of pictures, or from a CSV file that lists pictures.
 
-    Each picture is read when it is used. The images are gray if every file is gray, and RGB
-    otherwise. All pictures must have the same size, unless they are resized to `image_size`.
+    A picture is read from its file each time that it is used. The images are gray if every file is
+    gray, and RGB otherwise.
+
+    Args:
+        path: The folder or CSV file, as in `list_labeled_pictures`.
+        image_size: (height, width) to which the pictures are resized. If it is None, all pictures
+            must have the same size.
     """
-    pictures, classes = find_pictures(path)
+    pictures, classes = list_labeled_pictures(path)
     files = [file for split in pictures.values() for file, _ in split]
     in_channels = 1 if all(read_picture_header(file)[0] in GRAY_MODES for file in files) else 3
     height, width = image_size or read_picture(files[0]).shape[1:]
@@ -215,7 +221,7 @@ def read_pictures(path: Path, *, image_size: tuple[int, int] | None) -> RawDatas
 
 
 def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> RawDataset:
-    """Create a data set from validated copies of image and label arrays.
+    """Create a data set from arrays of images and labels, which are validated and copied.
 
     Args:
         arrays: Arrays with the names "images" and "labels", and optionally the same names with the
@@ -227,7 +233,7 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> Ra
         axes = _guess_axes(_to_numpy("images", arrays["images"]).shape)
     check_name("axes", axes, AXES)
     train, test, validation = (
-        _copy_split(arrays, prefix, axes) for prefix in ("", "test_", "validation_")
+        _copy_arrays_to_split(arrays, prefix, axes) for prefix in ("", "test_", "validation_")
     )
     assert train is not None
     if test is None:
@@ -242,7 +248,7 @@ def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> Ra
 def read_npz(path: Path) -> RawDataset:
     """Read images and labels from a NumPy archive (.npz), without executing code from the file.
 
-    Array names are listed in `ARRAY_NAMES`. Labels may have shape (N, 1).
+    `ARRAY_NAMES` lists the array names that are recognized. Labels have shape (N,) or (N, 1).
     """
     try:
         if not zipfile.is_zipfile(path):
@@ -296,13 +302,15 @@ def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
         raise wrong_value(argument, array, f"an array ({first_line_of_error(error)})") from error
 
 
-def _copy_split(arrays: Mapping[str, Array | None], prefix: str, axis_order: str) -> Split | None:
-    """Validate and copy the images and labels of one split.
+def _copy_arrays_to_split(
+    arrays: Mapping[str, Array | None], prefix: str, axis_order: str
+) -> Split | None:
+    """Validate and copy the arrays of a training, validation or test split.
 
     Return None if there are no arrays for this split.
 
     Args:
-        arrays: See `make_raw_dataset`.
+        arrays: Arrays of all splits, as in `make_raw_dataset`.
         prefix: Prefix of the split's array names: "", "test_" or "validation_".
         axis_order: Axis order of image arrays, such as "NHWC".
     """

@@ -20,7 +20,7 @@ from teka.checks import (
 )
 from teka.data.pictures import PictureFiles, resize_bilinear, to_intensities
 from teka.errors import wrong_argument, wrong_shape, wrong_value
-from teka.memory import check_memory, memory_bytes
+from teka.memory import check_fits_in_memory, memory_bytes
 
 ImageSize: TypeAlias = int | Sequence[int]  # the side of a square, or (height, width)
 SPLITS = ("train", "validation", "test")
@@ -81,7 +81,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self.images[indices], self.labels[indices]
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
-        """Return a split with only the images and labels at `indices`, in this order."""
+        """Return a new split with the images and labels at `indices`, in this order."""
         check_dense("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         indices = indices.long()
         is_files = isinstance(self.images, PictureFiles)
@@ -89,10 +89,12 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return Split(images, self.labels[indices])
 
     def to_intensities(self, image_size: ImageSize | None = None) -> "Split":
-        """Return the split with all its images in memory, as intensities from 0 to 1.
+        """Return a split with all images in memory, as floating-point intensities from 0 to 1.
+
+        Picture files are read, and uint8 levels are divided by 255.
 
         Args:
-            image_size: New size of uint8 images. Images of a floating dtype cannot be resized.
+            image_size: New size of uint8 images. Floating-point images cannot be resized.
         """
         images = self.images[:]
         if images.dtype == torch.uint8:
@@ -171,13 +173,13 @@ class Dataset:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Arguments for creating a model: image size, channels and number of classes."""
+        """Image size, number of channels and number of classes, as keyword arguments of a model."""
         return {name: getattr(self, name) for name in ("image_size", "in_channels", "num_classes")}
 
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Images and labels of a data set, before the validation images are selected.
+    """Images and labels as they come with a data set, before it is divided into splits.
 
     Args:
         train: Images for training and validation, or all images if there are no test images.
@@ -206,8 +208,8 @@ def draw_train_and_test_indices(
 ) -> tuple[Int[Tensor, " train"], Int[Tensor, " test"]]:
     """Select a random fifth of the images for testing, and return training and test indices.
 
-    The selection depends only on the number of images: the test indices are the last fifth of
-    `numpy.random.default_rng(0).permutation(num_images)`.
+    The selection depends only on the number of images, so that it is the same in every run. The
+    test indices are the last fifth of `numpy.random.default_rng(0).permutation(num_images)`.
     """
     if num_images < TEST_FRACTION:
         raise wrong_value(
@@ -233,8 +235,8 @@ def divide_into_splits(
 ) -> Dataset:
     """Divide a data set into training, validation and test images with values from 0 to 1.
 
-    Validation images that come with the data set are used if `validation_size` is None. Otherwise,
-    they are treated like training images.
+    Some data sets come with validation images. They are kept as such if `validation_size` is None.
+    Otherwise, the validation images are drawn from all images that are not for testing.
 
     Args:
         name: Name of the data set.
@@ -275,6 +277,6 @@ def divide_into_splits(
     if stream is None:
         stream = num_bytes > memory_bytes() // STREAMING_FRACTION
     if not (stream and isinstance(train.images, PictureFiles)):
-        check_memory("image_size", image_size, num_bytes, "images")
+        check_fits_in_memory("image_size", image_size, num_bytes, "images")
         train, validation, test = (split.to_intensities(image_size) for split in splits)
     return Dataset(name, train, validation, test, raw.num_classes, raw.class_names)

@@ -1,4 +1,4 @@
-"""Loading of data sets by name or path."""
+"""Loading of data sets, by name or path or from arrays."""
 
 from pathlib import Path
 
@@ -92,8 +92,8 @@ def load(
                 "the name of the data set",
                 name,
                 NAMES,
-                f"There is no folder, CSV file or .npz file at {paths}. If the data of a run are "
-                "elsewhere, pass the folder that contains them as data_dir.",
+                f"There is no folder, CSV file or .npz file at {paths}. If the data set of a run "
+                "has moved, pass its parent folder as data_dir.",
             )
         raw = (
             read_pictures(path, image_size=image_size)
@@ -193,7 +193,7 @@ def download(name: str, data_dir: str | Path = "data") -> Path:
 
 
 def find_dataset_path(name: str, data_dir: str | Path | None) -> Path | None:
-    """Find the folder or file of a data set, or return None if it does not exist.
+    """Return the path of the folder or file of a data set, or None if it does not exist.
 
     A relative path is first looked up in `data_dir`, and then in the working directory.
     """

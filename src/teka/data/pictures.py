@@ -41,10 +41,10 @@ GRAY_MODES = ("1", "L", "LA", "La", *_DEEP_MODES)
 
 @contextlib.contextmanager
 def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
-    """Open a picture file with Pillow, in a context in which error messages name the file.
+    """Open a picture file with Pillow, as a context manager that yields the Pillow image.
 
-    If `picture` is already a Pillow image, it is returned unchanged. If a file has several frames,
-    the first frame is read.
+    Errors in the context become a ValueError that names the file. If `picture` is already a Pillow
+    image, the context manager yields it unchanged. The first of several frames is read.
 
     Args:
         picture: Path of a file, or a Pillow image.
@@ -84,9 +84,9 @@ def open_picture(picture: "str | Path | Image") -> "Iterator[Image]":
 
 
 def read_picture_header(path: "str | Path") -> tuple[str, int, int]:
-    """Read the Pillow mode, the height and the width of a picture file.
+    """Return the Pillow mode, the height and the width of a picture file.
 
-    This is fast, because the pixels are not decoded.
+    This is fast, because only the header is read and no pixels are decoded.
     """
     with open_picture(path) as opened:
         return opened.mode, opened.height, opened.width
@@ -138,8 +138,12 @@ def read_picture(
 def _to_uint8(levels: np.ndarray, picture: object) -> np.ndarray:
     """Convert the gray levels of a 16-bit or floating-point picture to levels from 0 to 255.
 
-    Integers range from 0 to 65,535. Floats range from 0 to 1, or from 0 to 255 if the largest is
-    above 1.
+    Integers are on a scale from 0 to 65,535. Floating-point levels are on a scale from 0 to 255 if
+    one of them is above 1, and from 0 to 1 otherwise.
+
+    Args:
+        levels: Gray levels of the pixels.
+        picture: The file, for the error message.
     """
     lowest = float(levels.min())
     highest = float(levels.max())
@@ -217,7 +221,7 @@ class PictureFiles:
         return images.reshape(*chosen.shape, *self.shape[1:])
 
     def take(self, indices: Tensor) -> "PictureFiles":
-        """Select the files at `indices`, in this order, without reading them."""
+        """Return the files at `indices`, in this order, as new `PictureFiles`. No file is read."""
         return replace(self, paths=[self.paths[index] for index in indices.tolist()])
 
     def _read(self, path: Path) -> UInt8[Tensor, "channels height width"]:
@@ -236,7 +240,7 @@ class PictureFiles:
 
 
 def check_images(images: object) -> None:
-    """Check that an argument is a dense tensor of shape (N, C, H, W) and any dtype."""
+    """Raise an error unless `images` is a dense tensor of shape (N, C, H, W), of any dtype."""
     check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
 
 
@@ -283,5 +287,5 @@ def resize_bilinear(
 
 
 def to_intensities(levels: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Convert levels from 0 to 255 to intensities from 0 to 1 in float32."""
+    """Convert integer levels from 0 to 255 to float32 intensities from 0 to 1."""
     return levels.to(torch.float32).div_(255)

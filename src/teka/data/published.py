@@ -1,9 +1,12 @@
-"""Downloading and reading of published data sets, such as MNIST.
+"""Published data sets, such as MNIST: downloading, verifying and reading their files.
 
-To add a data set in the format "idx" or "records", add an entry to `published.json`. MNIST comes
-from the copy that PyTorch uses, because the server of its authors often refuses downloads. CIFAR-10
-is read from its "binary version", because its "Python version" consists of pickle files, which can
-run code.
+The file `published.json` describes the data sets. To add a data set in the format "idx" or
+"records", add an entry to this file.
+
+- MNIST is downloaded from the mirror that torchvision uses, because the server of its authors often
+  refuses downloads.
+- CIFAR-10 is read from its "binary version", because its "Python version" consists of pickle files,
+  which can execute code.
 
 References:
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
@@ -35,7 +38,7 @@ from teka.codec import decode
 from teka.data.dataset import RawDataset, Split
 from teka.errors import first_line_of_error, require, wrong_argument, wrong_value
 from teka.files import expand_user, make_directory, write_bytes
-from teka.memory import check_memory
+from teka.memory import check_fits_in_memory
 
 TIMEOUT_SECONDS = 30.0  # a connection without data for this long is considered stalled
 NUM_ATTEMPTS = 5
@@ -49,7 +52,7 @@ MAX_DIGIT_LEVEL = 16
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """File of a published data set, with its size and SHA-256 hash.
+    """Name, size and SHA-256 hash of a file that belongs to a published data set.
 
     Args:
         name: Name of the unpacked file.
@@ -73,8 +76,9 @@ class PublishedDataset:
         folder: Name of the folder for downloaded files.
         train: Files with the training images.
         test: Files with the test images.
-        format: "idx" for a file with images and a file with labels, each a header of 4 bytes and 4
-            more per axis, then the values; "records" for one byte with the label before each image.
+        format: "idx" or "records". "idx" has one file of images and one of labels. Each starts with
+            a header of 4 bytes plus 4 bytes per axis. In "records", one byte with the label comes
+            before each image.
         image_shape: (channels, height, width).
         class_names: Names of the classes.
         license: License of the data set, as stated by its authors.
@@ -104,14 +108,14 @@ class PublishedDataset:
         """Read the data set from the first search folder that contains all its files.
 
         Args:
-            data_dir: Folder to search, see `search_folders`. If it is None, only `system_folder` is
-                searched.
+            data_dir: Folder to search, see `list_search_folders`. If it is None, only
+                `system_folder` is searched.
 
         Raises:
             ValueError: A file is damaged, or no folder contains all files. The error lists the
                 searched folders.
         """
-        folders = [] if data_dir is None else self.search_folders(expand_user(data_dir))
+        folders = [] if data_dir is None else self.list_search_folders(expand_user(data_dir))
         if self.system_folder is not None:
             folders.append(self.system_folder)
         folder = next(filter(self.has_all_files, folders), None)
@@ -127,26 +131,29 @@ class PublishedDataset:
         train, test = (self._read_split(folder, files) for files in (self.train, self.test))
         return RawDataset(train, test, class_names=self.class_names)
 
-    def search_folders(self, data_dir: Path) -> list[Path]:
-        """Return the folders to search for the files. `download` writes to the first folder."""
+    def list_search_folders(self, data_dir: Path) -> list[Path]:
+        """Return the folders in which `read` and `download` look for the files, in order.
+
+        `download` writes to the first folder if no folder contains all files.
+        """
         names = dict.fromkeys((self.folder, self.name, ""))
         return [data_dir / name for name in names]
 
     def has_all_files(self, folder: Path) -> bool:
-        """Return True if a folder contains all files of the data set, even damaged ones."""
+        """Return True if a folder contains all files of the data set. They may be damaged."""
         return all(find_downloaded_file(folder, file) for file in self.files)
 
     def download(self, data_dir: Path) -> Path:
-        """Download missing and damaged files, and return the folder that contains all files.
+        """Download the files that are missing or damaged, and return the folder with all files.
 
-        The files are stored in a folder within `data_dir`.
+        The folder is one of `list_search_folders(data_dir)`.
         """
-        folders = filter(self.has_all_files, self.search_folders(data_dir))
+        folders = filter(self.has_all_files, self.list_search_folders(data_dir))
         folder = next(folders, None) or make_directory("data_dir", data_dir / self.folder)
         missing = []
         for file in self.files:
             try:
-                self._read_file(folder, file)
+                self._read_and_verify_file(folder, file)
             except ValueError:
                 missing.append(file)
         if self.archive_hash is None:
@@ -171,7 +178,7 @@ class PublishedDataset:
         return folder
 
     def _read_split(self, folder: Path, files: Sequence[PublishedFile]) -> Split:
-        contents = [self._read_file(folder, file) for file in files]
+        contents = [self._read_and_verify_file(folder, file) for file in files]
         if self.format == "idx":  # the hash was checked, so that the headers are known
             images, labels = contents
             images, labels = images[16:].view(-1, *self.image_shape), labels[8:]
@@ -180,10 +187,10 @@ class PublishedDataset:
             images, labels = records[:, 1:].unflatten(1, self.image_shape), records[:, 0]
         return Split(images.contiguous(), labels.long())
 
-    def _read_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
-        """Read a file, and verify its size and hash.
+    def _read_and_verify_file(self, folder: Path, file: PublishedFile) -> UInt8[Tensor, " bytes"]:
+        """Return the bytes of a file, after unpacking, whose size and SHA-256 hash are correct.
 
-        If the authors publish no hash, verify the range of the labels instead.
+        If the authors publish no hash, the largest label is checked instead.
         """
         path = find_downloaded_file(folder, file)
         if path is None:
@@ -211,7 +218,7 @@ class PublishedDataset:
 
 
 def find_downloaded_file(folder: Path, file: PublishedFile) -> Path | None:
-    """Find a downloaded file, or return None if it is missing.
+    """Return the path of a downloaded file, or None if the file is missing.
 
     The file may be compressed with gzip. In this case, its name ends in ".gz".
     """
@@ -219,9 +226,14 @@ def find_downloaded_file(folder: Path, file: PublishedFile) -> Path | None:
 
 
 def read_unpacked(path: Path, num_bytes: int) -> bytearray:
-    """Read at most `num_bytes` + 1 bytes of a file that may be compressed with gzip.
+    """Read a file of an expected size, and decompress it if it is a gzip file.
 
-    If the content is longer than `num_bytes`, the file is larger than expected.
+    At most `num_bytes` + 1 bytes are returned. One byte more than expected tells the caller that
+    the file is too large, without reading all of it.
+
+    Args:
+        path: The file.
+        num_bytes: Expected size after decompression.
     """
     with path.open("rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
@@ -233,16 +245,16 @@ def read_unpacked(path: Path, num_bytes: int) -> bytearray:
 
 
 def download_file(url: str, path: Path, known_hash: str, unpacked_bytes: int | None = None) -> None:
-    """Download a file with a progress bar, unless a file with the correct hash exists.
+    """Download a file and show a progress bar, unless a file with the correct hash exists.
 
-    The file appears at `path` only if its hash is correct. Failed downloads are retried.
+    The file appears at `path` only after its hash has been verified. Failed downloads are retried.
 
     Args:
         url: URL of the file.
         path: Path of the downloaded file.
         known_hash: Hash of the file, such as "sha256:…".
-        unpacked_bytes: Size of the unpacked file if the download is compressed with gzip. The hash
-            is then that of the unpacked file.
+        unpacked_bytes: Size of the unpacked file, for a download that is compressed with gzip. In
+            this case, the unpacked file is stored, and `known_hash` is its hash.
 
     Raises:
         ConnectionError: All attempts failed.
@@ -283,15 +295,19 @@ PUBLISHED_DATASETS = {row["name"]: decode(PublishedDataset, row) for row in _TAB
 
 
 def read_digits(canvas_size: tuple[int, int]) -> RawDataset:
-    """Read scikit-learn's 1,797 handwritten digits of 8×8 pixels, centered on a larger canvas.
+    """Read the 1,797 handwritten digits of scikit-learn, and center them on a larger canvas.
 
-    The first 1,437 indices of `numpy.random.default_rng(0).permutation(1797)` are for training, the
-    others for testing. An odd margin is smaller at the top and on the left.
+    The digits have 8×8 pixels. If they cannot be centered exactly, the margin at the top or on the
+    left is one pixel smaller. The first 1,437 indices of
+    `numpy.random.default_rng(0).permutation(1797)` are for training, and the others for testing.
+
+    Args:
+        canvas_size: (height, width) of the canvas in pixels.
     """
     height, width = canvas_size
     datasets = require("sklearn.datasets", "digits need", "teka[train]")
     pixels, classes = datasets.load_digits(return_X_y=True)
-    check_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
+    check_fits_in_memory("image_size", canvas_size, 4 * len(pixels) * height * width, "images")
     digits = torch.from_numpy(pixels).float().view(-1, 1, DIGIT_SIZE, DIGIT_SIZE) / MAX_DIGIT_LEVEL
     top = (height - DIGIT_SIZE) // 2
     left = (width - DIGIT_SIZE) // 2

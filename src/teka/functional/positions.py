@@ -20,7 +20,7 @@ from teka.checks import (
     check_tensor,
 )
 from teka.errors import wrong_argument, wrong_shape, wrong_value
-from teka.execution_mode import can_cache_tensors, is_readable
+from teka.execution_mode import can_cache_tensors, can_read_elements
 from teka.functional.shapes import Angles, Coordinates, Offsets
 from teka.grid import Grid, GridLike, as_grid
 from teka.precision import to_widest_dtype, widest_dtype
@@ -257,7 +257,7 @@ class Positions:
                 points.shape,
                 f"({length}, axes) or ({batch}, {length}, axes)",
             )
-        if is_readable(points) and not points.isfinite().all():
+        if can_read_elements(points) and not points.isfinite().all():
             raise wrong_argument(f"{argument}positions", "NaN or infinity", "finite")
 
 
@@ -391,6 +391,6 @@ def length_mask(lengths: Tensor, num_tokens: int) -> Bool[Tensor, "batch tokens"
     check_tensor("lengths", lengths, "batch", dtypes=INTEGER_DTYPES)
     check_sizes({"num_tokens": num_tokens})
     lengths = lengths.long()  # a small integer dtype may not hold num_tokens
-    if is_readable(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
+    if can_read_elements(lengths) and not ((lengths >= 0) & (lengths <= num_tokens)).all():
         raise wrong_value("lengths", lengths.tolist(), f"whole numbers from 0 to {num_tokens}")
     return torch.arange(num_tokens, device=lengths.device) < lengths[:, None]

@@ -1,1 +1,1 @@
-"""Integrations with the Hugging Face Hub, timm and transformers."""
+"""Use of teka's models and attention with the Hugging Face Hub, timm and transformers."""

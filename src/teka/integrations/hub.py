@@ -66,7 +66,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "HubModel":
-        """Create a `HubModel` from a model file written by `teka export`, or a packaged model.
+        """Load a model file that `teka export` has written, or a packaged model, as a `HubModel`.
 
         Args:
             path: Folder of the model file, or the name of a packaged model, such as "digits".
@@ -102,7 +102,7 @@ class HubModel(nn.Module, PyTorchModelHubMixin):
         return cls.from_teka(Path(model_id).resolve())
 
     def generate_model_card(self, *_: Any, repo_id: str = "OWNER/NAME", **__: Any) -> ModelCard:
-        """Return the model card, with a code example and the class names.
+        """Return the model card of the repository, with a code example and the class names.
 
         Args:
             repo_id: Name of the repository in the code example.

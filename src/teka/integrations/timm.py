@@ -109,7 +109,7 @@ class TimmPerformer(Performer):
     def forward_head(
         self, x: Float[Tensor, "batch tokens dim"], pre_logits: bool = False
     ) -> Float[Tensor, "batch *tokens_outputs"]:
-        """Return the class logits for the tokens `x`, or the pooled tokens with `pre_logits`."""
+        """Return the class logits for the tokens `x`, or with `pre_logits` the pooled tokens."""
         pooled = x.mean(dim=1) if self.global_pool else x
         return pooled if pre_logits else self.head(pooled)
 
@@ -128,9 +128,17 @@ class TimmPerformer(Performer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the output tokens of selected transformer blocks, like other timm models.
+        """Return the outputs of selected transformer blocks, with the arguments of timm models.
 
-        By default, return the final tokens, and the tokens of all blocks as feature maps.
+        By default, return the final tokens and a list with a feature map for each block.
+
+        Args:
+            x: Images.
+            indices: Number of last blocks or indices of blocks, by default all blocks.
+            norm: Apply the final normalization to each output.
+            stop_early: Has no effect. All blocks are computed.
+            output_fmt: "NCHW" for feature maps, or "NLC" for tokens.
+            intermediates_only: Return only the list, without the final tokens.
         """
         blocks, _ = feature_take_indices(len(self.blocks), indices)
         outputs: list[Tensor] = []

@@ -16,7 +16,7 @@ from teka.codec import decode, encode
 from teka.errors import did_you_mean, require, wrong_argument, wrong_shape, wrong_value
 from teka.files import (
     atomic_directory,
-    check_output_folder,
+    check_folder_is_writable,
     expand_user,
     read_json,
     resolve_path,
@@ -186,7 +186,7 @@ def check_model_folder(argument: str, path: str | Path) -> Path:
         path: Path of the folder.
     """
     folder = resolve_path(argument, path)
-    check_output_folder(argument, folder.parent)
+    check_folder_is_writable(argument, folder.parent)
     if not folder.exists():
         return folder
     if not folder.is_dir():

@@ -17,7 +17,7 @@ from teka.checks import (
     is_number,
 )
 from teka.errors import wrong_argument, wrong_shape, wrong_value
-from teka.execution_mode import is_readable
+from teka.execution_mode import can_read_elements
 from teka.grid import GridLike
 from teka.nn.attention_heads import AttentionHeads
 from teka.nn.inputs import check_tokens
@@ -233,7 +233,7 @@ def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[T
     if mask.dtype == torch.bool:
         return ~mask
     keep = mask == 0
-    if is_readable(keep) and not bool((keep | (mask == -torch.inf)).all()):
+    if can_read_elements(keep) and not bool((keep | (mask == -torch.inf)).all()):
         hint = "0 keeps a key and −∞ masks it."
         raise wrong_value(argument, mask.unique()[:3].tolist(), "booleans, or 0 and −∞", hint)
     return keep
@@ -251,7 +251,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
     keep = invert_pytorch_mask("attn_mask", mask)
-    if is_readable(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
+    if can_read_elements(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
         hint = "Other masks must be the same for all queries, such as a key_padding_mask."
         raise wrong_argument("attn_mask", actual, "the causal mask", hint)

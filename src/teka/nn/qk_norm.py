@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from torch.nn.functional import rms_norm
 
 from teka.errors import wrong_value
-from teka.execution_mode import is_readable
+from teka.execution_mode import can_read_elements
 from teka.functional.attention_plan import may_overflow_in_float32
 from teka.functional.kernels.content_kernel import masked_mean
 from teka.functional.shapes import KeyMask, Keys, Queries
@@ -63,7 +63,7 @@ class QueryKeyRMSNorm(IdentityQueryKeyNorm):
 
 def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
     # The squares of large float32 values overflow.
-    is_large = is_readable(vectors) and vectors.is_cpu and may_overflow_in_float32(vectors)
+    is_large = can_read_elements(vectors) and vectors.is_cpu and may_overflow_in_float32(vectors)
     wide = vectors.double() if is_large else vectors
     # Under autocast the gain is float32 but the vectors are not, so cast back.
     return (rms_norm(wide, wide.shape[-1:]) * gain).to(vectors.dtype)

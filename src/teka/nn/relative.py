@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 from teka import functional as kernels
 from teka.checks import check_name, check_tensor_sizes
 from teka.errors import wrong_value
-from teka.execution_mode import are_transforms_active
+from teka.execution_mode import is_in_functorch_transform
 from teka.functional import RELATIVES, RelativeKernel
 from teka.nn.features import RandomFeatures
 
@@ -155,7 +155,7 @@ class LearnedRelativeKernel(RelativeModule):
             return
         if num_axes == self.constructor_options["num_axes"]:
             self.infers_num_axes = False
-        elif not are_transforms_active():
+        elif not is_in_functorch_transform():
             self._change_num_axes(num_axes)
 
     # In a compiled call, the graph must not contain the parameters with their old shapes.

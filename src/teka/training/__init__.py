@@ -1,4 +1,4 @@
-"""Functions that train, resume, restore, evaluate and export training runs."""
+"""Training of image classifiers: runs that can be resumed, evaluated and exported."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,4 +1,8 @@
-"""Data loaders whose image order depends only on the seed and the epoch."""
+"""Data loaders for training and evaluation, which also work in distributed training.
+
+The order of training images depends only on the seed and the epoch, so that a resumed run sees the
+same batches as an uninterrupted one.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +79,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
 
 @dataclass
 class _MicroBatchDataset(TorchDataset[tuple[Tensor, Tensor, float]]):
-    """Data set that is indexed by a `MicroBatch` and returns its images, labels and weight."""
+    """Data set whose items are micro-batches: the images, the labels and the weight."""
 
     split: Split
 
@@ -84,9 +88,9 @@ class _MicroBatchDataset(TorchDataset[tuple[Tensor, Tensor, float]]):
 
 
 def make_train_loader(split: Split, **options: int) -> DataLoader:
-    """Create the data loader of shuffled training images, which yields micro-batches.
+    """Create the data loader of a training epoch, which yields micro-batches of shuffled images.
 
-    Each micro-batch is a list of its images, labels and weight.
+    Each item is the images, labels and weight of a `MicroBatch`.
 
     Args:
         split: Training images and labels.
@@ -111,7 +115,10 @@ def make_evaluation_loader(
 
 
 def _make_worker_options(split: Split) -> dict[str, Any]:
-    """Return `DataLoader` options: worker processes for picture files, none for a tensor."""
+    """Return `DataLoader` options: worker processes for picture files, none for a tensor.
+
+    Reading and decoding files takes time, but images in memory need no workers.
+    """
     if isinstance(split.images, Tensor):
         return {}
     # joblib counts only the cores that this process may use.

@@ -1,6 +1,7 @@
-"""Checkpoints of a training run.
+"""Saving, verifying and loading the checkpoints of a training run.
 
-Checkpoints are written atomically. Only tensors and plain containers are unpickled.
+Checkpoints are written atomically, so that an interruption does not damage them. They are loaded
+with `weights_only=True`, so that a file cannot execute code.
 """
 
 import io
@@ -58,7 +59,7 @@ class Checkpoints(Checkpoint):
     best_accuracy: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop at once if early stopping had already ended the resumed run."""
+        """Stop a resumed run at once if early stopping has already ended it."""
         self.has_started = True
         if trainer.is_global_zero and self.start == self.folder / PREVIOUS:
             # The last checkpoint is damaged and must not become the previous one.
@@ -88,7 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
     ) -> None:
-        """Write a checkpoint. Rename an older `last.ckpt` to `previous.ckpt`."""
+        """Write a checkpoint atomically. An existing `last.ckpt` is renamed to `previous.ckpt`."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
         path = Path(path)
@@ -97,8 +98,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         write_bytes(path, content.getbuffer(), backup=previous)
 
 
-def find_checkpoint(folder: Path, run: Run) -> Path | None:
-    """Find the checkpoint from which to resume a run, or return None if there is none.
+def find_resume_checkpoint(folder: Path, run: Run) -> Path | None:
+    """Return the checkpoint from which to resume a run, or None if there is none.
+
+    This is `last.ckpt` or, if that file is damaged, `previous.ckpt`.
 
     Args:
         folder: Folder of the run.
@@ -117,7 +120,7 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
         except ValueError as error:
             path = previous
             warnings.warn(f"{error} The previous epoch is used: {path}", stacklevel=2)
-    if not read_checkpoint_state(path, run):
+    if not verify_checkpoint(path, run):
         raise wrong_value(
             "checkpoint",
             str(path),
@@ -127,13 +130,13 @@ def find_checkpoint(folder: Path, run: Run) -> Path | None:
     return path
 
 
-def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
-    """Check that a checkpoint belongs to a run, and return the saved state of `Checkpoints`.
+def verify_checkpoint(path: Path, run: Run) -> dict[str, Any]:
+    """Raise an error if a checkpoint does not belong to a run.
 
     The configuration in the checkpoint must equal that of the run, except for `data_dir`.
 
     Returns:
-        The saved state, which is empty in checkpoints of older versions.
+        The state of the callback `Checkpoints`, which is empty in checkpoints of older versions.
 
     Raises:
         ValueError: The checkpoint belongs to another run or is damaged.
@@ -153,9 +156,7 @@ def read_checkpoint_state(path: Path, run: Run) -> dict[str, Any]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint without executing code from the file.
-
-    Only tensors and plain containers are unpickled.
+    """Read a checkpoint of Lightning as a dictionary, without executing code from the file.
 
     Raises:
         ValueError: The file is missing, damaged or not a checkpoint of `teka train`.
@@ -181,7 +182,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the model weights of a checkpoint into a dictionary from parameter names to tensors."""
+    """Return the model weights in a checkpoint, as a dictionary from names to tensors."""
     return {
         name.removeprefix(MODEL_PREFIX): tensor
         for name, tensor in read_checkpoint(path)["state_dict"].items()

@@ -53,14 +53,14 @@ class Classifier(LightningModule):
             self.dataset.train,
             seed=self.run.seed,
             accumulate=self.trainer.accumulate_grad_batches,
-            **self._evaluation_loader_options,
+            **self._loader_options,
         )
 
     def val_dataloader(self) -> DataLoader:
-        return make_evaluation_loader(self.dataset.validation, **self._evaluation_loader_options)
+        return make_evaluation_loader(self.dataset.validation, **self._loader_options)
 
     @property
-    def _evaluation_loader_options(self) -> dict[str, int]:
+    def _loader_options(self) -> dict[str, int]:
         return {
             "batch_size": self.run.recipe.batch_size,
             "rank": self.global_rank,
@@ -114,7 +114,7 @@ class Classifier(LightningModule):
         return self.run.seed * 1_000_003 + self.global_step
 
     def _micro_batch_index(self, batch_idx: int) -> int:
-        """Return the index of a micro-batch among all micro-batches of the same optimizer step."""
+        """Return the index of a micro-batch within its optimizer step, over all processes."""
         index = batch_idx % self.trainer.accumulate_grad_batches
         return index * self.trainer.world_size + self.global_rank
 
@@ -126,7 +126,7 @@ class Classifier(LightningModule):
         self.log("validation_accuracy", self.validation_accuracy)
 
     def on_train_epoch_end(self) -> None:
-        """Raise an error if a parameter or the validation loss is infinite or NaN."""
+        """Stop the training with an error if a parameter or the validation loss is not finite."""
         loss = self.trainer.callback_metrics.get("validation_loss")
         if loss is not None and not torch.isfinite(loss):
             raise self._divergence_error(f"the validation loss is {loss.item()}")
@@ -137,7 +137,7 @@ class Classifier(LightningModule):
     def _divergence_error(self, problem: str) -> FloatingPointError:
         kept = "No epoch is complete."
         if self.current_epoch:
-            kept = "The checkpoint of the last complete epoch is kept."
+            kept = "The checkpoint of the last complete epoch remains."
         return FloatingPointError(
             f"{problem} in epoch {self.current_epoch + 1}, step {self.global_step}. Use a smaller "
             f"learning_rate or gradient_clip. {kept}"
@@ -157,7 +157,7 @@ class Classifier(LightningModule):
 
 
 def make_augmentations(run: Run) -> list[RandomShift | HorizontalFlip]:
-    """Create the random augmentations of the training images, in the order of application."""
+    """Create the random augmentations that the recipe of a run selects, in the order of use."""
     recipe = run.recipe
     augmentations: list[RandomShift | HorizontalFlip] = []
     if recipe.random_shift:

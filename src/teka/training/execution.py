@@ -1,4 +1,4 @@
-"""Options for the devices, speed and memory use of a training run."""
+"""Execution options of a training run: devices, speed and memory."""
 
 import os
 import shutil
@@ -24,8 +24,8 @@ MIN_STEPS_TO_COMPILE = 5000
 class Execution:
     """Options for the devices, speed and memory of a training run.
 
-    These options affect the trained model only through rounding errors and dropout's random
-    numbers. An interrupted run can therefore resume with other options.
+    With other options, the trained model differs only by rounding errors and by the random numbers
+    of dropout. An interrupted run can therefore resume with other options.
 
     >>> import torch, teka
     >>> from teka.training import Execution
@@ -97,9 +97,9 @@ class Execution:
             model.compile(dynamic=False)
 
     def choose_precision(self, precision: str) -> str:
-        """Return the precision of matrix products in this run, and resolve "auto".
+        """Return the precision of matrix products that the recipe's `precision` selects.
 
-        "auto" becomes "bfloat16" if the device supports it in hardware, and otherwise "float32".
+        "auto" selects "bfloat16" if the device supports it in hardware, and otherwise "float32".
 
         Raises:
             ValueError: `precision` is "float16", but the run does not use a GPU.
@@ -117,7 +117,10 @@ class Execution:
 
 
 def _forward_with_checkpoint(block: TransformerBlock, *arguments: Any, **named: Any) -> Any:
-    """Run a transformer block whose activations are recomputed in the backward pass."""
+    """Run the forward pass of a transformer block with activation checkpointing.
+
+    The activations within the block are recomputed in the backward pass instead of stored.
+    """
     # Take the method of the class, so that a copy of the block uses its own weights.
     forward = partial(type(block).forward, block)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)

@@ -41,10 +41,10 @@ def check_logger_names(names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[Logger]]:
-    """Open the loggers of a training run, such as CSV and TensorBoard.
+    """Open the loggers of a training run, as a context manager that yields them in a list.
 
-    CSV and TensorBoard start a new folder whenever a run is started or resumed. Weights & Biases
-    and MLflow continue the record of a resumed run.
+    CSV and TensorBoard are always included. They start a new folder whenever a run is started or
+    resumed. Weights & Biases and MLflow are optional, and continue the record of a resumed run:
 
     - "wandb" logs to the project `$WANDB_PROJECT`, by default "teka".
     - "mlflow" logs to the server `$MLFLOW_TRACKING_URI`, by default the folder of the run. The
@@ -67,7 +67,7 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
     try:
         for name in names:
             try:
-                loggers.append(_open_service_logger(name, folder))
+                loggers.append(_open_tracking_logger(name, folder))
             except Exception as error:  # each service has its own types of errors
                 raise wrong_value(
                     "loggers", name, f"a service that takes the run ({first_line_of_error(error)})"
@@ -83,8 +83,12 @@ def open_loggers(names: Sequence[str], folder: Path, run: Run) -> Iterator[list[
                 logger.experiment.finish(exit_code=int(failed))
 
 
-def _open_service_logger(name: str, folder: Path) -> Logger:
-    """Open the logger "wandb" or "mlflow", and continue the record of a resumed run."""
+def _open_tracking_logger(name: str, folder: Path) -> Logger:
+    """Open the Lightning logger of Weights & Biases ("wandb") or MLflow ("mlflow").
+
+    The identifier of the record is stored in the folder of the run. If the run is resumed, the
+    logger continues this record.
+    """
     file = folder / LOGS / SERVICES_FILE
     identities = read_json(file) if file.is_file() else {}
     identity = identities.get(name)

@@ -1,4 +1,4 @@
-"""Processes of a distributed training run."""
+"""Number and launcher of the processes in distributed training."""
 
 import os
 from typing import NamedTuple
@@ -27,9 +27,12 @@ class ProcessLayout(NamedTuple):
 
     @classmethod
     def detect(cls, devices: int | None) -> "ProcessLayout":
-        """Detect the processes that torchrun or srun started for this run.
+        """Detect how many processes torchrun or srun has started, from environment variables.
 
-        Without a launcher, the number of processes is `devices`, by default 1.
+        If there is no launcher, this machine runs `devices` processes, by default 1.
+
+        Args:
+            devices: Value of the option `--devices`, or None.
 
         Raises:
             ValueError: `devices` contradicts the number of started processes.
@@ -58,10 +61,10 @@ class ProcessLayout(NamedTuple):
             raise wrong_value("devices", devices, expected)
         return cls(each, nodes, launcher)
 
-    def lightning_environments(self) -> list[ClusterEnvironment]:
-        """Return plugins that override Lightning's detection of a SLURM cluster where it is wrong.
+    def lightning_environment_overrides(self) -> list[ClusterEnvironment]:
+        """Return the environment plugins with which Lightning must be created.
 
-        The list is empty if Lightning detects the cluster correctly.
+        They correct how Lightning handles SLURM. The list is empty if its defaults are correct.
         """
         if self.launcher == "srun":
             # Requeueing would save a checkpoint within an epoch.

@@ -1,4 +1,4 @@
-"""Progress report of a training run: speed and remaining time."""
+"""Progress messages of a training run: loss, speed and remaining time."""
 
 import math
 import time
@@ -21,11 +21,11 @@ SECONDS_BETWEEN_REPORTS = 20
 
 @dataclass(eq=False)
 class SpeedPrinter(Callback):
-    """Callback that prints the training speed and the remaining time.
+    """Lightning callback that prints the training speed and the remaining time.
 
     It prints a line after ten steps, then every 20 seconds, and after each epoch. The speed, which
-    is logged as `images_per_second`, includes validation but not the first two steps, which are
-    slow.
+    is also logged as `images_per_second`, includes the time for validation. It excludes the first
+    two steps, which are slow.
 
     Args:
         num_images: Number of training images.

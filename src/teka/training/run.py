@@ -33,7 +33,7 @@ OLD_DEFAULTS = {
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Data set of a training run, with its image size and split sizes.
+    """Choice of the data set for a training run, with its image size and split sizes.
 
     Args:
         data: Name of a data set: "digits", "mnist", "fashion-mnist" or "cifar10". Or the path of a
@@ -149,7 +149,10 @@ class Run:
 
     @classmethod
     def from_fields(cls, **fields: object) -> Run:
-        """Create a run from some of its fields, as in `Run.from_fields(dim=32, epochs=3)`."""
+        """Create a run from keyword arguments, as in `Run.from_fields(dim=32, epochs=3)`.
+
+        Any field of the data set, model or recipe can be set. Others take their default values.
+        """
         return cls.from_dict(fields)
 
     @classmethod
@@ -230,7 +233,7 @@ class Run:
     def make_model(
         self, *, image_size: tuple[int, int], in_channels: int, num_classes: int
     ) -> nn.Module:
-        """Create the untrained model. Its weights are drawn from PyTorch's global generator."""
+        """Create the model with random weights, drawn from PyTorch's global generator."""
         return MODELS[self.network.model](
             image_size, in_channels, num_classes, **self.network.options
         )

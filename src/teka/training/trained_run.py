@@ -1,4 +1,4 @@
-"""Functions that restore, evaluate and export finished training runs."""
+"""Finished training runs: restoring, evaluating and exporting them."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,9 +18,9 @@ from teka.files import make_directory, read_json, write_json
 from teka.models import ModelConfig, save
 from teka.models.model_file import check_model_folder
 from teka.prediction import choose_picture_settings
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 from teka.training.batches import make_evaluation_loader
-from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights, read_checkpoint_state
+from teka.training.checkpoint import BEST, CHECKPOINTS, load_weights, verify_checkpoint
 from teka.training.run import EVALUATION_FILE, RESULT_FILE, Run
 from teka.training.trainer import load_data, read_training_result
 
@@ -86,7 +86,7 @@ def restore(
             "run", str(folder), "a finished run", "Resume it with teka train --resume."
         )
     result = read_training_result(folder)
-    read_checkpoint_state(folder / CHECKPOINTS / BEST, run)
+    verify_checkpoint(folder / CHECKPOINTS / BEST, run)
     run = run if data_dir is None else run.replace(data_dir=data_dir)
     dataset = dataset or load_data(run)
     if dataset.name != (name := result.get("data", run.images.data)):
@@ -169,7 +169,7 @@ def evaluate(
         ],
         confusion=confusion.tolist(),
     )
-    write_json(folder / EVALUATION_FILE, {**provenance(command), **asdict(evaluation)})
+    write_json(folder / EVALUATION_FILE, {**gather_provenance(command), **asdict(evaluation)})
     return evaluation
 
 

@@ -1,4 +1,4 @@
-"""The function `train`, which trains a run from scratch or resumes it."""
+"""Training of a run with Lightning, from scratch or from the last checkpoint."""
 
 import shutil
 import warnings
@@ -22,7 +22,7 @@ from teka.errors import first_line_of_error, is_out_of_memory, shorten, wrong_va
 from teka.files import make_directory, read_json, write_json
 from teka.memory import count_parameters, memory_bytes
 from teka.models import ModelConfig
-from teka.provenance import provenance
+from teka.provenance import gather_provenance
 from teka.reporting.formatting import format_count
 from teka.training.checkpoint import (
     CHECKPOINTS,
@@ -30,7 +30,7 @@ from teka.training.checkpoint import (
     PREVIOUS,
     AtomicCheckpointIO,
     Checkpoints,
-    find_checkpoint,
+    find_resume_checkpoint,
 )
 from teka.training.classifier import Classifier
 from teka.training.execution import Execution
@@ -63,7 +63,7 @@ def read_training_result(folder: Path) -> dict[str, Any]:
 
 
 def load_data(run: Run) -> Dataset:
-    """Load the data set of a run. The splits do not depend on the run seed."""
+    """Load the data set of a run. Its splits are the same for every seed of the run."""
     options = dict(vars(run.images))
     return data.load(options.pop("data"), **options)
 
@@ -124,7 +124,7 @@ def train(
     processes = ProcessLayout.detect(execution.devices)
     recipe = run.recipe
     precision = execution.choose_precision(recipe.precision)
-    with _open_run_folder(out, run, resume=resume) as folder:
+    with _lock_run_folder(out, run, resume=resume) as folder:
         is_quiet = not (progress_bar and is_first_process())
         report = (lambda text: None) if is_quiet else partial(print, flush=True)
         if resume and (folder / RESULT_FILE).is_file():
@@ -146,7 +146,7 @@ def train(
         classifier = Classifier(model, run, dataset)
         execution.checkpoint_and_compile(model, classifier.num_steps)
         checkpoints = Checkpoints(
-            folder / CHECKPOINTS, run, find_checkpoint(folder, run) if resume else None
+            folder / CHECKPOINTS, run, find_resume_checkpoint(folder, run) if resume else None
         )
         progress = SpeedPrinter(len(dataset.train), recipe.batch_size, precision, report)
         timer = Timer()
@@ -167,7 +167,7 @@ def train(
                     accelerator=execution.accelerator,
                     devices=processes.devices,
                     num_nodes=processes.num_nodes,
-                    plugins=[AtomicCheckpointIO(), *processes.lightning_environments()],
+                    plugins=[AtomicCheckpointIO(), *processes.lightning_environment_overrides()],
                     accumulate_grad_batches=execution.accumulate,
                     precision=LIGHTNING_PRECISIONS[precision],
                     use_distributed_sampler=False,
@@ -189,7 +189,7 @@ def train(
                 run.save(folder)
             _fit_classifier(trainer, classifier, checkpoints)
         result = {
-            **provenance(command),
+            **gather_provenance(command),
             "data": dataset.name,
             "parameters": count_parameters(model),
             "epochs": trainer.current_epoch,
@@ -224,20 +224,20 @@ def _check_dataset(run: Run, dataset: Dataset) -> None:
 
 
 def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Checkpoints) -> None:
-    """Train a classifier, and turn errors into messages that tell the user what to change."""
+    """Train a classifier, and replace low-level errors by errors that say what to change."""
     start = checkpoints.start
     try:
         trainer.fit(classifier, ckpt_path=start, weights_only=True)
     except (ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if is_out_of_memory(error):
             last = checkpoints.folder / LAST
-            kept = f"{last} holds the last complete epoch"
+            kept = f"{last} contains the last complete epoch"
             raise MemoryError(
                 f"A step does not fit into memory in epoch {trainer.current_epoch + 1}, step "
-                f"{trainer.global_step}: {first_line_of_error(error)}. Use a smaller "
-                "batch_size, activation_checkpointing or a larger accumulate than "
-                f"{trainer.accumulate_grad_batches}; "
-                f"{kept if last.is_file() else 'no epoch is complete'}."
+                f"{trainer.global_step}: {first_line_of_error(error)}. Reduce "
+                "batch_size, turn on activation_checkpointing, or raise accumulate from "
+                f"{trainer.accumulate_grad_batches}. "
+                f"{kept if last.is_file() else 'No epoch is complete'}."
             ) from error
         if start is None or checkpoints.has_started:
             raise
@@ -252,12 +252,15 @@ def _fit_classifier(trainer: Trainer, classifier: Classifier, checkpoints: Check
 
 
 @contextmanager
-def _open_run_folder(out: str | Path, run: Run, *, resume: bool) -> Iterator[Path]:
-    """Create the folder of a run, and lock it against other training runs until the context ends.
+def _lock_run_folder(out: str | Path, run: Run, *, resume: bool) -> Iterator[Path]:
+    """Context manager that creates the folder of a run, and locks it against other processes.
 
-    Check that an existing folder holds no run or, if `resume` is true, no other run. If an error
-    occurs before the run is saved, a new folder is removed again. In distributed training, only the
-    first process creates, locks, checks and removes the folder.
+    If an error occurs before the run is saved, a new folder is removed again. In distributed
+    training, only the first process creates, locks and removes the folder.
+
+    Raises:
+        ValueError: Another process trains in the folder. Or the folder contains a run, and `resume`
+            is False or the configuration of that run is different.
     """
     folder = Path(out)
     if not is_first_process():

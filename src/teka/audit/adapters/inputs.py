@@ -23,7 +23,7 @@ from teka.audit.settings import AuditSettings
 from teka.checks import check_image_size, check_sizes
 from teka.codec import encode
 from teka.data import load, resize_bilinear
-from teka.data.custom_images import find_pictures, is_picture_dataset, read_npz
+from teka.data.custom_images import is_picture_dataset, list_labeled_pictures, read_npz
 from teka.data.dataset import draw_train_and_test_indices
 from teka.data.load import NAMES, find_dataset_path
 from teka.data.pictures import (
@@ -34,7 +34,7 @@ from teka.data.pictures import (
     to_intensities,
 )
 from teka.errors import to_one_line, wrong_argument, wrong_value
-from teka.files import check_folder
+from teka.files import check_existing_folder
 from teka.reporting.formatting import format_size
 from teka.reporting.tables import LONGEST_TEXT
 
@@ -80,7 +80,7 @@ class ImageOptions:
         if self.data in NAMES:
             return None
         if self.data_dir is not None:
-            check_folder("data_dir", self.data_dir)
+            check_existing_folder("data_dir", self.data_dir)
         return find_dataset_path(self.data, self.data_dir)
 
 
@@ -240,7 +240,7 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
         tables = [file for file in files if file.suffix.lower() == ".csv"]
         remark = f" (without labels; to use them, pass --data {tables[0]})" if tables else UNSPLIT
         return _AvailableImages(remark, pictures)
-    parts, names = find_pictures(path)
+    parts, names = list_labeled_pictures(path)
     remark = "" if "test" in parts else UNSPLIT
     labeled = parts.get("test", parts["train"])
     labels = torch.tensor([label for _, label in labeled])

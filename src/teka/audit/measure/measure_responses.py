@@ -37,8 +37,8 @@ from teka.checks import (
 )
 from teka.codec import encode
 from teka.errors import require, wrong_value
-from teka.files import check_output_file, write_bytes
-from teka.memory import check_memory
+from teka.files import check_file_is_writable, write_bytes
+from teka.memory import check_fits_in_memory
 
 CHECKED_IMAGES = 256  # number of images whose shifts are checked at once
 Device = torch.device | str | None
@@ -109,8 +109,8 @@ class Measurement:
         self._seen_size = movement.seen_size(images.shape[2:])
         size = math.prod(self._seen_size) * images.shape[1]
         num_bytes = min(int(batch_size), entries) * size * images.element_size()
-        check_memory("batch_size", batch_size, num_bytes, "moved images")
-        check_memory("shifts", len(self.shifts), entries * ENTRY_BYTES, "responses")
+        check_fits_in_memory("batch_size", batch_size, num_bytes, "moved images")
+        check_fits_in_memory("shifts", len(self.shifts), entries * ENTRY_BYTES, "responses")
         self._output = output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
         self._labels = None if labels is None else outputs.parse_labels(labels, len(images))
@@ -269,7 +269,7 @@ class Checkpoint:
         import safetensors.torch
 
         self._library = safetensors
-        self.path = check_output_file("checkpoint", path)
+        self.path = check_file_is_writable("checkpoint", path)
         self._identity = {"format": FORMAT, **identity}
         self._written = time.perf_counter()
         self._pause = SECONDS_BETWEEN

@@ -23,7 +23,7 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
 from teka.checks import check_instances
 from teka.errors import escape_unprintable_lines, require, wrong_value
-from teka.files import check_output_file, write_bytes
+from teka.files import check_file_is_writable, write_bytes
 from teka.reporting.formatting import format_number, join_words
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def write_page(
     """
     reports = check_instances("reports", reports, AuditReport, "a list of reports")
     pairs = check_instances("pairs", pairs, Pair, "a list of comparisons")
-    path = check_output_file("path", path)
+    path = check_file_is_writable("path", path)
     write_bytes(path, render_audit_page(reports, pairs).encode("utf-8"))
     return path
 

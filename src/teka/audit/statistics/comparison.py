@@ -27,7 +27,7 @@ from teka.audit.statistics.intervals import (
 )
 from teka.audit.statistics.metrics import CURVES, NUMBERS, average_metric
 from teka.checks import check_instance, check_number, check_sizes
-from teka.precision import rounding_bound
+from teka.precision import rounding_error_bound
 
 COMPARED_NUMBERS = tuple(
     name for name, metric in NUMBERS.items() if metric.over in ("zero", "every", "mean")
@@ -124,7 +124,7 @@ def compare_responses(
     check_instance("second", second, Responses)
     check_same_images(first, second)
     pair = select_common_shifts((first, second))
-    noise = max(noise, *(rounding_bound(responses.epsilon) for responses in pair))
+    noise = max(noise, *(rounding_error_bound(responses.epsilon) for responses in pair))
     bootstrap = ImageBootstrap(first.num_images, confidence, num_resamples, seed)
     padded_bootstrap = replace(bootstrap, num_images=first.num_images + 2)
     curves = {}

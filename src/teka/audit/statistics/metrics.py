@@ -22,7 +22,7 @@ from teka.audit.statistics.intervals import (
     make_estimate,
 )
 from teka.checks import check_instance
-from teka.precision import rounding_bound
+from teka.precision import rounding_error_bound
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Metrics:
     def is_exact(self) -> bool:
         """True if shifts change the output only by rounding errors of its dtype."""
         largest = self.numbers.get("maximum_error")
-        return largest is not None and largest.value <= rounding_bound(self.epsilon)
+        return largest is not None and largest.value <= rounding_error_bound(self.epsilon)
 
 
 def summarize(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from teka.execution_mode import ExecutionMode, execution_mode, has_dynamic_size, is_readable
+from teka.execution_mode import ExecutionMode, can_read_elements, execution_mode, has_dynamic_size
 from teka.functional.backends.attention_sums import WeightedSums, append_ones
 from teka.functional.backends.feature_chunks import run_checkpointed
 from teka.functional.kernels.content_kernel import DenseAttentionInputs, multiply_by_log_factors
@@ -109,7 +109,7 @@ def _has_large_scores(query: Tensor, key: Tensor, scale: float) -> bool:
 
     The backward pass of scaled dot-product attention may overflow for such scores.
     """
-    if query.dtype != torch.float64 or not query.is_cpu or not is_readable(query):
+    if query.dtype != torch.float64 or not query.is_cpu or not can_read_elements(query):
         return False
     query_norm = torch.linalg.vector_norm(query.detach())
     return bool(scale * query_norm * torch.linalg.vector_norm(key.detach()) > MAX_SCORE)

@@ -1,6 +1,6 @@
-"""Attention implementations, a cache and image classifiers for the transformers library.
+"""teka in the transformers library: attention implementations, a cache and image classifiers.
 
-Call `register()` first.
+Call `register()` first, so that transformers knows the names of the implementations and models.
 """
 
 from teka.errors import require

@@ -1,4 +1,4 @@
-"""teka's attention kernels as attention implementations of the transformers library."""
+"""teka's attention kernels as values of `attn_implementation` in the transformers library."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ from transformers.masking_utils import (
 )
 
 from teka.errors import wrong_argument, wrong_shape, wrong_value
-from teka.execution_mode import is_readable
+from teka.execution_mode import can_read_elements
 from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
 from teka.grid import Grid, get_grid_and_prefix
 from teka.integrations.transformers.cache import StateLayer
@@ -99,9 +99,10 @@ def attention_forward(
 ) -> tuple[Float[Tensor, "batch queries heads dim_value"], None]:
     """Compute attention with teka's kernels, as an `AttentionInterface` of transformers.
 
-    Relative kernels use the grid of a surrounding `teka.on`. Without `teka.on`, the model config
-    says whether the tokens are a sequence, or class tokens followed by image patches. Dropout is
-    applied to the output. With a `StateCache`, each call continues from the earlier tokens.
+    - Positions: relative kernels use the grid of the context `teka.on`. Outside of this context,
+      they use the patch grid in the model config or, if there is none, a sequence.
+    - Dropout is applied to the output, not to the attention weights.
+    - With a `StateCache`, each call continues from the tokens of the earlier calls.
 
     Args:
         module: Attention layer of the model. If `teka.convert.replace_attention` has added heads
@@ -185,10 +186,10 @@ def make_padding_mask(
     device: torch.device | str | None = None,
     **_: object,
 ) -> Bool[Tensor, "batch keys"] | None:
-    """Create the padding mask of a batch, as an `AttentionMaskInterface` of transformers.
+    """Return the padding mask of a batch, as an `AttentionMaskInterface` of transformers.
 
-    The model passes the mask to `attention_forward`. A causal mask ends at the last query, so it
-    can be shorter than the keys of a static cache.
+    The model passes this mask to `attention_forward`. With causal attention, the mask ends at the
+    last query. A static cache has empty slots after it, which the mask leaves out.
 
     Args:
         batch_size: Number of samples.
@@ -223,13 +224,13 @@ def make_padding_mask(
     keep = attention_mask[:, kv_offset:stop]
     keep = nn.functional.pad(keep, (0, num_keys - keep.shape[1]), value=False)
     # A recorded graph cannot read the mask, so it keeps a mask of ones.
-    return None if num_keys == kv_length and is_readable(keep) and keep.all() else keep
+    return None if num_keys == kv_length and can_read_elements(keep) and keep.all() else keep
 
 
 def find_patch_grid(config: Any) -> Grid | None:
-    """Return the patch grid of an image, video or audio model.
+    """Return the patch grid of a Hugging Face image, video or audio model.
 
-    Return None if the config does not describe patches.
+    Return None if the model's config does not describe patches.
     """
     patch = _parse_height_and_width(getattr(config, "patch_size", None))
     if getattr(config, "model_type", None) == "audio-spectrogram-transformer":
@@ -252,17 +253,17 @@ def find_patch_grid(config: Any) -> Grid | None:
 
 
 def _parse_height_and_width(size: Any) -> tuple[int, ...] | None:
-    """Return a size from a config as (height, width), or None if it is not a 2D size."""
+    """Return a size in a config as (height, width), or None if it is not one or two integers."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, Sequence) and len(size) == 2 else None
 
 
 def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tuple[Grid | None, int]:
-    """Return a layer's token grid, and the number of prefix tokens.
+    """Return the token grid of a layer, and the number of tokens before the grid.
 
-    The grid of a surrounding `teka.on` takes precedence over the patch grid in the config. If the
-    tokens are a sequence, the grid is None.
+    The grid of the context `teka.on` takes precedence over the patch grid in the config. The grid
+    is None if the tokens are a sequence.
     """
     # Decoder layers that are not causal attend to the encoder's tokens.
     is_decoder = getattr(module, "is_decoder", False)
@@ -290,7 +291,7 @@ def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tupl
             "the number of tokens",
             num_keys,
             expected,
-            "For another grid, call the model within teka.on(grid, num_prefix_tokens).",
+            "For another grid, call the model in the context teka.on(grid, num_prefix_tokens).",
         )
     return grid, prefix
 
@@ -304,9 +305,10 @@ def get_shared_heads(
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionHeads:
-    """Return the attention heads that all layers with equal sizes and kernels share.
+    """Return the `AttentionHeads` that all layers with the same sizes and kernels share.
 
-    The heads have no trained parameters. Random features are drawn with seed 0.
+    Layers can share them because they are not trained: all parameters have their initial values,
+    and random features are drawn with seed 0.
     """
     kernel, relative = kernels
     # Tensors that are made in inference mode could not be used for training later.
@@ -319,7 +321,11 @@ def get_shared_heads(
 
 
 def refuse_to_save(*_: object, **__: object) -> None:
-    """Raise an error. This function replaces `save_pretrained` of a model with new attention."""
+    """Raise an error that says how to save a model with replaced attention.
+
+    `replace_attention` replaces the methods `save_pretrained` and `push_to_hub` of the model by
+    this function, because the saved files would not contain the new attention.
+    """
     raise ValueError(
         "save_pretrained cannot save replaced attention, because from_pretrained would load the "
         "original attention. Save model.state_dict(), and load it after replace_attention with "

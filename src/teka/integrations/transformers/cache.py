@@ -24,16 +24,19 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def lazy_initialization(self, key_states: Heads, value_states: Heads) -> None:
-        """Mark the cache as initialized. The first call of the attention fills it."""
+        """Mark this layer of the cache as initialized, as transformers expects.
+
+        Nothing is allocated, because the first call of `attention_forward` creates the state.
+        """
         self.is_initialized = True
 
     def update(
         self, key_states: Heads, value_states: Heads, *_: object, **__: object
     ) -> tuple[Heads, Heads]:
-        """Count the new tokens, and return their keys and values.
+        """Count the new tokens, and return their keys and values for `attention_forward`.
 
-        This cache is attached to the returned keys as an attribute, so that `attention_forward` can
-        update the state.
+        This method does not change the state. It attaches this object to the returned keys, so that
+        `attention_forward` can update the state.
 
         Raises:
             ValueError: The attention of the model did not update the state in an earlier call.
@@ -52,7 +55,7 @@ class StateLayer(CacheLayerMixin):
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length of the key mask and the position of its first key, which is 0."""
+        """Return the number of keys in the mask and the position of the first key, which is 0."""
         return self.num_tokens + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -60,7 +63,7 @@ class StateLayer(CacheLayerMixin):
         return self.num_tokens
 
     def get_max_length(self) -> int:
-        """Return −1, which means that the number of tokens is unlimited."""
+        """Return −1, which means that the cache takes any number of tokens."""
         return -1
 
     get_max_cache_shape = get_max_length  # its name in older versions of transformers
@@ -71,16 +74,20 @@ class StateLayer(CacheLayerMixin):
         self.num_tokens = 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, "beams"]) -> None:
-        """Select the states of the beams `beam_idx`, with which beam search continues."""
+        """Keep only the states of the beams with which beam search continues.
+
+        Args:
+            beam_idx: Index of the old beam that each new beam continues.
+        """
         self.state = _select_samples(self.state, beam_idx)
 
 
 class StateCache(Cache):
     """Constant-size cache for text generation with teka's attention.
 
-    The cache stores sums over all earlier keys and values, so that the cost of a new token does not
-    grow with the number of earlier tokens. Kernels without such sums, for example softmax, raise a
-    ValueError.
+    The cache stores sums over all earlier keys and values instead of the keys and values. The cost
+    of a new token therefore does not grow with the number of earlier tokens. Kernels that cannot be
+    computed from sums, for example softmax, raise a ValueError.
 
     >>> import torch, transformers
     >>> from teka.integrations.transformers import StateCache, register
@@ -101,7 +108,7 @@ class StateCache(Cache):
 
 
 def _select_samples(state: Any, samples: Int[Tensor, "rows"]) -> Any:
-    """Select samples along the first axis of all tensors in a nested state."""
+    """Select samples along the first axis of every tensor in a state of nested dataclasses."""
     if isinstance(state, Tensor):
         return state.index_select(0, samples.to(state.device))
     if isinstance(state, tuple):

@@ -1,4 +1,4 @@
-"""teka's image classifiers as models of the transformers library."""
+"""teka's image classifiers with the model, config and processor classes of transformers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,9 +35,10 @@ SAVED_FIELDS = ("model", "image_size", "in_channels", "options", "pictures")
 
 
 class TekaConfig(PretrainedConfig):
-    """transformers config of a `TekaForImageClassification`.
+    """Configuration of a `TekaForImageClassification`.
 
-    `num_labels` is the number of classes, and `id2label` contains their names.
+    As in all configs of transformers, `num_labels` is the number of classes, and `id2label` maps
+    their indices to their names.
 
     >>> from teka.integrations.transformers import TekaConfig
     >>> config = TekaConfig(image_size=8, num_channels=1, num_labels=5)
@@ -94,7 +95,7 @@ class TekaConfig(PretrainedConfig):
 
     @property
     def model_config(self) -> ModelConfig:
-        """The `ModelConfig` of the model inside `TekaForImageClassification`."""
+        """The same configuration as a `ModelConfig`, from which teka creates the model."""
         labels: dict[Any, str] = self.id2label or {}
         if sorted(labels) != list(range(len(labels))):
             raise wrong_value("id2label", labels, "a name for each class, with keys 0, 1, 2, …")
@@ -107,8 +108,9 @@ class TekaConfig(PretrainedConfig):
 class TekaForImageClassification(PreTrainedModel):
     """teka image classifier with the interface of transformers models.
 
-    It supports `from_pretrained`, `Trainer` and `pipeline`. `activation_checkpointing_enable`
-    recomputes the transformer blocks in the backward pass.
+    It supports `from_pretrained`, `Trainer` and `pipeline`. After
+    `activation_checkpointing_enable`, the activations of transformer blocks are recomputed in the
+    backward pass.
 
     >>> from teka.integrations.transformers import TekaForImageClassification
     >>> model = TekaForImageClassification.from_teka("digits")
@@ -131,7 +133,7 @@ class TekaForImageClassification(PreTrainedModel):
 
     @classmethod
     def from_teka(cls, path: str | Path) -> "TekaForImageClassification":
-        """Create a classifier from a model file written by `teka export`, or a packaged model.
+        """Load a model file that `teka export` has written, or a packaged model.
 
         Args:
             path: Folder of the model file, or the name of a packaged model, such as "digits".
@@ -177,7 +179,7 @@ class TekaForImageClassification(PreTrainedModel):
 
 
 def _find_transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the transformer blocks of a model, in order."""
+    """Return the transformer blocks of a model in order, or [] if it has none."""
     return [block for block in getattr(model, "blocks", ()) if hasattr(block, "mlp")]
 
 
