@@ -232,7 +232,7 @@ def read_images(
 def center_drawing(
     levels: UInt8[Tensor, "height width"], settings: PictureSettings, *, ground: str
 ) -> UInt8[Tensor, "canvas_height canvas_width"]:
-    """Convert a picture of a drawing to an image like those of MNIST: bright ink on black.
+    """Crop, scale and center a drawing as bright ink on a black canvas, like the images of MNIST.
 
     1. Compute the ink, which is the difference from the background.
     2. Crop the ink and scale it to fit the box, keeping its aspect ratio. Ink weaker than a third

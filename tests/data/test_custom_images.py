@@ -13,7 +13,12 @@ from PIL import Image
 from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
-from teka.data.custom_images import list_labeled_pictures, make_raw_dataset, read_npz, read_pictures
+from teka.data.custom_images import (
+    list_labeled_pictures,
+    make_raw_dataset,
+    read_npz,
+    read_picture_dataset,
+)
 from teka.data.dataset import RawDataset, draw_train_and_test_indices
 from teka.data.pictures import PictureFiles
 from teka.prediction import read_images
@@ -36,7 +41,7 @@ def read_arrays(
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, Any]:
     """Return the pictures of a folder, read into memory."""
-    return train_and_test(read_pictures(folder, **{"image_size": None, **options}))
+    return train_and_test(read_picture_dataset(folder, **{"image_size": None, **options}))
 
 
 def train_and_test(raw: RawDataset) -> tuple[Any, Any, Any]:

@@ -91,7 +91,7 @@ def audit(
             print("\nExplaining the result (Ctrl-C to stop) ...", flush=True)
 
     report = audit_with_progress(inputs, command, results, on_result=print_result)
-    write_audit_results(
+    print_and_write_results(
         [report],
         report.to_dict(),
         results,
@@ -217,7 +217,7 @@ def audit_and_compare_models(
 def audit_all_modes(
     inputs: AuditInputs, command: str, result_options: ResultOptions, subfolder: str
 ) -> AuditReport:
-    """Audit a model, and raise an error if the measurement of a shift mode failed.
+    """Audit a model in all selected shift modes, and raise an error if one of them fails.
 
     Raises:
         ValueError: A shift mode could not be measured. The message names the model.
@@ -232,7 +232,7 @@ def audit_all_modes(
     return report
 
 
-def write_audit_results(
+def print_and_write_results(
     reports: Sequence[AuditReport],
     json_content: Mapping[str, object],
     result_options: ResultOptions,
@@ -292,7 +292,7 @@ def print_and_write_comparison(
         json_fields: Additional fields of the JSON file.
     """
     reports, pairs = comparison.reports, comparison.pairs
-    write_audit_results(
+    print_and_write_results(
         reports,
         {**comparison.to_dict(), **json_fields},
         result_options,

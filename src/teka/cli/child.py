@@ -35,9 +35,10 @@ _last_interrupt = -math.inf  # in the child, the time of the last interrupt by a
 
 
 def is_interrupt_by_model() -> bool:
-    """Return True if a model's code raised `KeyboardInterrupt`, although nobody pressed Ctrl-C.
+    """Return True if a `KeyboardInterrupt` came from a model's code and not from a signal.
 
-    Only a child process of `run_in_child` knows the difference. Elsewhere, return False.
+    Ctrl-C sends a signal. Only a child process of `run_in_child` can tell the difference, so the
+    result is False in other processes.
     """
     return _connection is not None and _last_interrupt == -math.inf
 

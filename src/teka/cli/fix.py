@@ -16,7 +16,7 @@ from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_all_modes, print_and_write_comparison, write_audit_results
+from teka.cli.audit import audit_all_modes, print_and_write_comparison, print_and_write_results
 from teka.cli.audit_options import AuditOptions
 from teka.codec import encode
 from teka.errors import (
@@ -87,7 +87,7 @@ def fix(
     print(escape_unprintable_lines(outcome), flush=True)
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
-        write_audit_results(
+        print_and_write_results(
             [before],
             {"reports": [before.to_dict()], "comparisons": [], "fix": encode(outcome)},
             results,

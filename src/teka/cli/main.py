@@ -42,12 +42,14 @@ def main(arguments: Sequence[str] | None = None, app: App | None = None) -> int:
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and app is None and argv and argv[0] in ISOLATED_COMMANDS:
-        return child.run_in_child(run, argv, partial(print_error, f"teka {argv[0]}"))
-    return run(argv, app)
+        return child.run_in_child(
+            run_in_this_process, argv, partial(print_error, f"teka {argv[0]}")
+        )
+    return run_in_this_process(argv, app)
 
 
-def run(arguments: list[str], app: App | None = None) -> int:
-    """Run a command in this process and return its exit code."""
+def run_in_this_process(arguments: list[str], app: App | None = None) -> int:
+    """Run a command in this process, report its errors, and return its exit code."""
     app = app or make_app()
     command = arguments[0] if arguments and arguments[0] in app else ""
     program = f"{app.name[0]} {command}".rstrip()

@@ -13,7 +13,7 @@ from teka.audit.movement import TRANSLATION_MODES
 from teka.audit.page.text import list_caveats, results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
-from teka.cli.audit import audit_and_compare_models, write_audit_results
+from teka.cli.audit import audit_and_compare_models, print_and_write_results
 from teka.cli.audit_options import MODE_HELP, ResultOptions
 from teka.errors import wrong_value
 from teka.files import check_folder_is_writable, make_directory, resolve_path
@@ -109,7 +109,7 @@ def _audit_and_compare_runs(
     comparison = audit_and_compare_models(audit_inputs, command, results)
     reports = comparison.reports
     text = "\n".join([results_text(reports), *list_caveats(reports)])
-    write_audit_results(reports, comparison.to_dict(), results, text, comparison.pairs)
+    print_and_write_results(reports, comparison.to_dict(), results, text, comparison.pairs)
 
 
 def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings) -> AuditInputs:
@@ -120,7 +120,8 @@ def _make_audit_inputs(trained: "TrainedRun", name: str, settings: AuditSettings
         name: Name of the model in the report.
         settings: Settings of the audit.
     """
-    model, dataset = trained.model, trained.dataset
+    model = trained.model
+    dataset = trained.dataset
     test = dataset.test.to_intensities()
     movement = settings.movement(settings.modes[0], dataset.image_size)
     seen_size = movement.canvas_size or movement.crop_size

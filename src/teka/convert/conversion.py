@@ -161,7 +161,8 @@ def attention_from_convolution(
     """
     convolution = check_supported_convolution(convolution)
     weight = convolution.weight.detach()
-    num_out, num_in = convolution.out_channels, convolution.in_channels
+    num_out = convolution.out_channels
+    num_in = convolution.in_channels
     kernel_size = convolution.kernel_size
     off_center_weight(precision, len(kernel_size))  # checks the precision
     full_size = min(num_in, num_out)

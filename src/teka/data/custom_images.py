@@ -190,7 +190,7 @@ def parse_class_numbers(names: Sequence[str]) -> list[int] | None:
     return numbers if numbers and len(set(numbers)) == len(numbers) else None
 
 
-def read_pictures(path: Path, *, image_size: tuple[int, int] | None) -> RawDataset:
+def read_picture_dataset(path: Path, *, image_size: tuple[int, int] | None) -> RawDataset:
     """Create a data set from a folder of pictures, or from a CSV file that lists pictures.
 
     A picture is read from its file each time that it is used. The images are gray if every file is

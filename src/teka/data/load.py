@@ -6,7 +6,12 @@ import numpy as np
 from torch import Tensor
 
 from teka.checks import check_flags, check_image_size, check_name, check_path
-from teka.data.custom_images import is_picture_dataset, make_raw_dataset, read_npz, read_pictures
+from teka.data.custom_images import (
+    is_picture_dataset,
+    make_raw_dataset,
+    read_npz,
+    read_picture_dataset,
+)
 from teka.data.dataset import Dataset, ImageSize, divide_into_splits
 from teka.data.published import DIGIT_SIZE, PUBLISHED_DATASETS, read_digits
 from teka.errors import unknown_name_error
@@ -96,7 +101,7 @@ def load(
                 "has moved, pass its parent folder as data_dir.",
             )
         raw = (
-            read_pictures(path, image_size=image_size)
+            read_picture_dataset(path, image_size=image_size)
             if is_picture_dataset(path)
             else read_npz(path)
         )

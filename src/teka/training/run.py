@@ -212,7 +212,8 @@ class Run:
 
     def differing_fields(self, other: Run) -> list[str]:
         """Return the names of all fields in which two runs differ, except `data_dir`."""
-        fields, other_fields = self.to_dict(), other.to_dict()
+        fields = self.to_dict()
+        other_fields = other.to_dict()
         return [
             name
             for name in fields | other_fields

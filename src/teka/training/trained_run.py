@@ -196,7 +196,8 @@ def export(trained: TrainedRun, out: str | Path, *, dtype: str = "float32") -> P
         ImportError: safetensors is not installed.
         ValueError: The folder contains other files, or the weights overflow in this dtype.
     """
-    run, dataset = trained.run, trained.dataset
+    run = trained.run
+    dataset = trained.dataset
     facts: dict[str, Any] = {"run": encode(run.to_dict())}
     # The data folder and the paths in the command exist only on this machine.
     del facts["run"]["data_dir"]

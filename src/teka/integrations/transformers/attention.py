@@ -154,7 +154,8 @@ def attention_forward(
 
     heads = getattr(module, REPLACED_HEADS, None)
     relative = kernels[1] if heads is None else heads.relative
-    grid, num_prefix = None, 0
+    grid = None
+    num_prefix = 0
     if relative is not None and not is_causal and getattr(heads, "grid", None) is None:
         grid, num_prefix = _find_token_grid(module, query.shape[2], key.shape[2])
     if heads is None:
