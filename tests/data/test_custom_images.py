@@ -14,8 +14,8 @@ from teka.audit.adapters import Preprocessing
 from teka.audit.adapters.inputs import ImageOptions, load_audit_images
 from teka.data import Dataset, from_arrays, load, resize_bilinear
 from teka.data.custom_images import (
+    copy_arrays_to_dataset,
     list_labeled_pictures,
-    make_raw_dataset,
     read_npz,
     read_picture_dataset,
 )
@@ -36,7 +36,9 @@ def read_arrays(
     images: np.ndarray | torch.Tensor = BYTES, labels: np.ndarray | torch.Tensor = LABELS, **options
 ) -> tuple[Any, Any, Any]:
     axes = options.pop("axes", None)
-    return train_and_test(make_raw_dataset({"images": images, "labels": labels, **options}, axes))
+    return train_and_test(
+        copy_arrays_to_dataset({"images": images, "labels": labels, **options}, axes)
+    )
 
 
 def read_folder(folder: Path, **options) -> tuple[Any, Any, Any]:
@@ -95,7 +97,7 @@ def test_floating_point_arrays_are_intensities():
 def test_tensors_of_every_float_dtype_are_intensities():
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         arrays = {"images": torch.from_numpy(BYTES / 255).to(dtype), "labels": LABELS}
-        train = make_raw_dataset(arrays, None).train
+        train = copy_arrays_to_dataset(arrays, None).train
         assert train.images.dtype == torch.float32
 
 

@@ -133,10 +133,10 @@ def attention_from_convolution(
     V_h and the output projection O_h of the head are factors of the convolution's matrix at this
     offset, W_h = O_h V_h. Tokens outside the grid are zero.
 
-    By default, the precision α is so large that each head attends to exactly one token: the weights
-    are 1 and 0 in floating point. The layer then differs from the convolution only by rounding, and
-    the gradients of centers and precisions are 0. With a smaller α, the difference is at most
-    `conversion_error_bound`.
+    By default, the heads are hard: the precision α is so large that each head attends to exactly
+    one token, with the weights 1 and 0 in floating point. The layer then differs from the
+    convolution only by rounding, and the gradients of centers and precisions are 0. With a smaller
+    α, the difference is at most `conversion_error_bound`.
 
     >>> import torch, teka
     >>> convolution = torch.nn.Conv2d(3, 4, 3, padding=1)

@@ -220,8 +220,8 @@ def read_picture_dataset(path: Path, *, image_size: tuple[int, int] | None) -> R
     return RawDataset(train, test, len(validation), tuple(classes))
 
 
-def make_raw_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> RawDataset:
-    """Create a data set from arrays of images and labels, which are validated and copied.
+def copy_arrays_to_dataset(arrays: Mapping[str, Array | None], axes: str | None) -> RawDataset:
+    """Create a data set from arrays of images and labels, after validating and copying them.
 
     Args:
         arrays: Arrays with the names "images" and "labels", and optionally the same names with the
@@ -269,7 +269,7 @@ def read_npz(path: Path) -> RawDataset:
         axes = arrays.pop("axes", None)
         if not {"images", "labels"} <= arrays.keys():
             raise ValueError(f"it has only {', '.join(arrays) or 'no arrays'}")
-        return make_raw_dataset(arrays, None if axes is None else str(axes))
+        return copy_arrays_to_dataset(arrays, None if axes is None else str(axes))
     except Exception as error:  # a damaged file raises different errors for different positions
         raise ValueError(
             f"{path} must be a folder of pictures, a .csv file that lists pictures, or an .npz "
@@ -310,7 +310,7 @@ def _copy_arrays_to_split(
     Return None if there are no arrays for this split.
 
     Args:
-        arrays: Arrays of all splits, as in `make_raw_dataset`.
+        arrays: Arrays of all splits, as in `copy_arrays_to_dataset`.
         prefix: Prefix of the split's array names: "", "test_" or "validation_".
         axis_order: Axis order of image arrays, such as "NHWC".
     """

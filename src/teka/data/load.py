@@ -7,8 +7,8 @@ from torch import Tensor
 
 from teka.checks import check_flags, check_image_size, check_name, check_path
 from teka.data.custom_images import (
+    copy_arrays_to_dataset,
     is_picture_dataset,
-    make_raw_dataset,
     read_npz,
     read_picture_dataset,
 )
@@ -162,7 +162,7 @@ def from_arrays(
     }
     return divide_into_splits(
         name,
-        make_raw_dataset(arrays, axes),
+        copy_arrays_to_dataset(arrays, axes),
         image_size=image_size,
         validation_size=validation_size,
         train_size=train_size,
