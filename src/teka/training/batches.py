@@ -88,7 +88,7 @@ class _MicroBatchDataset(TorchDataset[tuple[Tensor, Tensor, float]]):
 
 
 def make_train_loader(split: Split, **options: int) -> DataLoader:
-    """Create the data loader of a training epoch, which yields micro-batches of shuffled images.
+    """Create the data loader for training, which yields micro-batches of shuffled images.
 
     Each item is the images, labels and weight of a `MicroBatch`.
 

@@ -101,7 +101,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def find_resume_checkpoint(folder: Path, run: Run) -> Path | None:
     """Return the checkpoint from which to resume a run, or None if there is none.
 
-    This is `last.ckpt` or, if that file is damaged, `previous.ckpt`.
+    This is `last.ckpt` or, if that file is missing or damaged, `previous.ckpt`.
 
     Args:
         folder: Folder of the run.
