@@ -11,17 +11,17 @@ from torch.func import vmap
 from teka.checks import (
     BOOL_DTYPES,
     INTEGER_DTYPES,
-    check_dense,
+    check_dense_tensor,
     check_device,
     check_evaluation_mode,
     check_flags,
     check_image_size,
+    check_iterable,
     check_name,
     check_names,
     check_nonnegative,
     check_number,
     check_path,
-    check_sequence,
     check_sizes,
     check_stride,
     check_tensor,
@@ -211,9 +211,9 @@ def test_check_device_accepts_only_devices_that_compute():
 
 
 def test_tensor_without_elements_is_an_error(unchecked_annotations: None):
-    check_dense("images", torch.zeros(2, 3))
+    check_dense_tensor("images", torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"images must be a tensor.*got an object of type list"):
-        check_dense("images", [1.0])
+        check_dense_tensor("images", [1.0])
     for tensor, pattern in (
         (torch.zeros(2, device="meta"), r"images.device must be .*'meta'"),
         (torch.zeros(2).to_sparse(), r"images.layout must be .*got torch.sparse_coo"),
@@ -221,11 +221,11 @@ def test_tensor_without_elements_is_an_error(unchecked_annotations: None):
         (torch.zeros(2).to(torch.float8_e5m2), r"images.dtype must be .*got torch.float8_e5m2"),
     ):
         with pytest.raises(ValueError, match=pattern):
-            check_dense("images", tensor)
+            check_dense_tensor("images", tensor)
 
 
 def test_check_sequence_and_check_names_reject_wrong_lists():
-    assert check_sequence("names", (name for name in "ab"), "names") == ["a", "b"]
+    assert check_iterable("names", (name for name in "ab"), "names") == ["a", "b"]
     for values in ("ab", {"a": 1}, {"a"}, 3, None, np.array(1), torch.tensor(1), range(10**9)):
         with raises_for(values, ValueError, match=r"names must be a list of names"):
             check_names("names", values)

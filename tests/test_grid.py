@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import teka
 from teka import Grid
-from teka.grid import get_grid_and_prefix
+from teka.grid import active_grid_and_prefix
 from teka.nn import Attention, AttentionHeads
 
 SIZES = [(11,), (5, 7), (3, 5, 2), (2, 3, 1, 4)]
@@ -172,18 +172,18 @@ def test_wrong_shift_is_an_error(unchecked_annotations: None):
 
 
 def test_context_ends_after_an_error():
-    assert get_grid_and_prefix() == (None, 0)
+    assert active_grid_and_prefix() == (None, 0)
     with teka.on(Grid(3)):
         with pytest.raises(ValueError, match="shift"), teka.on(Grid((2, 2)), 1):
             Grid((2, 2)).check_shift((1, 2, 3))
-        assert get_grid_and_prefix() == (Grid(3), 0)
-    assert get_grid_and_prefix() == (None, 0)
+        assert active_grid_and_prefix() == (Grid(3), 0)
+    assert active_grid_and_prefix() == (None, 0)
 
 
 def test_each_thread_has_its_own_context():
     with teka.on(Grid(3)), ThreadPoolExecutor(1) as other:
-        assert other.submit(get_grid_and_prefix).result() == (None, 0)
-        assert get_grid_and_prefix() == (Grid(3), 0)
+        assert other.submit(active_grid_and_prefix).result() == (None, 0)
+        assert active_grid_and_prefix() == (Grid(3), 0)
 
 
 def gradient_on(layer: Attention, tokens: Tensor, grid: Grid | None) -> Tensor:
@@ -214,7 +214,7 @@ def test_recomputation_uses_the_grid_of_the_forward_pass(use_reentrant: bool, ba
         torch.testing.assert_close(
             inputs.grad, gradient_on(layer, inputs, grid), rtol=1e-12, atol=1e-12
         )
-    assert get_grid_and_prefix() == (None, 0)
+    assert active_grid_and_prefix() == (None, 0)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

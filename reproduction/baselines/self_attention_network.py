@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reproduction.baselines.blocks import ImageClassifier, Images, ImageSize, Logits, PostNormBlock
-from teka.checks import check_name, repeat_integer
+from teka.checks import as_integer_tuple, check_name
 from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn import Attention, EmbeddedBiasTable, LearnedRelativeKernel, SpaceToDepth, prune_heads
@@ -122,7 +122,7 @@ class SelfAttentionNetwork(ImageClassifier):
             image_size, in_channels, num_classes, dim=dim, depth=depth, downsampling=downsampling
         )
         expected = f"a positive integer, or one for each of depth = {depth} blocks"
-        self.heads = repeat_integer("heads", heads, depth, 1, expected)
+        self.heads = as_integer_tuple("heads", heads, depth, 1, expected)
         if any(side % downsampling for side in self.image_size):
             expected = f"height and width, multiples of downsampling = {downsampling}"
             raise wrong_value("image_size", image_size, expected)

@@ -197,7 +197,7 @@ def check_image_size(
         ValueError: `size` is not such a size, or the image has more than `MAX_IMAGE_PIXELS` pixels.
     """
     expected = f"an integer or (height, width), each at least {smallest} pixels"
-    height, width = repeat_integer(argument, size, 2, smallest, expected)
+    height, width = as_integer_tuple(argument, size, 2, smallest, expected)
     if height * width > MAX_IMAGE_PIXELS:
         raise wrong_value(argument, size, f"at most {MAX_IMAGE_PIXELS:,} pixels")
     return int(height), int(width)
@@ -214,10 +214,10 @@ def check_stride(
         ValueError: `stride` is not made of integers of at least 1, or their number is wrong.
     """
     expected = f"a whole number of at least 1, or one for each of {num_axes} axes"
-    return repeat_integer(argument, stride, num_axes, 1, expected)
+    return as_integer_tuple(argument, stride, num_axes, 1, expected)
 
 
-def repeat_integer(
+def as_integer_tuple(
     argument: str, value: object, count: int, least: int, expected: str
 ) -> tuple[int, ...]:
     """Return a tuple of `count` integers: those of a sequence, or one integer repeated.
@@ -293,7 +293,7 @@ def check_device(device: object) -> torch.device:
     return torch_device
 
 
-def check_dense(
+def check_dense_tensor(
     argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOAT_DTYPES
 ) -> None:
     """Check that an argument is a dense tensor: not nested, sparse, quantized or on "meta".
@@ -314,7 +314,7 @@ def check_dense(
         check_tensor(argument, tensor, *sizes, dtypes=dtypes)
 
 
-def check_sequence(argument: str, values: object, expected: str) -> list[Any]:
+def check_iterable(argument: str, values: object, expected: str) -> list[Any]:
     """Check that an argument is an iterable of values, and return them as a list.
 
     Raises:
@@ -391,7 +391,7 @@ def check_instance(argument: str, value: object, kind: type) -> None:
 
 def check_instances(argument: str, values: object, kind: type, expected: str) -> list[Any]:
     """Check that an argument is an iterable of instances of a class, and return them as a list."""
-    items = check_sequence(argument, values, expected)
+    items = check_iterable(argument, values, expected)
     for item in items:
         check_instance(argument, item, kind)
     return items
@@ -413,7 +413,7 @@ def check_names(argument: str, names: object, known: Collection[str] | None = No
     Raises:
         ValueError: `names` is something else, or has a name that is not in `known`.
     """
-    items = check_sequence(argument, names, "a list of names")
+    items = check_iterable(argument, names, "a list of names")
     for name in items:
         if known is not None:
             check_name(argument, name, known)

@@ -108,7 +108,7 @@ def escape_unprintable(text: object) -> str:
     )
 
 
-def escape_unprintable_lines(text: object) -> str:
+def escape_unprintable_except_newlines(text: object) -> str:
     """Escape a text as `escape_unprintable` does, but keep its line breaks."""
     return "\n".join(map(escape_unprintable, str(text).split("\n")))
 

@@ -33,7 +33,7 @@ Device: TypeAlias = torch.device | str | None
 WRAP_TOLERANCE = 1e-6
 
 
-def wrap(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
+def wrap_offset(offset: Float[Tensor, "*batch"], period: float | None) -> Float[Tensor, "*batch"]:
     """Wrap offsets along a periodic axis, so that each goes the shorter way around.
 
     For example, an offset of 7 with a period of 10 becomes −3. With a period P, the results lie in
@@ -171,7 +171,7 @@ class Grid:
 
         With a period P, the results lie in [−P/2, P/2).
         """
-        return wrap(offset, self.axis_period(axis))
+        return wrap_offset(offset, self.axis_period(axis))
 
     def offsets(
         self, *, dtype: Dtype = None, device: Device = None
@@ -328,7 +328,7 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
 _CHECKPOINTS_RESTORE_GRID = restore_thread_locals_in_checkpoints(_active)
 
 
-def get_grid_and_prefix() -> tuple[Grid | None, int]:
+def active_grid_and_prefix() -> tuple[Grid | None, int]:
     """Return the token grid of the innermost `teka.on` context, and its number of prefix tokens.
 
     A prefix token, such as a class token, has no position. Outside of any context, return (None,

@@ -29,11 +29,11 @@ from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, WholeShifts, square_shifts
 from teka.audit.statistics.metrics import Metrics
 from teka.checks import (
-    check_dense,
+    check_dense_tensor,
     check_evaluation_mode,
+    check_iterable,
     check_name,
     check_number,
-    check_sequence,
     check_sizes,
     check_tensor,
     is_integer,
@@ -287,13 +287,13 @@ def permutation_error(
         ValueError: A module in training mode, an order that is not a permutation, empty tokens, or
             an output that is not a finite real tensor (B, …) or that is zero.
     """
-    check_dense("tokens", tokens, "samples", "tokens", "dim")
+    check_dense_tensor("tokens", tokens, "samples", "tokens", "dim")
     num_tokens = tokens.shape[1]
     expected_order = f"every whole number from 0 to {num_tokens - 1} once in each"
     orders = []
-    for order in check_sequence("permutations", permutations, "a list of permutations"):
+    for order in check_iterable("permutations", permutations, "a list of permutations"):
         indices = order.tolist() if isinstance(order, (Tensor, np.ndarray)) else order
-        indices = check_sequence("permutations", indices, expected_order)
+        indices = check_iterable("permutations", indices, expected_order)
         if not all(map(is_integer, indices)) or sorted(indices) != list(range(num_tokens)):
             raise wrong_value("permutations", indices, expected_order)
         orders.append(indices)

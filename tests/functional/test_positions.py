@@ -9,7 +9,7 @@ from torch import Tensor
 from teka import Grid
 from teka.functional import length_mask
 from teka.functional.positions import Positions, phases
-from teka.grid import WRAP_TOLERANCE, wrap
+from teka.grid import WRAP_TOLERANCE, wrap_offset
 from teka.precision import to_widest_dtype
 
 LIKE = torch.zeros((), dtype=torch.float64)
@@ -191,4 +191,4 @@ def test_offsets_wrap_into_half_a_period(side: int, spacing: float):
 
 def test_offsets_without_a_period_do_not_change():
     offsets = torch.linspace(-7, 7, 57)
-    assert wrap(offsets, None) is offsets
+    assert wrap_offset(offsets, None) is offsets

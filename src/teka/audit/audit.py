@@ -42,7 +42,7 @@ from teka.audit.statistics.metrics import Metrics, summarize
 from teka.audit.verdict import verdict
 from teka.checks import (
     check_callable,
-    check_dense,
+    check_dense_tensor,
     check_instance,
     check_instances,
     check_names,
@@ -477,7 +477,7 @@ def _check_layer_names(model: object, settings: AuditSettings) -> None:
 def _check_images_and_labels(
     images: Tensor, labels: Tensor | None, class_names: Sequence[str] | None
 ) -> None:
-    check_dense("images", images, "images", "channels", "height", "width")
+    check_dense_tensor("images", images, "images", "channels", "height", "width")
     if not images.isfinite().all():
         raise wrong_argument("images", "NaN or infinity", "finite values")
     if labels is not None:

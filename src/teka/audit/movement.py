@@ -17,7 +17,14 @@ from teka.audit.shifts import (
     SubpixelShifts,
     parse_shifts,
 )
-from teka.checks import check_dense, check_name, check_number, check_sequence, is_integer, is_number
+from teka.checks import (
+    check_dense_tensor,
+    check_iterable,
+    check_name,
+    check_number,
+    is_integer,
+    is_number,
+)
 from teka.errors import wrong_shape, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS
 from teka.precision import widest_dtype
@@ -38,7 +45,7 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
     Raises:
         ValueError: The shape or dtype is wrong.
     """
-    check_dense(argument, images)
+    check_dense_tensor(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
         expected = "(batch, channels, one or more spatial sizes), none of them empty"
         raise wrong_shape(argument, images.shape, expected)
@@ -53,7 +60,7 @@ def parse_background(background: Background) -> list[float | int]:
         ValueError: The background is empty or not numeric.
     """
     is_single = isinstance(background, Real)
-    values = [background] if is_single else check_sequence("background", background, BACKGROUND)
+    values = [background] if is_single else check_iterable("background", background, BACKGROUND)
     if not values:
         raise wrong_value("background", background, BACKGROUND)
     for value in values:
@@ -139,7 +146,7 @@ def parse_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[
     """
     expected = f"a whole number of pixels for each axis of images of size {tuple(sizes)}"
     window: Any = (
-        [size] * len(sizes) if is_integer(size) else check_sequence(argument, size, expected)
+        [size] * len(sizes) if is_integer(size) else check_iterable(argument, size, expected)
     )
     if len(window) != len(sizes) or not all(map(is_integer, window)):
         raise wrong_value(argument, size, expected)
@@ -326,7 +333,7 @@ class Movement:
             values = getattr(self, argument)
             if values is not None and not isinstance(values, Real):
                 expected = "a number, or one for each channel or axis"
-                values = tuple(check_sequence(argument, values, expected))
+                values = tuple(check_iterable(argument, values, expected))
                 object.__setattr__(self, argument, values)
         parse_background(self.background)
         for mode in ("canvas", "crop"):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.checks import check_dense, check_number, check_sequence, check_sizes
+from teka.checks import check_dense_tensor, check_iterable, check_number, check_sizes
 from teka.errors import wrong_argument, wrong_value
 
 MOST_STEPS = 500  # maximum number of shifts along an axis, in each direction
@@ -117,9 +117,9 @@ def parse_steps(argument: str, shifts: object) -> list[list[float] | float]:
     """
     expected = "a list of shifts, each a finite number or one for every axis"
     if isinstance(shifts, Tensor):
-        check_dense(argument, shifts)
+        check_dense_tensor(argument, shifts)
     rows = []
-    for shift in check_sequence(argument, shifts, expected):
+    for shift in check_iterable(argument, shifts, expected):
         steps = shift.tolist() if isinstance(shift, (Tensor, np.ndarray)) else shift
         is_row = isinstance(steps, Sequence)
         for step in steps if is_row else [steps]:

@@ -22,7 +22,7 @@ from teka.codec import encode
 from teka.errors import (
     EXTERNAL_ERRORS,
     escape_unprintable,
-    escape_unprintable_lines,
+    escape_unprintable_except_newlines,
     first_line_of_error,
     wrong_value,
 )
@@ -84,7 +84,7 @@ def fix(
     fixed, outcome = convert.fix(inputs.function, before.layers, fixes)
     for name in outcome.fixed:
         print(f"{name}: {FIXES[name].does} ({FIXES[name].source})")
-    print(escape_unprintable_lines(outcome), flush=True)
+    print(escape_unprintable_except_newlines(outcome), flush=True)
     num_layers = {name: len(layers) for name, layers in outcome.fixed.items() if layers}
     if not num_layers:
         print_and_write_results(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from teka.checks import check_dense, check_instance, check_number, check_sizes
+from teka.checks import check_dense_tensor, check_instance, check_number, check_sizes
 from teka.convert.convolutions import (
     HARD_PRECISION,
     Convolution,
@@ -83,7 +83,7 @@ class BorderedAttention(nn.Module):
         Raises:
             ValueError: The tokens do not fit the layer and the grid, or the grid has other edges.
         """
-        check_dense("tokens", tokens, "batch", "tokens", self.attention.context_dim)
+        check_dense_tensor("tokens", tokens, "batch", "tokens", self.attention.context_dim)
         num_axes = len(self.stride)
         is_periodic = self.border is None
         if not isinstance(grid, Grid) or grid.periodic != (is_periodic,) * num_axes:

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Generator, Tensor
 
 from teka.checks import (
-    check_dense,
+    check_dense_tensor,
     check_instance,
+    check_iterable,
     check_name,
     check_number,
-    check_sequence,
     check_sizes,
     is_number,
     is_positive,
@@ -162,11 +162,11 @@ class Normalize:
 
     def __post_init__(self) -> None:
         expected = "a finite number for each channel"
-        mean = check_sequence("mean", self.mean, expected)
+        mean = check_iterable("mean", self.mean, expected)
         if not mean or not all(map(is_number, mean)):
             raise wrong_value("mean", self.mean, expected)
         expected = f"{len(mean)} positive finite numbers, as many as in mean"
-        deviation = check_sequence("deviation", self.deviation, expected)
+        deviation = check_iterable("deviation", self.deviation, expected)
         if len(deviation) != len(mean) or not all(map(is_positive, deviation)):
             raise wrong_value("deviation", self.deviation, expected)
 
@@ -180,7 +180,7 @@ class Normalize:
         Raises:
             ValueError: A channel has the same value in every pixel, or a value is not finite.
         """
-        check_dense("images", images, "images", "channels", "height", "width")
+        check_dense_tensor("images", images, "images", "channels", "height", "width")
         if not images.isfinite().all():
             raise wrong_argument("images", "NaN or infinity", "finite values")
         deviation, mean = torch.std_mean(images.double(), dim=(0, 2, 3), correction=0)
@@ -188,7 +188,7 @@ class Normalize:
 
     def __call__(self, images: Tensor) -> Float[Tensor, "images channels height width"]:
         """Normalize floating-point images of shape (N, C, H, W)."""
-        check_dense("images", images, "batch", len(self.mean), "height", "width")
+        check_dense_tensor("images", images, "batch", len(self.mean), "height", "width")
         mean = images.new_tensor(self.mean)[:, None, None]
         deviation = images.new_tensor(self.deviation)[:, None, None]
         return (images - mean) / deviation
@@ -225,7 +225,7 @@ def lossless_selection(
     Source: Horn et al. 2021, figure 1.
     """
     check_images(images)
-    check_dense("labels", labels, len(images), dtypes=None)
+    check_dense_tensor("labels", labels, len(images), dtypes=None)
     check_sizes({"margin": margin}, 0)
     check_sizes({"class_index": class_index}, 0, or_none=True)
     is_selected = torch.ones_like(labels, dtype=torch.bool)

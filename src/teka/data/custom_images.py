@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from teka.checks import check_dense, check_name
+from teka.checks import check_dense_tensor, check_name
 from teka.data.dataset import SPLITS, RawDataset, Split
 from teka.data.pictures import GRAY_MODES, PictureFiles, read_picture, read_picture_header
 from teka.errors import first_line_of_error, wrong_argument, wrong_shape, wrong_value
@@ -292,7 +292,7 @@ def _guess_axes(shape: Sequence[int]) -> str:
 
 def _to_numpy(argument: str, array: Array | None) -> np.ndarray:
     if isinstance(array, Tensor):
-        check_dense(argument, array)
+        check_dense_tensor(argument, array)
         # NumPy has no bfloat16.
         array = array.float() if array.dtype == torch.bfloat16 else array
         return array.detach().cpu().numpy()

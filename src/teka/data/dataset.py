@@ -13,7 +13,7 @@ from torch import Tensor
 from teka.checks import (
     FLOAT_DTYPES,
     INTEGER_DTYPES,
-    check_dense,
+    check_dense_tensor,
     check_image_size,
     check_instance,
     check_sizes,
@@ -63,7 +63,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         if not isinstance(self.images, PictureFiles):
             is_bytes = getattr(self.images, "dtype", None) == torch.uint8
             dtypes = None if is_bytes else FLOAT_DTYPES
-            check_dense(
+            check_dense_tensor(
                 "images", self.images, "batch", "channels", "height", "width", dtypes=dtypes
             )
             if self.images.is_floating_point() and self.images.numel():
@@ -72,7 +72,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
                     raise wrong_argument(
                         "images", f"from {lowest} to {highest}", "intensities from 0 to 1"
                     )
-        check_dense("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
+        check_dense_tensor("labels", self.labels, len(self.images), dtypes=INTEGER_DTYPES)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -82,7 +82,7 @@ class Split(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
     def take(self, indices: Int[Tensor, " chosen"]) -> "Split":
         """Return a new split with the images and labels at `indices`, in this order."""
-        check_dense("indices", indices, "batch", dtypes=INTEGER_DTYPES)
+        check_dense_tensor("indices", indices, "batch", dtypes=INTEGER_DTYPES)
         indices = indices.long()
         is_files = isinstance(self.images, PictureFiles)
         images = self.images.take(indices) if is_files else self.images[indices]

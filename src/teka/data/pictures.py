@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from teka.checks import check_dense, check_image_size, check_name, check_path, is_integer
+from teka.checks import check_dense_tensor, check_image_size, check_name, check_path, is_integer
 from teka.errors import first_line_of_error, require, wrong_argument, wrong_value
 from teka.memory import MAX_IMAGE_PIXELS
 
@@ -241,7 +241,7 @@ class PictureFiles:
 
 def check_images(images: object) -> None:
     """Raise an error unless `images` is a dense tensor of shape (N, C, H, W), of any dtype."""
-    check_dense("images", images, "batch", "channels", "height", "width", dtypes=None)
+    check_dense_tensor("images", images, "batch", "channels", "height", "width", dtypes=None)
 
 
 def resize_bilinear(

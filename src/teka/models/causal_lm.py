@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from teka.checks import INTEGER_DTYPES, MAX_NUM_BLOCKS, check_number, check_sizes, check_tensor
 from teka.grid import Grid
 from teka.nn import TransformerBlock
-from teka.nn.attention import States, check_states
+from teka.nn.attention import States, check_decoding_states
 
 # Standard deviation of GPT-2, whose output projection is the embedding too.
 EMBEDDING_STD = 0.02
@@ -85,7 +85,7 @@ class CausalLM(nn.Module):
         is_sequence = isinstance(tokens, Tensor) and tokens.ndim == 2
         sizes = ("batch", "length") if is_sequence else ("batch",)
         check_tensor("tokens", tokens, *sizes, dtypes=INTEGER_DTYPES)
-        check_states(state, len(self.blocks))
+        check_decoding_states(state, len(self.blocks))
         hidden = self.embedding(tokens.long())
         states = [None] * len(self.blocks) if state is None else state
         new_states = []

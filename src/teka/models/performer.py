@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from teka.checks import repeat_integer
+from teka.checks import as_integer_tuple
 from teka.errors import wrong_value
 from teka.functional import RELATIVES
 from teka.functional.kernels import RANDOM_KERNELS, make_rectified_kernel
 from teka.functional.relative.rotation import NUM_FREQUENCIES, initial_frequencies
 from teka.grid import Grid
 from teka.memory import MAX_IMAGE_PIXELS
-from teka.models.performer_config import PerformerConfig, Stage
+from teka.models.performer_config import PerformerConfig, StageSizes
 from teka.models.performer_layers import ConvolutionalStem, DenseHead, ResamplingFactory, make_stem
 from teka.nn import (
     AttentionPool,
@@ -28,10 +28,10 @@ from teka.nn import (
     TransformerBlock,
 )
 from teka.nn.head_groups import count_position_heads
-from teka.nn.inputs import check_tokens
+from teka.nn.inputs import check_layer_input
 from teka.nn.local_conv import CONVOLUTION_MODULES
-from teka.nn.options import backend_without_positions
-from teka.nn.relative import RelativeModule, make_relative_from_options
+from teka.nn.options import backend_without_relative_kernel
+from teka.nn.relative import RelativeModule, make_learned_relative_kernel
 from teka.nn.sampling import SubpixelAlignment
 from teka.nn.transformer_block import count_window_heads
 
@@ -146,7 +146,7 @@ class Performer(nn.Module):
         expected = f"a number of pixels of at least 1 for each of {num_axes or '1 to 3'} axes"
         if not num_axes:
             num_axes = len(image_size) if isinstance(image_size, Sequence) else 2
-        sides = repeat_integer("image_size", image_size, num_axes, 1, expected)
+        sides = as_integer_tuple("image_size", image_size, num_axes, 1, expected)
         if num_axes not in (1, 2, 3):
             raise wrong_value("image_size", image_size, expected)
         if math.prod(sides) > MAX_IMAGE_PIXELS:
@@ -235,7 +235,7 @@ class Performer(nn.Module):
                 first_layer = module
                 break
         sizes = ("batch", self.in_channels, *self.image_size)
-        check_tokens("images", images, *sizes, layer=first_layer)
+        check_layer_input("images", images, *sizes, layer=first_layer)
         if self.align is not None:
             images = self.align(images)
         levels: list[tuple[Tensor, Tensor]] = []
@@ -300,7 +300,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
         keywords |= {
             "position_heads": None,
             "rotary_normalizer": None,
-            "backend": backend_without_positions(config.backend),
+            "backend": backend_without_relative_kernel(config.backend),
         }
     if is_feature_count_of_relative:
         keywords["num_features"] = None
@@ -311,7 +311,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 
 
 def _relative_option(
-    config: PerformerConfig, stage: Stage, num_axes: int, shared_frequency: Parameter
+    config: PerformerConfig, stage: StageSizes, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
     """Return the relative kernel of a block, a position-dependent attention weight.
 
@@ -337,4 +337,4 @@ def _relative_option(
     if not options:
         return relative
     options |= sizes | {"num_features": config.num_features}
-    return make_relative_from_options(RELATIVES[position], **options)
+    return make_learned_relative_kernel(RELATIVES[position], **options)

@@ -53,7 +53,7 @@ ATTENTION_OPTIONS = (
 )
 
 
-class Stage(NamedTuple):
+class StageSizes(NamedTuple):
     """Sizes of a stage of a model, which consists of transformer blocks on the same grid."""
 
     dim: int
@@ -207,13 +207,13 @@ class PerformerConfig:
         num_weights = self.in_channels * first_dim * self.patch_size**num_axes
         check_tensor_sizes({"in_channels": self.in_channels, "dim": first_dim}, num_weights)
         check_tensor_sizes({"num_classes": self.num_classes, "dim": stages[-1].dim})
-        self._check_downsampling()
+        self._check_downsampling_options()
         self._check_head_options()
         self.attention_options()  # Checks its values.
-        self._check_positions()
+        self._check_position_options()
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StageSizes]:
         """Width, number of blocks and number of heads of each stage."""
         options = {"dim": self.dim, "depth": self.depth, "heads": self.heads}
         sizes = {
@@ -228,7 +228,7 @@ class PerformerConfig:
             for value in values or (None,):
                 check_sizes({name: value}, most=MAX_NUM_BLOCKS if name == "depth" else MAX_SIZE)
         columns = [values * num_stages if len(values) == 1 else values for values in sizes.values()]
-        return [Stage(*column) for column in zip(*columns, strict=True)]
+        return [StageSizes(*column) for column in zip(*columns, strict=True)]
 
     @property
     def stem_layer(self) -> str | nn.Module:
@@ -256,7 +256,7 @@ class PerformerConfig:
         """Return the attention options of the config that do not concern positions."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
-    def _check_downsampling(self) -> None:
+    def _check_downsampling_options(self) -> None:
         """Check that options that change the downsampling have an effect."""
         stem = self.stem_layer
         num_stages = len(self.stages)
@@ -297,7 +297,7 @@ class PerformerConfig:
             )
             raise wrong_value("pool", self.pool, expected, hint)
 
-    def _check_positions(self) -> None:
+    def _check_position_options(self) -> None:
         """Check that options that change the use of positions have an effect."""
         if self.num_position_aware_blocks == 0:
             for option in ("value_convolution", "window_reach"):

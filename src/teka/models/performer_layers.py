@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from teka.errors import wrong_value
-from teka.models.performer_config import HALVING_STEMS, PerformerConfig, Stage
+from teka.models.performer_config import HALVING_STEMS, PerformerConfig, StageSizes
 from teka.nn import (
     AttentionDownsample,
     AttentionOptions,
@@ -56,7 +56,7 @@ class ResamplingFactory:
         return cls(num_axes, config.periodic, select, config.blur, attention)
 
     def make_stage_downsampling(
-        self, before: Stage, after: Stage
+        self, before: StageSizes, after: StageSizes
     ) -> "PatchMerging | AttentionDownsample":
         """Create the layer that downsamples a grid by 2 between two stages of a model.
 

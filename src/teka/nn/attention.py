@@ -13,7 +13,7 @@ from teka.errors import wrong_argument, wrong_value
 from teka.functional import Constant, ContentKernel, DecodingState, decode
 from teka.functional.backends.costs import select_backend
 from teka.functional.shapes import KeyMask, Outputs
-from teka.grid import Grid, GridLike, as_grid, get_grid_and_prefix
+from teka.grid import Grid, GridLike, active_grid_and_prefix, as_grid
 from teka.nn.gating import OutputGate
 from teka.nn.head_groups import HeadGroup, count_position_heads, make_kernels
 from teka.nn.inputs import (
@@ -22,11 +22,11 @@ from teka.nn.inputs import (
     AllValues,
     Context,
     Tokens,
-    check_tokens,
-    make_inputs,
+    check_layer_input,
+    prepare_attention_inputs,
 )
 from teka.nn.local_conv import ValueConvolution
-from teka.nn.options import AttentionOptions, backend_without_positions, merge_options
+from teka.nn.options import AttentionOptions, backend_without_relative_kernel, merge_options
 from teka.nn.qk_norm import make_query_key_norm
 from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
@@ -211,7 +211,7 @@ class Attention(nn.Module):
             return (HeadGroup(kernel, relative, content, self.backend, queries, keys, *sizes),)
         position = slice(self.content_heads, self.heads)
         position_queries = slice(-self.position_heads, None) if uses_query else None
-        content_backend = backend_without_positions(self.backend)
+        content_backend = backend_without_relative_kernel(self.backend)
         return (
             HeadGroup(kernel, None, content, content_backend, keys, keys, *sizes),
             HeadGroup(Constant(), relative, position, self.backend, position_queries, None, *sizes),
@@ -285,7 +285,7 @@ class Attention(nn.Module):
         if positions is None:
             grid, num_prefix_tokens = self.resolve_grid(grid, num_prefix_tokens)
         self._check_arguments(num_queries, positions, context, cu_seqlens)
-        inputs = make_inputs(
+        inputs = prepare_attention_inputs(
             tokens,
             grid=grid,
             key_mask=key_mask,
@@ -332,7 +332,7 @@ class Attention(nn.Module):
             return grid if is_symbolic else as_grid("grid", grid), num_prefix_tokens
         if self.relative is None and self.value_convolution is None:
             return None, num_prefix_tokens
-        surrounding_grid, surrounding_prefix = get_grid_and_prefix()
+        surrounding_grid, surrounding_prefix = active_grid_and_prefix()
         return surrounding_grid, num_prefix_tokens or surrounding_prefix
 
     def set_num_axes(self, num_axes: int) -> None:
@@ -378,7 +378,7 @@ class Attention(nn.Module):
             num_axes = position.shape[-1]
         self.set_num_axes(num_axes)
         groups = self.head_groups()
-        check_states(state, len(groups))
+        check_decoding_states(state, len(groups))
         tokens = token if token.ndim == 3 else token[:, None]
         query, key, value = self.project(tokens)
         outputs = []
@@ -448,10 +448,10 @@ def check_decoding_tokens(token: Tensor, layer: Attention) -> None:
     """Check that the input of `step` has shape (batch, dim) or (batch, tokens, dim)."""
     is_sequence = isinstance(token, Tensor) and token.ndim == 3
     sizes = ("batch", "tokens", layer.dim) if is_sequence else ("batch", layer.dim)
-    check_tokens("token", token, *sizes, layer=layer.output)
+    check_layer_input("token", token, *sizes, layer=layer.output)
 
 
-def check_states(state: object, num_states: int) -> None:
+def check_decoding_states(state: object, num_states: int) -> None:
     """Check that the argument `state` of `step` is None or a tuple of `num_states` states."""
     if state is not None and not (isinstance(state, tuple) and len(state) == num_states):
         actual = f"{len(state)} states" if isinstance(state, tuple) else state

@@ -14,7 +14,7 @@ from teka.execution_mode import has_dynamic_size
 from teka.functional import ContentKernel, DecodingState, attention, decode
 from teka.functional.positions import make_row_positions
 from teka.functional.relative.relative_kernel import RelativeKernel
-from teka.grid import Grid, GridLike, as_grid, get_grid_and_prefix
+from teka.grid import Grid, GridLike, active_grid_and_prefix, as_grid
 from teka.nn.head_groups import join_kernel_names, make_kernels
 from teka.nn.options import KERNEL_OPTIONS, AttentionOptions, merge_options
 from teka.precision import widest_dtype
@@ -176,7 +176,7 @@ class AttentionHeads(nn.Module):
         context, or the grid of this layer. Without any grid, the tokens are one unit apart on a
         line.
         """
-        candidates = [(grid, 0), get_grid_and_prefix(), (self.grid, self.num_prefix_tokens)]
+        candidates = [(grid, 0), active_grid_and_prefix(), (self.grid, self.num_prefix_tokens)]
         for candidate, prefix in candidates:
             if candidate is not None:
                 prefix = num_prefix_tokens or prefix

@@ -20,7 +20,7 @@ from teka.nn.relative import (
     DEFAULT_NUM_AXES,
     RelativeModule,
     find_relative_kernel_class,
-    make_relative_from_options,
+    make_learned_relative_kernel,
 )
 
 
@@ -306,7 +306,7 @@ def make_relative_kernel(
     num_axes = options.num_axes
     if num_axes is None and kind.appends_features:
         num_axes = DEFAULT_NUM_AXES  # the sizes of content features depend on it
-    return make_relative_from_options(
+    return make_learned_relative_kernel(
         kind,
         num_axes=num_axes,
         heads=heads,

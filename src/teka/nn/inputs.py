@@ -32,7 +32,7 @@ PLAIN_LAYERS = (
 )
 
 
-def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Module) -> None:
+def check_layer_input(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Module) -> None:
     """Check that tokens or images have the expected shape and the dtype of a layer's weights.
 
     Args:
@@ -60,7 +60,9 @@ def check_tokens(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Mod
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Tokens, positions and masks of one call of an attention layer, checked by `make_inputs`.
+    """Checked tokens, positions and masks of one call of an attention layer.
+
+    `prepare_attention_inputs` creates them from the arguments of `Attention.forward`.
 
     Args:
         tokens: Tokens that attend.
@@ -83,7 +85,7 @@ class AttentionInputs:
     sequence_lengths: tuple[int, ...] | None = None
 
 
-def make_inputs(
+def prepare_attention_inputs(
     tokens: Float[Tensor, "batch tokens dim"],
     *,
     grid: GridLike | None,
@@ -107,14 +109,14 @@ def make_inputs(
     Raises:
         ValueError: Shapes or dtypes do not fit, or arguments exclude each other.
     """
-    check_tokens("tokens", tokens, "batch", "tokens", dim, layer=layer)
+    check_layer_input("tokens", tokens, "batch", "tokens", dim, layer=layer)
     batch, num_tokens, _ = tokens.shape
     check_sizes({"num_prefix_tokens": num_prefix_tokens}, 0)
     check_sizes({"num_queries": num_queries}, most=num_tokens, or_none=True)
     query_positions = make_positions("", grid, positions, tokens.device)
     key_positions: Positions | None = None
     if context is not None:
-        check_tokens("context", context, batch, "tokens", context_dim, layer=layer)
+        check_layer_input("context", context, batch, "tokens", context_dim, layer=layer)
         key_positions = make_positions("context_", context_grid, context_positions, tokens.device)
     else:
         _check_no_context(dim, context_dim, context_grid, context_positions)

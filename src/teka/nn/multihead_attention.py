@@ -20,7 +20,7 @@ from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import can_read_elements
 from teka.grid import GridLike
 from teka.nn.attention_heads import AttentionHeads
-from teka.nn.inputs import check_tokens
+from teka.nn.inputs import check_layer_input
 
 # (L, B, E), or (B, L, E) with `batch_first`, or (L, E) without a batch.
 QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
@@ -208,9 +208,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         dims = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
         if not is_batch:
             dims = ("tokens",)
-        check_tokens("query", query, *dims, self.embed_dim, layer=self.out_proj)
-        check_tokens("key", key, *dims, self.kdim, layer=self.out_proj)
-        check_tokens("value", value, *dims, self.vdim, layer=self.out_proj)
+        check_layer_input("query", query, *dims, self.embed_dim, layer=self.out_proj)
+        check_layer_input("key", key, *dims, self.kdim, layer=self.out_proj)
+        check_layer_input("value", value, *dims, self.vdim, layer=self.out_proj)
         return is_batch
 
     def _projection_weights(self) -> list[tuple[Tensor, Tensor | None]]:

@@ -128,7 +128,7 @@ def merge_options(
     return replace(options, **keywords)
 
 
-def backend_without_positions(backend: str) -> str:
+def backend_without_relative_kernel(backend: str) -> str:
     """Return the backend for attention without a relative kernel.
 
     It is the given backend, or "auto" if this backend needs a relative kernel.

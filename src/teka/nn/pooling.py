@@ -11,7 +11,7 @@ from teka import functional
 from teka.checks import check_dtype, check_flags, check_sizes, check_tensor_sizes
 from teka.errors import wrong_shape, wrong_value
 from teka.functional.positions import check_mask
-from teka.nn.inputs import check_tokens
+from teka.nn.inputs import check_layer_input
 from teka.nn.sampling.polyphase import join_polyphase, split_polyphase
 
 
@@ -69,7 +69,7 @@ class AttentionPool(nn.Module):
 
         If all tokens of a sample are masked, the output is the bias of the output projection.
         """
-        check_tokens("tokens", tokens, "batch", "tokens", self.dim, layer=self.output)
+        check_layer_input("tokens", tokens, "batch", "tokens", self.dim, layer=self.output)
         if key_mask is not None:
             check_mask("key_mask", key_mask, batch=tokens.shape[0], num_tokens=tokens.shape[1])
             tokens = tokens.masked_fill(~key_mask[..., None], 0.0)

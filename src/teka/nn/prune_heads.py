@@ -13,7 +13,7 @@ from teka.errors import wrong_type, wrong_value
 from teka.functional import Constant, Hedgehog
 from teka.nn.attention import Attention
 from teka.nn.features import LearnedFeatures
-from teka.nn.options import backend_without_positions
+from teka.nn.options import backend_without_relative_kernel
 from teka.nn.qk_norm import IdentityQueryKeyNorm
 from teka.nn.relative import RelativeModule
 
@@ -50,17 +50,17 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         raise wrong_type("attention", attention, "a teka.nn.Attention")
     kept = _kept_heads(attention, heads)
     pruned = copy.deepcopy(attention)
-    query_heads, key_heads = _kept_projection_indices(attention, kept)
+    query_heads, key_heads = _kept_query_and_key_heads(attention, kept)
     pruned.query = _prune_outputs(pruned.query, query_heads, attention.dim_head)
     pruned.key = _prune_outputs(pruned.key, key_heads, attention.dim_head)
     pruned.value = _prune_outputs(pruned.value, kept, attention.dim_head)
-    pruned.output.weight = _select_heads(pruned.output.weight, kept, attention.heads, axis=1)
+    pruned.output.weight = _prune_parameter(pruned.output.weight, kept, attention.heads, axis=1)
     pruned.output.in_features = len(kept) * attention.dim_value
     if pruned.gate is not None:
         _prune_outputs(pruned.gate.projection, kept, attention.dim_value)
     if pruned.value_convolution is not None:
         weight = pruned.value_convolution.weight
-        pruned.value_convolution.weight = _select_heads(weight, kept, attention.heads)
+        pruned.value_convolution.weight = _prune_parameter(weight, kept, attention.heads)
     content_heads = [head for head in kept if head < attention.content_heads]
     position_heads = [
         head - attention.content_heads for head in kept if head >= attention.content_heads
@@ -71,7 +71,7 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         _prune_relative(pruned.relative, position_heads, attention.position_heads)
     else:
         pruned.relative = None
-        pruned.backend = backend_without_positions(attention.backend)
+        pruned.backend = backend_without_relative_kernel(attention.backend)
     pruned.heads = len(kept)
     pruned.position_heads = len(position_heads) if content_heads else 0
     pruned.content_heads = pruned.heads - pruned.position_heads
@@ -96,7 +96,7 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
     return kept
 
 
-def _kept_projection_indices(
+def _kept_query_and_key_heads(
     attention: Attention, kept: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return the indices of the kept heads in the query projection and in the key projection.
@@ -119,7 +119,7 @@ def _kept_projection_indices(
     return query_heads, key_heads
 
 
-def _select_heads(
+def _prune_parameter(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
     """Return a copy of a parameter that contains only the entries of the kept heads."""
@@ -139,9 +139,9 @@ def _prune_outputs(
     if linear is None or not kept:
         return None
     num_heads = linear.out_features // dim_head
-    linear.weight = _select_heads(linear.weight, kept, num_heads)
+    linear.weight = _prune_parameter(linear.weight, kept, num_heads)
     if linear.bias is not None:
-        linear.bias = _select_heads(linear.bias, kept, num_heads)
+        linear.bias = _prune_parameter(linear.bias, kept, num_heads)
     linear.out_features = len(kept) * dim_head
     return linear
 
@@ -159,7 +159,7 @@ def _prune_relative(relative: RelativeModule | None, kept: Sequence[int], num_he
                 assert isinstance(linear, nn.Linear)
                 _prune_outputs(linear, kept, 1)
         else:
-            selected = _select_heads(value, kept, num_heads)
+            selected = _prune_parameter(value, kept, num_heads)
             is_parameter = isinstance(value, Parameter)
             setattr(relative, name, selected if is_parameter else selected.detach())
 
@@ -180,4 +180,4 @@ def _prune_content(pruned: Attention, kept: Sequence[int], num_heads: int) -> No
         pruned.kernel = dataclasses.replace(kernel, **parts)
     for module in (kernel, pruned.query_key):
         for name in getattr(module, "head_parameters", ()):
-            setattr(module, name, _select_heads(getattr(module, name), kept, num_heads))
+            setattr(module, name, _prune_parameter(getattr(module, name), kept, num_heads))

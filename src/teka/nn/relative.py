@@ -332,7 +332,7 @@ def find_relative_kernel_class(
     return RELATIVES[relative]
 
 
-def make_relative_from_options(
+def make_learned_relative_kernel(
     kernel: type[RelativeKernel], **options: Any
 ) -> LearnedRelativeKernel:
     """Create a learned relative kernel from the options of an attention layer.

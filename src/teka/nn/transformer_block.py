@@ -12,7 +12,7 @@ from teka.errors import wrong_argument, wrong_value
 from teka.functional import length_mask
 from teka.grid import GridLike
 from teka.nn.attention import Attention, States, Token, check_decoding_tokens
-from teka.nn.inputs import check_tokens
+from teka.nn.inputs import check_layer_input
 from teka.nn.options import ALL_OPTIONS, AttentionOptions, merge_options
 from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
@@ -145,7 +145,7 @@ class TransformerBlock(nn.Module):
 
         With `lengths`, the padding is treated as 0, and no other token attends to it.
         """
-        check_tokens(
+        check_layer_input(
             "tokens", tokens, "batch", "tokens", self.attention.dim, layer=self.attention.output
         )
         if lengths is not None:

@@ -14,7 +14,7 @@ from teka.audit.layers.trace import ModelTrace, TraceEvent, trace_model
 from teka.audit.movement import Movement, RealImages
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
 from teka.checks import (
-    check_dense,
+    check_dense_tensor,
     check_evaluation_mode,
     check_instance,
     check_module,
@@ -261,7 +261,7 @@ def locate_layers(
     """
     check_module("module", module)
     check_evaluation_mode("module", module)
-    check_dense("images", images, "images", "channels", "height", "width")
+    check_dense_tensor("images", images, "images", "channels", "height", "width")
     check_instance("movement", movement, Movement)
     check_sizes({"batch_size": batch_size})
     # These modules are not called or do not support hooks.

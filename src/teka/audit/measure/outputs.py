@@ -16,7 +16,7 @@ from teka.audit.model_output import (
 )
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
-from teka.checks import INTEGER_DTYPES, check_dense, check_dtype
+from teka.checks import INTEGER_DTYPES, check_dense_tensor, check_dtype
 from teka.errors import require, wrong_argument, wrong_shape, wrong_value
 from teka.precision import to_widest_dtype
 
@@ -96,7 +96,7 @@ def parse_labels(labels: Tensor, num_images: int) -> Tensor:
     Raises:
         ValueError: The labels have a wrong shape, dtype or value.
     """
-    check_dense("labels", labels)
+    check_dense_tensor("labels", labels)
     if labels.ndim not in (1, 2) or len(labels) != num_images or 0 in labels.shape[1:]:
         raise wrong_shape(
             "labels", labels.shape, f"({num_images},), or ({num_images}, labels) of 0 and 1"

@@ -15,7 +15,7 @@ from teka.audit.shifts import CheckedShifts, parse_steps
 from teka.checks import (
     BOOL_DTYPES,
     INTEGER_DTYPES,
-    check_dense,
+    check_dense_tensor,
     check_instance,
     check_name,
     check_tensor,
@@ -103,9 +103,9 @@ class Responses:
         parse_steps("shifts", self.shifts)
         check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOL_DTYPES)
         for name, table in self.tables().items():
-            check_dense(name, table, *self.evaluated.shape, dtypes=None)
+            check_dense_tensor(name, table, *self.evaluated.shape, dtypes=None)
         if self.labels is not None:
-            check_dense("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
+            check_dense_tensor("labels", self.labels, self.num_images, dtypes=INTEGER_DTYPES)
         if all(map(any, self.shifts)):
             raise wrong_value("shifts", self.shifts, WITH_ZERO)
 

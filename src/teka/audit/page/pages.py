@@ -22,7 +22,7 @@ from teka.audit.statistics.comparison import Pair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
 from teka.checks import check_instances
-from teka.errors import escape_unprintable_lines, require, wrong_value
+from teka.errors import escape_unprintable_except_newlines, require, wrong_value
 from teka.files import check_file_is_writable, write_bytes
 from teka.reporting.formatting import format_number, join_words
 
@@ -304,4 +304,4 @@ def _page_template() -> "Template":
 def _escape_control_characters(value: object) -> object:
     """Replace control characters in plain text with visible codes."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
-    return escape_unprintable_lines(value) if is_text else value
+    return escape_unprintable_except_newlines(value) if is_text else value

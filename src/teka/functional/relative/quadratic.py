@@ -22,7 +22,7 @@ from teka.functional.relative.stationary import (
     look_up_entries,
 )
 from teka.functional.shapes import AxisOffsets, LogRelativePerHead, OffsetVectors
-from teka.grid import Grid, wrap
+from teka.grid import Grid, wrap_offset
 
 # Tolerance, in cells, for the alignment of two grids.
 MAX_MISALIGNMENT = 1e-6
@@ -97,7 +97,7 @@ class QuadraticBias(CenteredRelativeKernel, SeparableRelativeKernel):
     def axis_log_weights(self, axis: int, offsets: AxisOffsets) -> LogRelativePerHead:
         distance = offsets + broadcast_per_head(self.center[:, axis], offsets)
         if self.periods is not None:
-            distance = wrap(distance, self.periods[axis])
+            distance = wrap_offset(distance, self.periods[axis])
         return -broadcast_per_head(self.precision, offsets) * distance.square()
 
 
@@ -149,7 +149,7 @@ class GeneralizedQuadraticBias(CenteredRelativeKernel):
         distance = offsets + center
         if self.periods is not None:
             axes = zip(distance.unbind(dim=-1), self.periods, strict=True)
-            distance = torch.stack([wrap(part, period) for part, period in axes], dim=-1)
+            distance = torch.stack([wrap_offset(part, period) for part, period in axes], dim=-1)
         scaled = torch.einsum("hmn,h...n->h...m", self.precision_factor.to(offsets), distance)
         return scaled.square().sum(dim=-1) / -2
 

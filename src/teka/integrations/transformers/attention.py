@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 from teka.errors import wrong_argument, wrong_shape, wrong_value
 from teka.execution_mode import can_read_elements
 from teka.functional.kernels import DETERMINISTIC_KERNELS, RANDOM_KERNELS
-from teka.grid import Grid, get_grid_and_prefix
+from teka.grid import Grid, active_grid_and_prefix
 from teka.integrations.transformers.cache import StateLayer
 from teka.nn import AttentionHeads
 
@@ -274,7 +274,7 @@ def _find_token_grid(module: nn.Module, num_queries: int, num_keys: int) -> tupl
             "attention to other tokens than its own",
             "self-attention, or have a kernel without positions",
         )
-    ambient = get_grid_and_prefix()
+    ambient = active_grid_and_prefix()
     config = getattr(module, "config", None)
     grid = find_patch_grid(config)
     if ambient[0] is not None or grid is None:

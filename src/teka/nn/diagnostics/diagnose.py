@@ -27,7 +27,7 @@ from teka.functional.positions import Positions
 from teka.grid import Grid, GridLike
 from teka.nn.attention import Attention
 from teka.nn.diagnostics.equivariance import LayerInputs, LayerShift, measure_shift_errors
-from teka.nn.diagnostics.explain import report_layers
+from teka.nn.diagnostics.explain import collect_layer_reports
 from teka.nn.diagnostics.report import (
     ApproximationErrors,
     Diagnosis,
@@ -94,7 +94,7 @@ def diagnose(
     """
     if isinstance(layer, Attention):
         return _diagnose_layer(layer, *inputs, shifts=shifts, **keywords)
-    return report_layers(layer, inputs, keywords, partial(_diagnose_layer, shifts=shifts))
+    return collect_layer_reports(layer, inputs, keywords, partial(_diagnose_layer, shifts=shifts))
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def _diagnose_layer(
     if positions is not None:
         positions = positions.to(device).expand(num_samples, -1, -1)
     whole = LayerInputs(tokens, grid, key_mask.to(device), num_prefix_tokens, positions)
-    measured = whole.shorten(MAX_TOKENS, MAX_SAMPLES)
+    measured = whole.crop(MAX_TOKENS, MAX_SAMPLES)
     # Tokens that are dropped may be NaN.
     is_dropped = ~measured.key_mask[..., None]
     measured = replace(measured, tokens=measured.tokens.double().masked_fill(is_dropped, 0.0))
@@ -141,7 +141,7 @@ def _diagnose_layer(
             largest[name] = float(projection(measured.tokens).abs().max())
     largest["output of a head"] = max(group.largest_output for group in groups)
     largest["output"] = float(measured.run(float64_layer)[measured.key_mask].abs().max())
-    shift = measure_shift_errors(layer, whole.shorten(num_tokens, MAX_SAMPLES), shifts)
+    shift = measure_shift_errors(layer, whole.crop(num_tokens, MAX_SAMPLES), shifts)
     return Diagnosis(
         dtype=str(dtype).removeprefix("torch."),
         inputs=str(whole),

@@ -49,7 +49,7 @@ class LayerInputs:
         grid = "" if self.grid is None else f" on a grid of {self.grid.shape}"
         return f"{num_samples:,} × {num_tokens:,} tokens{grid}"
 
-    def shorten(self, max_tokens: int, max_samples: int) -> "LayerInputs":
+    def crop(self, max_tokens: int, max_samples: int) -> "LayerInputs":
         """Return a part of the inputs that is small enough for expensive measurements.
 
         The part has at most `max_samples` samples. It contains all prefix tokens, such as a class
@@ -112,11 +112,11 @@ def measure_shift_errors(
         expected to be equivariant to any shift, such as a causal layer on a fully periodic grid.
     """
     if inputs.positions is not None:
-        method, run_shifted = "added to the positions", _run_with_shifted_positions
+        method, run_shifted = "added to the positions", _outputs_after_coordinate_shifts
     elif inputs.grid is not None:
         is_torus = all(inputs.grid.periodic)
         method = "rolled around the torus" if is_torus else "moved on a larger grid"
-        run_shifted = _run_with_shifted_cells
+        run_shifted = _outputs_after_grid_shifts
     else:
         return None
     steps = _check_or_choose_shifts(inputs, shifts, is_causal=layer.causal)
@@ -177,7 +177,7 @@ def _check_or_choose_shifts(
     return chosen
 
 
-def _run_with_shifted_positions(
+def _outputs_after_coordinate_shifts(
     layer: Attention, inputs: LayerInputs, steps: Steps
 ) -> list[Tensor]:
     """Return the output of a layer after each shift of the coordinates of its tokens."""
@@ -187,7 +187,7 @@ def _run_with_shifted_positions(
     return [replace(inputs, positions=shifted).run(layer) for shifted in moved]
 
 
-def _run_with_shifted_cells(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
+def _outputs_after_grid_shifts(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
     """Return the output of a layer after each shift of its tokens on a larger grid.
 
     The grid is so large that no shift moves a token out of it. Positions without a token are

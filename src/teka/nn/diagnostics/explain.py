@@ -159,10 +159,10 @@ def explain(
             device_type=device_type,
         )
 
-    return report_layers(layer, inputs, keywords, explain_call)
+    return collect_layer_reports(layer, inputs, keywords, explain_call)
 
 
-def report_layers(
+def collect_layer_reports(
     module: nn.Module,
     inputs: tuple[Any, ...],
     keywords: dict[str, Any],

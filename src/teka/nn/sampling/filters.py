@@ -39,10 +39,10 @@ class OversampledGELU(nn.Module):
         matrices = [interpolation_matrix(side, 2).to(inputs) for side in inputs.shape[2:]]
         outputs = inputs
         for axis, matrix in enumerate(matrices, 2):
-            outputs = apply_along_axis(outputs, matrix, axis)
+            outputs = multiply_along_axis(outputs, matrix, axis)
         outputs = gelu(outputs)
         for axis, matrix in enumerate(matrices, 2):
-            outputs = apply_along_axis(outputs, matrix.mT / 2, axis)
+            outputs = multiply_along_axis(outputs, matrix.mT / 2, axis)
         return outputs
 
 
@@ -57,7 +57,7 @@ def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
     return factor * torch.fft.irfft(below_nyquist, n=factor * side, dim=0)
 
 
-def apply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
+def multiply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
     """Multiply a matrix by all vectors of the inputs that run along one axis."""
     return (inputs.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)
 

@@ -13,7 +13,7 @@ from teka.errors import wrong_value
 from teka.grid import Grid
 from teka.nn.attention import Attention
 from teka.nn.options import AttentionOptions
-from teka.nn.sampling.filters import apply_along_axis, interpolation_matrix
+from teka.nn.sampling.filters import interpolation_matrix, multiply_along_axis
 from teka.nn.sampling.polyphase import (
     PolyphaseDownsample,
     as_tuple_per_axis,
@@ -268,7 +268,7 @@ class SubpixelAlignment(nn.Module):
         with without_autocast(inputs.device.type):
             for axis, factor in enumerate(self.factor, 2):
                 matrix = interpolation_matrix(inputs.shape[axis], factor).to(inputs)
-                fine = apply_along_axis(fine, matrix, axis)
+                fine = multiply_along_axis(fine, matrix, axis)
         deviation = fine - fine.mean(dim=tuple(range(2, fine.ndim)), keepdim=True)
         offset = offset_with_largest_norm(deviation.detach().square(), self.factor)
         return take_polyphase_component(fine, offset, self.factor)
