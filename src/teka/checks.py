@@ -104,8 +104,8 @@ def _matches_size(actual: int, expected: str | int) -> bool:
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
     """Check that no element of a tensor is negative.
 
-    The check is skipped if `can_check_elements` returns False, because reading the elements would
-    be slow or impossible.
+    The check is skipped where reading the elements would be slow or impossible, as
+    `can_check_elements` tells.
     """
     if not can_check_elements(tensor):
         return
@@ -117,14 +117,17 @@ def check_nonnegative(argument: str, tensor: Tensor) -> None:
 def can_check_elements(tensor: Tensor) -> bool:
     """Return True if the elements of a tensor can be checked at a low cost.
 
-    The tensor must be on the CPU, and must not be the result of an operation that autograd has
-    recorded.
+    The tensor must be on the CPU. It must not be traced, and not be the result of an operation that
+    autograd has recorded.
     """
     return can_read_elements(tensor) and tensor.is_cpu and tensor.grad_fn is None
 
 
 def is_number(number: object) -> TypeGuard[float]:
-    """Return True for a real number that is finite in float32, but not for booleans or tensors."""
+    """Return True for a real number that is finite in float32.
+
+    Booleans and tensors do not count as numbers.
+    """
     if not isinstance(number, Real) or isinstance(number, bool):
         return False
     magnitude: Any = abs(number)
@@ -132,12 +135,19 @@ def is_number(number: object) -> TypeGuard[float]:
 
 
 def is_positive(number: object) -> TypeGuard[float]:
-    """Return True for a positive number that is finite in float32, but not for tensors."""
+    """Return True for a number that is positive and finite in float32.
+
+    Booleans and tensors do not count as numbers. Neither do positive numbers below the smallest
+    normal float32.
+    """
     return is_number(number) and bool(number >= torch.finfo(torch.float32).tiny)
 
 
 def is_integer(number: object) -> TypeGuard[int]:
-    """Return True for an integer or a symbolic integer, but not for booleans or tensors."""
+    """Return True for an integer, which may be symbolic.
+
+    Booleans and tensors do not count as integers.
+    """
     return isinstance(number, (Integral, torch.SymInt)) and not isinstance(number, bool)
 
 
@@ -146,10 +156,8 @@ def check_sizes(
 ) -> None:
     """Check that every argument is an integer from `least` to `most`.
 
-    `sizes` is a dictionary from the names of the arguments to their values.
-
     Args:
-        sizes: Arguments by their names.
+        sizes: Values of the arguments by their names.
         least: Smallest allowed value.
         most: Largest allowed value.
         or_none: Allow None too.
@@ -169,10 +177,10 @@ def check_sizes(
 
 
 def check_tensor_sizes(sizes: Mapping[str, Any], num_elements: int | None = None) -> None:
-    """Check that the arguments are positive sizes of a tensor of at most 2^31 − 1 elements.
+    """Check the sizes of a tensor: positive integers, with at most 2^31 − 1 elements in total.
 
     Args:
-        sizes: Arguments by their names.
+        sizes: Values of the arguments by their names.
         num_elements: Number of elements of the tensor, by default the product of the sizes.
 
     Raises:
@@ -220,7 +228,16 @@ def check_stride(
 def as_integer_tuple(
     argument: str, value: object, count: int, least: int, expected: str
 ) -> tuple[int, ...]:
-    """Return a tuple of `count` integers: those of a sequence, or one integer repeated.
+    """Convert one integer, or a sequence of `count` integers, to a tuple of `count` integers.
+
+    One integer is repeated `count` times.
+
+    Args:
+        argument: Name of the argument, for the error message.
+        value: Value of the argument.
+        count: Number of integers.
+        least: Smallest allowed integer.
+        expected: Description of the allowed values, for the error message.
 
     Raises:
         ValueError: `value` is not such an integer or sequence, or an integer is below `least`.
@@ -236,7 +253,7 @@ def as_integer_tuple(
 def check_flags(flags: Mapping[str, object]) -> None:
     """Check that every argument is True or False.
 
-    `flags` is a dictionary from the names of the arguments to their values.
+    `flags` maps the name of each argument to its value.
     """
     for argument, flag in flags.items():
         if not isinstance(flag, bool):
@@ -281,7 +298,7 @@ def check_number(
 
 
 def check_device(device: object) -> torch.device:
-    """Check that PyTorch can compute on a device of this machine, and return the device."""
+    """Check that PyTorch can compute on a device, and return it as a `torch.device`."""
     try:
         torch_device = torch.device(device)  # pyright: ignore[reportArgumentType, reportCallIssue]
         torch.empty(0, device=torch_device)
@@ -296,10 +313,10 @@ def check_device(device: object) -> torch.device:
 def check_dense_tensor(
     argument: str, tensor: object, *sizes: str | int, dtypes: Dtypes = FLOAT_DTYPES
 ) -> None:
-    """Check that an argument is a dense tensor: not nested, sparse, quantized or on "meta".
+    """Check that an argument is a dense tensor with a common dtype.
 
-    Uncommon dtypes such as float8 are not allowed either. If `sizes` are passed, the shape and the
-    dtype are checked too, as in `check_tensor`.
+    Nested, sparse and quantized tensors, tensors on the "meta" device and dtypes such as float8 are
+    errors. If `sizes` are passed, the shape and the dtype are checked too, as in `check_tensor`.
     """
     if not isinstance(tensor, Tensor):
         raise wrong_type(argument, tensor, "a tensor")
@@ -315,10 +332,10 @@ def check_dense_tensor(
 
 
 def check_iterable(argument: str, values: object, expected: str) -> list[Any]:
-    """Check that an argument is an iterable of values, and return them as a list.
+    """Check that an argument is an iterable, and return its values as a list.
 
     Raises:
-        ValueError: `values` is not an iterable, is a string, mapping or set, or has more than
+        ValueError: `values` is not iterable, is a string, mapping or set, or has more than
             `MAX_NUM_VALUES` values.
     """
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
@@ -345,7 +362,7 @@ def check_module(argument: str, module: object) -> None:
 
 
 def unwrap_compiled(function: object) -> object:
-    """Return the module that `torch.compile` has wrapped.
+    """Return the original of a module that `torch.compile` has wrapped.
 
     Any other module or function is returned unchanged.
     """
@@ -353,19 +370,18 @@ def unwrap_compiled(function: object) -> object:
 
 
 def find_owning_module(function: object) -> nn.Module | None:
-    """Return the module to which a function belongs, such as the module of a method.
+    """Return the module of a function that is a module or a method of a module, otherwise None.
 
-    The function may be a module or a method of a module, possibly compiled by `torch.compile`. For
-    any other function, return None.
+    The function may have been compiled by `torch.compile`.
     """
     module = unwrap_compiled(getattr(function, "__self__", function))
     return module if isinstance(module, nn.Module) else None
 
 
 def check_evaluation_mode(argument: str, function: object) -> None:
-    """Check that a function can be called, and that its module is not in training mode.
+    """Check that an argument can be called, and that its module is in evaluation mode.
 
-    The module is the function itself or the owner of a method. Other functions have no module.
+    The module is the argument itself, or the owner of a method. Other functions have no module.
 
     Args:
         argument: Name of the argument, for the error message.
@@ -390,7 +406,7 @@ def check_instance(argument: str, value: object, kind: type) -> None:
 
 
 def check_instances(argument: str, values: object, kind: type, expected: str) -> list[Any]:
-    """Check that an argument is an iterable of instances of a class, and return them as a list."""
+    """Check that an argument is an iterable of instances of a class, and return it as a list."""
     items = check_iterable(argument, values, expected)
     for item in items:
         check_instance(argument, item, kind)
@@ -408,7 +424,7 @@ def check_path(argument: str, path: object) -> Path:
 
 
 def check_names(argument: str, names: object, known: Collection[str] | None = None) -> list[str]:
-    """Check that an argument is an iterable of strings, and return them as a list.
+    """Check that an argument is an iterable of strings, and return it as a list.
 
     Raises:
         ValueError: `names` is something else, or has a name that is not in `known`.

@@ -1,4 +1,8 @@
-"""Helpers for error messages of the form "<argument> must be <expected>, got <value>."."""
+"""Errors with messages of the form "<argument> must be <expected>, got <value>.".
+
+The functions `wrong_value`, `wrong_type`, `wrong_shape`, `wrong_argument` and `unknown_name_error`
+return an error, which the caller raises. Other functions make text from outside teka safe to print.
+"""
 
 import difflib
 import unicodedata
@@ -44,9 +48,10 @@ def wrong_value(argument: str, value: object, expected: str, hint: str = "") -> 
 
 
 def wrong_argument(argument: str, description: str, expected: str, hint: str = "") -> ValueError:
-    """Create a ValueError for a wrong argument whose value is better described than printed.
+    """Create a ValueError like `wrong_value`, with a description in place of the value.
 
-    The message is "<argument> must be <expected>, got <description>. <hint>".
+    A description is clearer than a value that is long, such as a tensor. The message is
+    "<argument> must be <expected>, got <description>. <hint>".
     """
     return ValueError(f"{argument} must be {expected}, got {description}. {hint}".rstrip())
 
@@ -63,13 +68,13 @@ def wrong_type(argument: str, value: object, expected: str) -> ValueError:
 def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = "") -> ValueError:
     """Create a ValueError for a tensor of the wrong shape.
 
-    The message contains the expected and the actual shape.
+    The message is "<argument> must have shape <expected>, got <shape>. <hint>".
 
     Args:
         argument: Name of the argument.
         shape: Shape of the tensor.
         expected: Expected shape in parentheses, or a description of it.
-        hint: A sentence that follows.
+        hint: Sentence at the end of the message.
     """
     if expected.startswith("("):
         message = f"{argument} must have shape {expected}, got {tuple(shape)}."
@@ -79,11 +84,11 @@ def wrong_shape(argument: str, shape: Iterable[int], expected: str, hint: str = 
 
 
 def require(package: str, needed: str, install: str) -> ModuleType:
-    """Import and return an optional package, or raise an error that says how to install it.
+    """Import an optional package and return it, or raise an error that says how to install it.
 
     Args:
         package: Name of the package or module to import.
-        needed: Subject and verb of the error message, such as "training needs".
+        needed: Start of the error message, such as "training needs".
         install: What pip should install, such as "teka[train]".
 
     Raises:
@@ -98,7 +103,7 @@ def require(package: str, needed: str, install: str) -> ModuleType:
 
 
 def escape_unprintable(text: object) -> str:
-    """Escape the characters of a text that could control a terminal.
+    """Replace the characters of a text that could control a terminal by escape sequences.
 
     These are control characters, line breaks, and characters that change the direction of a text.
     """
@@ -109,7 +114,7 @@ def escape_unprintable(text: object) -> str:
 
 
 def escape_unprintable_except_newlines(text: object) -> str:
-    """Escape a text as `escape_unprintable` does, but keep its line breaks."""
+    """Escape the same characters as `escape_unprintable`, except line breaks."""
     return "\n".join(map(escape_unprintable, str(text).split("\n")))
 
 
@@ -136,12 +141,12 @@ def shorten(text: str, max_length: int) -> str:
 
 
 def error_message(error: BaseException) -> str:
-    """Return the message of an error as one line, or the name of its class if it is empty."""
+    """Return the whole message of an error on one line, or its class name if it has no message."""
     return to_one_line(_text(error)) or type(error).__name__
 
 
 def first_line_of_error(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if it is empty."""
+    """Return the first line of an error's message, or its class name if it has no message."""
     lines = map(to_one_line, _text(error).splitlines())
     return next(filter(None, lines), type(error).__name__)
 

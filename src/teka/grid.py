@@ -1,4 +1,4 @@
-"""Regular grids of tokens: positions, offsets and shifts in any number of dimensions."""
+"""Token grids, which give each token of a sequence, an image or a volume a position."""
 
 import math
 import operator
@@ -37,7 +37,7 @@ def wrap_offset(offset: Float[Tensor, "*batch"], period: float | None) -> Float[
     """Wrap offsets along a periodic axis, so that each goes the shorter way around.
 
     For example, an offset of 7 with a period of 10 becomes −3. With a period P, the results lie in
-    [−P/2, P/2). If the period is None, the axis is not periodic, and the offsets do not change.
+    [−P/2, P/2). A period of None means that the axis is not periodic, so the offsets do not change.
     """
     if period is None:
         return offset
@@ -120,12 +120,12 @@ class Grid:
 
     @property
     def num_axes(self) -> int:
-        """The number of axes, n."""
+        """Number of axes n."""
         return len(self.shape)
 
     @property
     def num_tokens(self) -> int:
-        """The number of cells, the product of the sizes."""
+        """Number of cells, which is the product of the sizes."""
         return math.prod(self.shape)
 
     def axis_period(self, axis: int) -> float | None:
@@ -167,10 +167,7 @@ class Grid:
         )
 
     def wrap_axis(self, axis: int, offset: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Wrap offsets along one axis, so that each goes the shorter way around if it is periodic.
-
-        With a period P, the results lie in [−P/2, P/2).
-        """
+        """Wrap offsets along one axis of the grid, as `wrap` does along all axes."""
         return wrap_offset(offset, self.axis_period(axis))
 
     def offsets(
@@ -187,10 +184,10 @@ class Grid:
         return self.wrap(positions[:, None] - positions[None, :])
 
     def shard(self, index: int, count: int) -> "Grid":
-        """Return one of `count` parts of the grid, for example for one of several processes.
+        """Return one of `count` parts of the grid, for example the part of one process.
 
-        The grid is divided along its first axis, as equally as possible. Part 0 comes first. The
-        parts are not periodic along this axis, unless there is only one part.
+        The grid is divided along its first axis into parts of nearly equal size, and part 0 comes
+        first. The parts are not periodic along this axis, unless there is only one part.
 
         Raises:
             ValueError: There are more shards than rows, or `index` is not from 0 to `count` − 1.
@@ -311,8 +308,8 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
     """
     if not _CHECKPOINTS_RESTORE_GRID:
         warnings.warn(
-            "Activation checkpointing of this version of PyTorch ignores teka.on, so layers may "
-            "be recomputed without a grid. Pass the grid to the layers as an argument.",
+            "This version of PyTorch does not restore the grid of teka.on when activation "
+            "checkpointing recomputes a layer. Pass the grid to the layers as an argument.",
             stacklevel=3,
         )
     grid = as_grid("grid", grid)
@@ -329,9 +326,8 @@ _CHECKPOINTS_RESTORE_GRID = restore_thread_locals_in_checkpoints(_active)
 
 
 def active_grid_and_prefix() -> tuple[Grid | None, int]:
-    """Return the token grid of the innermost `teka.on` context, and its number of prefix tokens.
+    """Return the grid and the number of prefix tokens that the innermost `teka.on` has set.
 
-    A prefix token, such as a class token, has no position. Outside of any context, return (None,
-    0).
+    Prefix tokens, such as a class token, have no position. Outside of `teka.on`, return (None, 0).
     """
     return _active.grid_and_prefix

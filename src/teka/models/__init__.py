@@ -1,4 +1,4 @@
-"""Models made of teka's layers, and files of trained models."""
+"""Models made of teka's layers, and functions that save and load trained models."""
 
 from teka.models.causal_lm import CausalLM
 from teka.models.conv_performer import ConvPerformer

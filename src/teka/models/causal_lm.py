@@ -1,4 +1,4 @@
-"""Causal language model that generates text with a state of constant size."""
+"""Causal language model that generates text with linear attention."""
 
 from typing import Any, cast
 
@@ -73,7 +73,7 @@ class CausalLM(nn.Module):
     ) -> tuple[Float[Tensor, "batch *length num_tokens"], BlockStates]:
         """Read the next tokens of each sequence, and return the logits of the tokens that follow.
 
-        The state summarizes all earlier tokens. Several tokens of a prompt can be read in one call.
+        The state summarizes all earlier tokens. One call can read a whole prompt.
 
         Args:
             tokens: The next tokens, shape (B,), or (B, L) for L tokens of each sequence.

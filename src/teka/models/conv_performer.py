@@ -1,4 +1,4 @@
-"""Convolutional network that also has linear attention on its coarser grids."""
+"""Convolutional network for images, with linear attention at its lower resolutions."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ class WhiteningConv2d(nn.Conv2d):
     """Convolution with fixed weights that decorrelates the 2 × 2 patches of an image (whitening).
 
     Half of the filters are the eigenvectors of the covariance matrix of patches, divided by the
-    square roots of their eigenvalues. The other half are the negatives of these filters. The method
-    `fit` computes them from training images. Before that, the weights are random. The padding is
+    square roots of their eigenvalues. The other half are the negatives of these filters. The
+    weights are random until the method `fit` computes them from training images. The padding is
     circular.
 
     Source: Jordan 2024 (arXiv 2404.00498), section 3.1.
@@ -123,12 +123,12 @@ class ConvStage(nn.Module):
 
 
 class ConvPerformer(nn.Module):
-    """Convolutional network that also has linear attention on its coarser grids.
+    """Convolutional network for images, with linear attention at its lower resolutions.
 
-    A fixed convolution decorrelates the 2 × 2 patches of the image. Then each stage halves the
-    height and width. Finally, the maximum of each channel over all positions is projected to the
-    logits. The model is exactly invariant to every circular shift by whole pixels
-    (docs/maths/polyphase.md).
+    First, a fixed convolution decorrelates the 2 × 2 patches of the image (whitening). Each stage
+    then halves the height and width, and may end with a transformer block. Finally, a linear layer
+    computes the logits from the maximum of each channel over all positions. The model is exactly
+    invariant to every circular shift by whole pixels (docs/maths/polyphase.md).
 
     Source: the convolutions follow Jordan 2024 (arXiv 2404.00498); polyphase sampling: Chaman &
     Dokmanić 2021.
@@ -149,7 +149,7 @@ class ConvPerformer(nn.Module):
         mlp_ratio: Width of the hidden layer of the MLPs divided by the width of the stage.
 
     Raises:
-        ValueError: Sizes that do not fit.
+        ValueError: A size is out of range, or the sizes do not fit together.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ConvPerformer(nn.Module):
         """Return the class logits of each image.
 
         Raises:
-            ValueError: Images with another size or another number of channels.
+            ValueError: The images have another size or another number of channels.
         """
         check_tensor("images", images, "batch", self.whitening.in_channels, *self.image_size)
         cells = self.stages(nn.functional.gelu(self.whitening(images)))

@@ -39,7 +39,7 @@ def register_model(name: str, model: type[nn.Module]) -> None:
         model: Class that takes `image_size`, `in_channels`, `num_classes` and its options by name.
 
     Raises:
-        ValueError: Another class has this name.
+        ValueError: Another class has been registered under this name.
     """
     if MODELS.setdefault(name, model) is not model:
         raise wrong_value("name", name, "a name that no other model has")
@@ -76,9 +76,9 @@ def options_class(model: str) -> type[Any]:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Description of a model as plain JSON data: its class, sizes, options and training data.
+    """Configuration of a saved model as JSON data: its class, sizes, options and training data.
 
-    The config is saved beside the weights, so that the model can be rebuilt from both.
+    The config is saved together with the weights, so that the model can be rebuilt from both.
 
     >>> import torch, teka
     >>> options = {"dim": 16, "depth": 1, "heads": 2, "patch_size": 4}
@@ -87,7 +87,7 @@ class ModelConfig:
     torch.Size([2, 5])
 
     Args:
-        model: A name of `teka.models.model_config.MODELS`.
+        model: Name of the model class, a key of `teka.models.model_config.MODELS`.
         image_size: Pixels along each axis: height and width, or one to three axes for a Performer.
         in_channels: Number of channels of the images.
         num_classes: Number of logits.
@@ -96,10 +96,11 @@ class ModelConfig:
         class_names: Name of each class, or None.
         pictures: Conversion of pictures to images, as fields of
             `teka.prediction.PictureSettings`, or None.
-        facts: Other facts: provenance, data, accuracy.
+        facts: Other facts about the model, such as its training data and accuracy.
 
     Raises:
-        ValueError: An unknown model, unknown or missing options, or values that are not JSON.
+        ValueError: The model is unknown, an option is unknown or missing, or a value is not JSON
+            data.
     """
 
     model: str
@@ -134,7 +135,7 @@ class ModelConfig:
             if argument == "pictures" and value is None:
                 continue
             if not (isinstance(value, Mapping) and _is_json(value)):
-                hint = "JSON data consists of numbers, strings, booleans, lists and mappings."
+                hint = "JSON has only numbers, strings, booleans, null, lists and mappings."
                 raise wrong_value(argument, value, "a mapping of names to JSON data", hint)
         decode(options_class(self.model), self.options, f"{self.model}.options")
         names = self.class_names
@@ -147,7 +148,7 @@ class ModelConfig:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Arguments of the model class: image size, channels and number of classes."""
+        """Arguments of the model class that depend on the data: image size, channels, classes."""
         return {name: getattr(self, name) for name in SIZES}
 
     @property
@@ -166,7 +167,7 @@ class ModelConfig:
             warns: Show the warnings of the model, for example about options without an effect.
 
         Raises:
-            ValueError: Options that the model does not take, or more elements than allowed.
+            ValueError: The model does not take an option, or has more elements than allowed.
         """
         options = {
             name: tuple(value) if isinstance(value, list) else value

@@ -42,8 +42,8 @@ def save(
 ) -> Path:
     """Save a model in a folder with a JSON config and safetensors weights, and return the folder.
 
-    The folder is written atomically. First, the function builds a new model from the config, copies
-    the weights into it, and checks that both models give the same logits.
+    First, the function checks that a new model with this config and these weights gives the same
+    logits. Then it writes the folder atomically.
 
     >>> import tempfile, teka
     >>> options = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4}
@@ -56,15 +56,15 @@ def save(
 
     Args:
         model: Model, which does not change.
-        path: Folder. A model file in this place is replaced.
+        path: Folder to write. If it contains a saved model, this model is replaced.
         config: Options of the model, and facts about it.
         dtype: Dtype of the stored floating-point weights, "float32" or "float16". They are loaded
             in float32.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: Other files at `path`, the config of another model, or weights that the dtype
-            cannot represent.
+        ValueError: The folder contains other files, the config is that of another model, or the
+            dtype cannot represent the weights.
     """
     folder = check_model_folder("path", path)
     check_same_logits(model, config)
@@ -96,12 +96,13 @@ def load(path: str | Path) -> nn.Module:
     torch.Size([2, 10])
 
     Args:
-        path: Folder of a model file, or the name of a model that comes with the library: "mnist",
+        path: Folder of a saved model, or the name of a model that comes with the library: "mnist",
             "fashion-mnist", "cifar10" or "digits". Write "./mnist" for a folder with such a name.
 
     Raises:
         ImportError: safetensors is not installed.
-        ValueError: An error of `read_config`, or missing, damaged or wrong weights.
+        ValueError: The config cannot be read, or the weights are missing, damaged or those of
+            another model.
     """
     folder = _find_model_folder(path)
     config, description = _read_config_file(folder)
@@ -136,7 +137,7 @@ def read_config(path: str | Path) -> ModelConfig:
         path: Folder or name, as in `load`.
 
     Raises:
-        ValueError: A missing file, or one that this version of teka cannot read.
+        ValueError: The file is missing, or this version of teka cannot read it.
     """
     return _read_config_file(_find_model_folder(path))[0]
 
@@ -155,7 +156,7 @@ def _find_model_folder(path: str | Path) -> Path:
 
 
 def _read_config_file(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """Read the config of a saved model, and the description of its weights file."""
+    """Read the config of a saved model, and the size and hash of its weights file."""
     config_path = folder / CONFIG_FILE
     content = read_json(config_path)
     try:
@@ -237,7 +238,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
         source: Name of the file in an error message.
 
     Raises:
-        ValueError: Names, shapes or dtypes that differ from those of the model.
+        ValueError: A name, shape or dtype differs from that of the model, or a value is not finite.
     """
     state = model.state_dict()
     for name in sorted(state.keys() | tensors.keys()):
@@ -262,7 +263,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
 def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
     """Check that a model can be rebuilt from its config, before both are saved together.
 
-    A new model that is built from the config and gets the same weights must give the same logits.
+    A new model that is built from the config and has the same weights must give the same logits.
     """
     kind = model_class(config.model)
     if type(model) is not kind:

@@ -67,7 +67,7 @@ class Performer(nn.Module):
             `Performer(image_size, in_channels, num_classes, **options)`.
 
     Raises:
-        ValueError: Sizes that do not fit, an unknown name, or an option without effect.
+        ValueError: The sizes do not fit together, a name is unknown, or an option has no effect.
     """
 
     @overload
@@ -138,9 +138,9 @@ class Performer(nn.Module):
         """Change the image size that the model accepts, without changing its parameters.
 
         Raises:
-            ValueError: Sides that are not multiples of the patch size (times 2 for each stage
-                after the first), or another size with position="absolute_table", which has a
-                vector for each cell.
+            ValueError: A side is not a multiple of the patch size (times 2 for each stage after
+                the first), or the model has position="absolute_table", whose table has one vector
+                for each cell of the original size.
         """
         num_axes = len(self.image_size)
         expected = f"a number of pixels of at least 1 for each of {num_axes or '1 to 3'} axes"
@@ -181,8 +181,8 @@ class Performer(nn.Module):
     def chosen_backends(self, batch: int = 1) -> tuple[str, ...]:
         """Return the names of the attention algorithms (backends) that the blocks of the model use.
 
-        If some blocks have position-dependent attention weights, the backends of other blocks are
-        left out.
+        If the attention weights of some blocks depend on positions, only the backends of these
+        blocks are returned. The last block before a class token, for example, ignores positions.
         """
         layers = []
         blocks = iter(self.blocks)
@@ -207,7 +207,7 @@ class Performer(nn.Module):
         """Return the class logits of each image, or of each pixel with head="dense".
 
         Raises:
-            ValueError: Images with another size or another number of channels than the model's.
+            ValueError: The images have another size or another number of channels.
         """
         tokens, levels = self.encode(images)
         if self.pool is None:
@@ -226,7 +226,7 @@ class Performer(nn.Module):
         """Return the tokens after the last block, and the input of each downsampling layer.
 
         Each input comes with the offset of the pixels that the downsampling layer kept. A dense
-        head uses inputs and offsets to restore the resolution of the image.
+        head uses the inputs and the offsets to restore the resolution of the image.
         """
         projections = (nn.Linear, *CONVOLUTION_MODULES.values())
         first_layer: nn.Module = self.stem
@@ -266,7 +266,7 @@ class Performer(nn.Module):
 
 def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBlock]:
     """Create the transformer blocks of all stages of a model."""
-    keywords = config.attention_options_without_positions()
+    keywords = config.attention_options_except_relative()
     kernel = keywords["kernel"]
     if config.epsilon is not None:
         keywords["kernel"] = make_rectified_kernel(kernel, config.epsilon)
@@ -313,10 +313,10 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
 def _relative_option(
     config: PerformerConfig, stage: StageSizes, num_axes: int, shared_frequency: Parameter
 ) -> str | RelativeModule | None:
-    """Return the relative kernel of a block, a position-dependent attention weight.
+    """Return the option `relative` of the attention in a block of a stage.
 
-    If the config sets options of the kernel, the result is a module. Otherwise it is the name of
-    the kernel, or None if the model has no relative positions.
+    It is the name of a relative kernel, or None if the model has no relative positions. It is a
+    module if the config sets options of the kernel or if the blocks share its frequencies.
     """
     position = config.position
     relative = position if position in RELATIVES else None

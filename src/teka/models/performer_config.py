@@ -54,7 +54,10 @@ ATTENTION_OPTIONS = (
 
 
 class StageSizes(NamedTuple):
-    """Sizes of a stage of a model, which consists of transformer blocks on the same grid."""
+    """Size of the tokens, number of blocks and number of heads in one stage of a model.
+
+    A stage consists of the transformer blocks that process the same grid of tokens.
+    """
 
     dim: int
     depth: int
@@ -84,29 +87,31 @@ class PerformerConfig:
             "rotation_joint", "clipped", "clipped_features", "quadratic", "generalized_quadratic",
             "table", "fourier", "rotary", "decay", "alibi", "t5", "kerple", "shaw",
             "transformer_xl" or "window".
-        patch_size: Side of a token in pixels. A patch that does not move with the content limits
-            equivariance to shifts by multiples of this size.
-        stem: Layer from pixels to tokens, or a module from (B, C, H, W) to (B, dim, H/p, W/p):
+        patch_size: Side p of a token in pixels. With the stems "patch", "convolution" and
+            "strided", the model is equivariant only to shifts by multiples of p.
+        stem: First layers of the model, which turn pixels into tokens: one of these names, or a
+            module that maps (B, C, H, W) to (B, dim, H/p, W/p).
 
-            - "convolution", the default where a token is a pixel: convolutions of 3 × 3 and
+            - "convolution", the default if a token is one pixel: convolutions of 3 × 3 and
               (p + 2) × (p + 2) pixels with a GELU between them. The second has stride p.
-            - "patch", the default of larger tokens: a linear projection of each patch, as in the
+            - "patch", the default for larger tokens: a linear projection of each patch, as in the
               paper.
-            - "polyphase_patch": patches from an offset that depends on the image.
+            - "polyphase_patch": a projection of patches that start at an offset which depends on
+              the image.
             - "polyphase": convolutions with log2(p) polyphase downsamplings between them.
-            - "strided": the same with ordinary strides, for comparison.
+            - "strided": like "polyphase" with ordinary strides, for comparison.
         stem_depth: Residual blocks at each of the log2(p) + 1 resolutions of a "polyphase" or
             "strided" stem. One number, or one for each resolution, finest first.
-        periodic: Whether opposite edges of the image meet. If they do, a model with exact relative
-            positions, or without positions, is exactly invariant to rolling the image. On a
-            bounded image it is not, because a query near the edge has fewer keys on that side.
+        periodic: If True, opposite edges of the image meet. A model with exact relative positions,
+            or without positions, is then exactly invariant to rolling the image. On a bounded
+            image it is not, because a query near the edge has fewer keys on that side.
         pool: Input of the classifier: "class" (a class token), "mean" (the mean of the tokens) or
             "attention" (attention pooling with a learned query).
         head: "pooled" for logits of the image, or "dense" for logits of every pixel. A dense head
             undoes each downsampling and pools nothing.
-        select: Choice of the offset of a downsampling, "norm" or "learned". See
+        select: Rule that chooses the offset of a downsampling, "norm" or "learned". See
             `teka.nn.PolyphaseDownsample`.
-        blur: Low-pass filter before a downsampling: None, an odd number of cells, or "ideal". With
+        blur: Low-pass filter before a downsampling: None, an odd width in cells, or "ideal". With
             "ideal" the GELUs of the stem are oversampled too (`teka.nn.sampling.OversampledGELU`).
         resampling: Layer between stages and in a dense head: "convolution", or "attention" between
             the two grids (`teka.nn.AttentionDownsample`).
@@ -116,9 +121,9 @@ class PerformerConfig:
         longest_wave: Initial longest wavelength of position "fourier", in tokens.
         wave_weight: Initial weight of the waves of position "fourier", relative to the constant.
         rotation_weight_scale: Initial standard deviation of the weights of position "rotation".
-        max_distance: Distance in tokens beyond which positions "clipped", "clipped_features" and
-            "shaw" (by axis) do not distinguish offsets, 6 by default, or "window" has no weight,
-            3 by default.
+        max_distance: Largest distance in tokens that positions "clipped", "clipped_features" and
+            "shaw" (along each axis) distinguish, 6 by default. For position "window", the largest
+            distance at which tokens attend to each other, 3 by default.
         window_reach: If given, half of the heads use softmax attention within a window of this
             many cells to each side. See `teka.nn.TransformerBlock`.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", relative to
@@ -130,7 +135,7 @@ class PerformerConfig:
         num_features: Number of random features.
         projection: Distribution of random features: "orthogonal" (the default), "independent" or
             "fixed_norm".
-        qkv_bias: Whether queries, keys and values have a bias.
+        qkv_bias: If True, queries, keys and values have a bias.
         dropout: Dropout probability, in MLPs too.
         backend: Backend of the attention: "auto", "dense", "linear", "toeplitz", "rings", "fft" or
             "windows".
@@ -138,11 +143,11 @@ class PerformerConfig:
         num_waves: Number of waves of position "fourier".
         rotary_normalizer: Denominator of position "rotary". See `teka.nn.Attention`.
         query_key: Normalization of queries and keys: "plain" (none), "normalized" or "centred".
-        gate: Whether the output of the heads is gated.
+        gate: If True, multiply the output of the heads by a learned gate.
         value_convolution: Side of a depthwise convolution of the values.
 
     Raises:
-        ValueError: Sizes that do not fit, an unknown name, or an option without effect.
+        ValueError: The sizes do not fit together, a name is unknown, or an option has no effect.
     """
 
     image_size: int | tuple[int, ...]
@@ -214,7 +219,7 @@ class PerformerConfig:
 
     @property
     def stages(self) -> list[StageSizes]:
-        """Width, number of blocks and number of heads of each stage."""
+        """Sizes of each stage."""
         options = {"dim": self.dim, "depth": self.depth, "heads": self.heads}
         sizes = {
             name: tuple(value) if isinstance(value, Sequence) else (value,)
@@ -232,7 +237,7 @@ class PerformerConfig:
 
     @property
     def stem_layer(self) -> str | nn.Module:
-        """Kind of the first layers of the model. By default, it depends on the patch size."""
+        """Option `stem`, or its default value, which depends on the patch size."""
         if self.stem is not None:
             return self.stem
         return "convolution" if self.patch_size == 1 else "patch"
@@ -248,16 +253,16 @@ class PerformerConfig:
         return depth - 1 if self.pool == "class" and self.head == "pooled" else depth
 
     def attention_options(self) -> AttentionOptions:
-        """Return the attention options that all blocks share."""
+        """Return the attention options, including the relative kernel."""
         relative = self.position if self.position in RELATIVES else None
-        return AttentionOptions(**self.attention_options_without_positions(), relative=relative)
+        return AttentionOptions(**self.attention_options_except_relative(), relative=relative)
 
-    def attention_options_without_positions(self) -> dict[str, Any]:
-        """Return the attention options of the config that do not concern positions."""
+    def attention_options_except_relative(self) -> dict[str, Any]:
+        """Return the attention options that all blocks share, except the relative kernel."""
         return {name: getattr(self, name) for name in ATTENTION_OPTIONS}
 
     def _check_downsampling_options(self) -> None:
-        """Check that options that change the downsampling have an effect."""
+        """Check the options of downsampling layers, which must be unset if the model has none."""
         stem = self.stem_layer
         num_stages = len(self.stages)
         if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
@@ -282,7 +287,7 @@ class PerformerConfig:
             raise wrong_value("select", self.select, expected)
 
     def _check_head_options(self) -> None:
-        """Check that the options for pooling, patches and stages are compatible with the head."""
+        """Check that pooling, patches and stages are compatible with the head of the model."""
         if self.head == "dense":
             if self.pool != "class":
                 expected = "left out with head='dense', which pools nothing"
@@ -298,7 +303,7 @@ class PerformerConfig:
             raise wrong_value("pool", self.pool, expected, hint)
 
     def _check_position_options(self) -> None:
-        """Check that options that change the use of positions have an effect."""
+        """Check that the model uses every option about positions that is set."""
         if self.num_position_aware_blocks == 0:
             for option in ("value_convolution", "window_reach"):
                 if getattr(self, option) is not None:

@@ -30,14 +30,14 @@ BATCH_NORM = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 @dataclass(frozen=True)
 class ResamplingFactory:
-    """Factory of all layers of a model that downsample or upsample a grid by a factor of 2.
+    """Factory of the layers of a model that downsample or upsample a grid by a factor of 2.
 
     Attributes:
         num_axes: Number of axes of the grid.
         periodic: True if opposite edges of the grid meet.
         select: Rule that chooses the pixels to keep, as in `teka.nn.PolyphaseDownsample`.
         blur: Low-pass filter before a downsampling, as in `teka.nn.PolyphaseDownsample`.
-        attention: Options of attention between two grids. None if convolutions are used instead.
+        attention: Options of the attention between two grids, or None for convolutions.
     """
 
     num_axes: int
@@ -58,9 +58,9 @@ class ResamplingFactory:
     def make_stage_downsampling(
         self, before: StageSizes, after: StageSizes
     ) -> "PatchMerging | AttentionDownsample":
-        """Create the layer that downsamples a grid by 2 between two stages of a model.
+        """Create the layer between two stages, which downsamples the grid by 2.
 
-        It also changes the number of channels from that of stage `before` to that of stage `after`.
+        The layer also maps tokens of size `before.dim` to tokens of size `after.dim`.
         """
         if self.attention is None:
             return PatchMerging(before.dim, after.dim, self)
@@ -77,8 +77,8 @@ class ResamplingFactory:
     ) -> "SkipUpsample | AttentionUpsample":
         """Create a layer that upsamples a grid by 2, to undo one downsampling layer.
 
-        Its inputs are the coarse grid, the offset that the downsampling layer chose, and the input
-        of the downsampling layer, which is a skip connection.
+        The inputs of the new layer are the coarse grid, the offset that the downsampling layer has
+        chosen, and the input of the downsampling layer (a skip connection).
         """
         if self.attention is None:
             return SkipUpsample(coarse_dim, dim, self)
@@ -132,7 +132,7 @@ class ResamplingFactory:
         return nn.Sequential(convolution, BATCH_NORM[self.num_axes](width), self.make_activation())
 
     def make_activation(self) -> nn.Module:
-        """Create a GELU. It is anti-aliased if downsampling uses an ideal low-pass filter."""
+        """Create a GELU, or an anti-aliased GELU if downsampling uses an ideal low-pass filter."""
         return OversampledGELU() if self.blur == "ideal" else nn.GELU()
 
 
@@ -159,8 +159,8 @@ class ConvolutionalStem(nn.Module):
     """Convolutional stem that turns an image into a grid of tokens by repeated downsampling.
 
     Images of shape (B, C, *S) become tokens of shape (B, dim, *S / p), where the patch size p is a
-    power of 2. The first convolution has stride 1 and dim / p channels. Each downsampling by 2 is
-    followed by a convolution with twice the channels and by residual blocks.
+    power of 2. The first convolution has stride 1 and dim / p channels. After each downsampling by
+    2, a convolution doubles the number of channels. Residual blocks may follow each convolution.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class ConvolutionalStem(nn.Module):
         """Return the grid of tokens, and the input of each downsampling layer.
 
         Each input comes with the offset of the pixels that the downsampling layer kept. A dense
-        head uses inputs and offsets to restore the resolution of the image.
+        head uses the inputs and the offsets to restore the resolution of the image.
         """
         levels = []
         cells = images
@@ -236,7 +236,8 @@ class PatchMerging(nn.Module):
 class SkipUpsample(nn.Module):
     """Upsampling by 2 with a skip connection, followed by a convolution.
 
-    The skip connection concatenates the input of the matching downsampling layer.
+    The upsampled grid is concatenated with the input of the matching downsampling layer, as in a
+    U-Net.
     """
 
     def __init__(self, coarse_dim: int, dim: int, resampling: ResamplingFactory) -> None:
@@ -258,8 +259,8 @@ class SkipUpsample(nn.Module):
 class DenseHead(nn.Module):
     """Head that predicts class logits for every pixel, for example for segmentation.
 
-    It has one upsampling layer for each downsampling layer of the model. Then a projection turns
-    the channels of each pixel into logits.
+    One upsampling layer for each downsampling layer of the model restores the resolution of the
+    image. Then a projection turns the channels of each pixel into logits.
     """
 
     def __init__(
@@ -277,12 +278,10 @@ class DenseHead(nn.Module):
     ) -> Float[Tensor, "batch classes *sides"]:
         """Return the class logits of every pixel.
 
-        Each entry of `levels` is the input of a downsampling layer of the model, with the offset of
-        the pixels that the layer kept.
-
         Args:
-            cells: The coarsest grid of tokens.
-            levels: The grid before each downsampling and the offset that it chose, finest first.
+            cells: Grid of tokens after the last stage.
+            levels: For each downsampling layer of the model, its input and the offset of the pixels
+                that it has kept. The finest grid comes first.
         """
         for upsample, (fine, offset) in zip(self.widenings, reversed(levels), strict=True):
             cells = upsample(cells, offset, fine)
@@ -290,7 +289,7 @@ class DenseHead(nn.Module):
 
 
 def make_stem(config: PerformerConfig, dim: int, resampling: ResamplingFactory) -> nn.Module:
-    """Create the first layers of a model, which map an image to a grid of tokens of size `dim`."""
+    """Create the stem of a model, which turns an image into a grid of tokens of size `dim`."""
     stem, in_channels, patch_size = config.stem_layer, config.in_channels, config.patch_size
     if isinstance(stem, nn.Module):
         return stem

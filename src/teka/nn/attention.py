@@ -36,9 +36,9 @@ States = tuple[DecodingState, ...]
 
 @dataclass(frozen=True)
 class ProcessGroupHolder:
-    """Wrapper that makes a process group safe to copy, because process groups themselves are not.
+    """Holder of a process group, so that a layer with a process group can be copied.
 
-    The tokens of an attention layer are divided among the processes of the group.
+    Process groups themselves cannot be copied. The holder and its copies share the same group.
     """
 
     group: ProcessGroup
@@ -195,10 +195,10 @@ class Attention(nn.Module):
         return self.kernel if isinstance(self.kernel, ContentKernel) else self.kernel()
 
     def head_groups(self) -> tuple[HeadGroup, ...]:
-        """Group the heads of the layer by their kernels, which have the current parameters.
+        """Return the heads of the layer in groups that share their kernels.
 
-        Usually all heads have the same kernels and form one group. Heads that attend by position
-        alone form a second group.
+        Usually, there is one group of all heads. Heads that attend by position alone form a second
+        group. The kernels have the current parameters of the layer.
         """
         kernel = self.current_kernel()
         relative = None if self.relative is None else self.relative()
@@ -258,8 +258,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch queries dim"]:
         """Compute multi-head attention of the tokens to themselves, or to a context.
 
-        If `key_mask` excludes all keys of a sample, every head returns 0, and the output is the
-        bias of the output projection.
+        If `key_mask` excludes all keys of a sample, the outputs of its heads are 0, so that its
+        output is the bias of the output projection.
 
         Args:
             tokens: Tokens, shape (B, L, dim).
@@ -268,8 +268,8 @@ class Attention(nn.Module):
             key_mask: True for tokens that may be attended to, shape (B, L), or (B, L_k) with a
                 context.
             num_prefix_tokens: Number of first tokens without a position, such as a class token.
-            num_queries: If given, only the first tokens attend. Not with a relative kernel, a
-                context or causality.
+            num_queries: If given, compute only the outputs of the first `num_queries` tokens. Not
+                available with a relative kernel, a context or causality.
             positions: Coordinates in physical units instead of a grid, shape (L, n) or (B, L, n).
             lengths: Number of tokens of each sample of a padded batch instead of `key_mask`, shape
                 (B,), 0 or more. Without a context, the output of the padding is 0.
@@ -324,8 +324,8 @@ class Attention(nn.Module):
         """Return the token grid and the number of prefix tokens that a call of this layer uses.
 
         Prefix tokens, such as a class token, have no position. If no grid is passed to the call,
-        both values come from the surrounding context manager `teka.on`. A length that is symbolic
-        in `torch.export` is returned unchanged.
+        both values come from the surrounding context manager `teka.on`. A shape or length is
+        converted to a `Grid`, except for a symbolic length during `torch.export`.
         """
         if grid is not None:
             is_symbolic = isinstance(grid, torch.SymInt) and self.value_convolution is None
@@ -407,8 +407,7 @@ class Attention(nn.Module):
         """Return the name of the algorithm (backend) that computes the attention on a grid.
 
         Backends have the same result but different costs. For example, "dense" computes every pair
-        of tokens. If only some heads have position-dependent weights, the backend of these heads is
-        returned.
+        of tokens. If some heads attend by position alone, the result is the backend of these heads.
 
         Raises:
             ValueError: The backend of the layer cannot compute its kernels on this grid.
@@ -440,7 +439,7 @@ class Attention(nn.Module):
                     raise wrong_argument(argument, "a value", expected)
         sees_first_tokens_only = self.relative is None and context is None and not self.causal
         if num_queries is not None and not sees_first_tokens_only:
-            hint = "With a relative kernel, a context or causal=True, all tokens must attend."
+            hint = "With a relative kernel, a context or causal=True, all outputs are computed."
             raise wrong_value("num_queries", num_queries, "None", hint)
 
 
@@ -452,7 +451,7 @@ def check_decoding_tokens(token: Tensor, layer: Attention) -> None:
 
 
 def check_decoding_states(state: object, num_states: int) -> None:
-    """Check that the argument `state` of `step` is None or a tuple of `num_states` states."""
+    """Check that the argument `state` of a `step` is None or a tuple of `num_states` states."""
     if state is not None and not (isinstance(state, tuple) and len(state) == num_states):
         actual = f"{len(state)} states" if isinstance(state, tuple) else state
         expected = f"None, or the tuple of {num_states} states that the last step returned"

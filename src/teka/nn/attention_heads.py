@@ -1,4 +1,4 @@
-"""Attention heads without projections."""
+"""Multi-head attention without projections, for use within other layers."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from teka.precision import widest_dtype
 
 
 class AttentionHeads(nn.Module):
-    """Attention with learned kernels, for layers that compute queries, keys and values themselves.
+    """Attention with learned kernels, for layers that project queries, keys and values themselves.
 
     Examples are `MultiheadAttention` and the layers that `teka.convert.replace_attention` creates.
     The module calls `teka.functional.attention`. The relative kernel, a weight that depends on the
@@ -95,9 +95,8 @@ class AttentionHeads(nn.Module):
     ) -> Float[Tensor, "batch heads queries dim_value"]:
         """Compute attention for queries, keys and values that are already split into heads.
 
-        If causal attention has fewer queries than keys, the queries are the last tokens, as with a
-        key-value cache. The other arguments and the errors are those of
-        `teka.functional.attention`.
+        If causal attention has fewer queries than keys, the queries belong to the last tokens, as
+        with a key-value cache. Arguments and errors are those of `teka.functional.attention`.
         """
         check_tensor("query", query, "batch", "heads", "tokens", self.dim_head)
         check_tensor("key", key, *query.shape[:2], "tokens", self.dim_head)
@@ -147,10 +146,10 @@ class AttentionHeads(nn.Module):
         *,
         scale: float | None = None,
     ) -> tuple[Float[Tensor, "batch heads tokens dim_value"], DecodingState]:
-        """Compute causal attention of the next tokens of a sequence, given the earlier tokens.
+        """Compute causal attention of the next tokens of a sequence, given a state.
 
-        The earlier tokens are summarized in a state. Use this method to generate a sequence.
-        Arguments, results and errors are those of `teka.functional.decode`.
+        The state summarizes all earlier tokens. Use this method to generate a sequence. Arguments,
+        results and errors are those of `teka.functional.decode`.
         """
         kernel, relative = self.current_kernels()
         if relative is not None and self.num_prefix_tokens:
@@ -172,8 +171,8 @@ class AttentionHeads(nn.Module):
     ) -> dict[str, Any]:
         """Return the keyword arguments of `attention` that describe the positions of the tokens.
 
-        The grid is the first one that is set: the argument, the grid of the enclosing `teka.on`
-        context, or the grid of this layer. Without any grid, the tokens are one unit apart on a
+        An argument `grid` takes precedence over the grid of a surrounding `teka.on`, which takes
+        precedence over the grid of this layer. Without any grid, the tokens are one unit apart on a
         line.
         """
         candidates = [(grid, 0), active_grid_and_prefix(), (self.grid, self.num_prefix_tokens)]

@@ -1,4 +1,4 @@
-"""Modules with the random or learned feature maps of linear attention."""
+"""Random and learned feature maps for linear attention, as PyTorch modules."""
 
 from typing import ClassVar
 
@@ -21,13 +21,12 @@ from teka.functional.kernels.random_projection import MOST_DRAWS
 
 
 class RandomFeatures(nn.Module):
-    """Random features for linear attention, as a module that saves their random projection.
+    """Random features for linear attention, with their random projection as a buffer.
 
     Random features turn queries and keys into vectors whose inner product approximates a kernel
-    such as softmax. `forward` does not draw a new projection. To draw one, call
-    `redraw_projections(model)`, as `teka train` does every 1,000 steps (Horn et al. 2021). The
-    state dict contains the seed and the number of draws, so that a loaded module continues with the
-    same projections.
+    such as softmax. The projection changes only if `redraw_projections(model)` is called, as
+    `teka train` does every 1,000 steps (Horn et al. 2021). The state dict also contains the seed
+    and the number of draws, so that a loaded module draws the same projections as the saved one.
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)
@@ -82,7 +81,7 @@ class RandomFeatures(nn.Module):
         self.redraw()
 
     def redraw(self) -> None:
-        """Replace the projection by the next draw, in place."""
+        """Draw the next projection, in place."""
         if self.projection.is_meta:
             return
         generator = Generator().manual_seed(int(self.seed) * 1_000_003 + int(self.num_draws))

@@ -1,4 +1,4 @@
-"""Gates of the output of attention heads."""
+"""Sigmoid gate of the output of attention heads."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,4 @@
-"""Groups of attention heads that share kernels, and creation of kernels from layer options."""
+"""Groups of attention heads that share their kernels, and the creation of these kernels."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ class HeadGroup:
 
     @property
     def output_bound(self) -> float | None:
-        """Largest possible |output| of these heads if all |values| ≤ 1, or None without a bound."""
+        """Bound on |output| of these heads if all |values| ≤ 1, or None if there is no bound."""
         return (
             self.kernel.output_bound
             if self.relative is None
@@ -75,7 +75,8 @@ class HeadGroup:
     ) -> tuple[Queries, Keys, Values]:
         """Select the queries, keys and values of these heads from those of all heads of the layer.
 
-        Queries or keys are zeros if the kernels do not depend on them.
+        Queries or keys that the kernels do not use become zeros, because `teka.functional` always
+        takes both.
         """
         value = value[:, self.heads]
         batch, num_heads, num_keys, _ = value.shape
@@ -126,8 +127,8 @@ class HeadGroup:
     ) -> dict[str, Cost]:
         """Estimate the cost of each algorithm (backend) that can compute these heads on a grid.
 
-        All backends have the same result. A cost consists of the numbers of multiply-adds and of
-        bytes moved. It is used to choose the fastest backend.
+        A cost consists of the number of multiply-adds and the number of bytes moved. Since all
+        backends have the same result, a layer can choose the fastest one from these costs.
 
         Args:
             grid: Grid of the queries. May be None without a relative kernel; the costs are then
@@ -274,9 +275,10 @@ def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -
 def make_relative_kernel(
     options: AttentionOptions, heads: int, dim_head: int, num_features: int
 ) -> RelativeModule | None:
-    """Create the position-dependent weight (relative kernel) that the options of a layer select.
+    """Create the relative kernel that the options of a layer select.
 
-    Return None if the layer has no relative kernel.
+    A relative kernel is a weight that depends on the offset between query and key. Return None if
+    the layer has no relative kernel.
 
     Args:
         options: Options of the layer.

@@ -33,17 +33,18 @@ PLAIN_LAYERS = (
 
 
 def check_layer_input(argument: str, tokens: Tensor, *sizes: str | int, layer: nn.Module) -> None:
-    """Check that tokens or images have the expected shape and the dtype of a layer's weights.
+    """Check the shape and the dtype of the tokens or images that a layer receives.
+
+    The dtype must be that of the layer's weights, unless autocast converts the input.
 
     Args:
         argument: Name of the argument, for the error message.
-        tokens: The tensor.
+        tokens: Input of the layer.
         *sizes: Size of each dimension, or its name if any size is valid.
-        layer: A layer whose weights have the dtype that the tokens must have.
+        layer: Layer whose weights determine the dtype.
 
     Raises:
-        ValueError: The shape is wrong, or the dtype is not that of the layer's weight and autocast
-            does not convert it.
+        ValueError: The shape or the dtype is wrong.
     """
     check_tensor(argument, tokens, *sizes)
     if type(layer) not in PLAIN_LAYERS or torch.compiler.is_compiling():
@@ -104,7 +105,9 @@ def prepare_attention_inputs(
     needs_positions: bool,
     group: ProcessGroup | None,
 ) -> AttentionInputs:
-    """Check the arguments of `Attention.forward`, and return them as `AttentionInputs`.
+    """Check the arguments of `Attention.forward`, and convert them to `AttentionInputs`.
+
+    Masked tokens are set to 0, and `lengths` become masks.
 
     Raises:
         ValueError: Shapes or dtypes do not fit, or arguments exclude each other.

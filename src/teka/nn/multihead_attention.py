@@ -27,7 +27,7 @@ QueryTokens = Float[Tensor, "*query_tokens embed_dim"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """Drop-in replacement for `torch.nn.MultiheadAttention` that costs O(L) for L tokens.
+    """Drop-in replacement for `torch.nn.MultiheadAttention` with a cost of O(L) for L tokens.
 
     Arguments and projections are the same as in PyTorch, so that the layer can be used in
     `nn.TransformerEncoderLayer`, for instance. The weights of PyTorch's layer can be loaded with
@@ -95,7 +95,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         check_flags(unsupported)
         for argument, flag in unsupported.items():
             if flag:
-                hint = "The added key would have no position, which relative kernels need."
+                hint = "The added key would have no position, but relative kernels need one."
                 raise wrong_value(argument, flag, "False", hint)
         if embed_dim % num_heads:
             raise wrong_value("embed_dim", embed_dim, f"a multiple of num_heads, {num_heads}")
@@ -160,7 +160,8 @@ class MultiheadAttention(nn.MultiheadAttention):
                 "is_causal": is_causal,
             }
         )
-        is_batch = self._has_batch_dim(query, key, value)
+        is_batch = not isinstance(query, Tensor) or query.ndim != 2
+        self._check_shapes(query, key, value, is_batch)
         if not is_batch:
             query, key, value = query[None], key[None], value[None]
         elif not self.batch_first:
@@ -202,16 +203,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _has_batch_dim(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Check the shapes of the tokens, and return True if they have a batch dimension."""
-        is_batch = not isinstance(query, Tensor) or query.ndim != 2
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor, is_batch: bool) -> None:
         dims = ("batch", "tokens") if self.batch_first else ("tokens", "batch")
         if not is_batch:
             dims = ("tokens",)
         check_layer_input("query", query, *dims, self.embed_dim, layer=self.out_proj)
         check_layer_input("key", key, *dims, self.kdim, layer=self.out_proj)
         check_layer_input("value", value, *dims, self.vdim, layer=self.out_proj)
-        return is_batch
 
     def _projection_weights(self) -> list[tuple[Tensor, Tensor | None]]:
         """Return the weight and bias of the projections of queries, keys and values."""
@@ -225,7 +223,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
     """Convert a PyTorch attention mask to a boolean mask that is True for keys to attend to.
 
-    PyTorch masks are True or −∞ for keys to ignore, and False or 0 for keys to attend to.
+    In PyTorch, a mask is True or −∞ for keys to ignore, and False or 0 for keys to attend to.
 
     Raises:
         ValueError: `mask` has elements other than booleans, or other than 0 and −∞.
@@ -240,10 +238,10 @@ def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[T
 
 
 def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> bool:
-    """Return True for a causal mask, and False if the mask is None.
+    """Return True if an attention mask is causal, and False if it is None.
 
     Raises:
-        ValueError: `mask` is another mask.
+        ValueError: The mask is not causal, which the layer does not support.
     """
     if mask is None:
         return False
@@ -253,6 +251,6 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
     keep = invert_pytorch_mask("attn_mask", mask)
     if can_read_elements(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
         actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
-        hint = "Other masks must be the same for all queries, such as a key_padding_mask."
+        hint = "A mask that is the same for all queries can be passed as key_padding_mask."
         raise wrong_argument("attn_mask", actual, "the causal mask", hint)
     return True

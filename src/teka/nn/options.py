@@ -1,4 +1,4 @@
-"""Options of an attention layer."""
+"""Options that attention layers have in common."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
@@ -17,10 +17,10 @@ VALUES = ("projected", "tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """Options of attention, which all layers with attention share.
+    """Options of an attention layer, as an object that several layers can share.
 
-    They are described in `teka.nn.Attention`. A layer accepts an instance of this class, the same
-    options as keyword arguments, or both.
+    `teka.nn.Attention` describes each option. Every layer with attention accepts an instance of
+    this class, the same options as keyword arguments, or both.
 
     >>> import torch, teka
     >>> options = teka.nn.AttentionOptions(kernel="softmax", relative="alibi")
@@ -107,8 +107,8 @@ def merge_options(
 
     Raises:
         TypeError: A keyword is not the name of an option of the layer.
-        ValueError: A value is out of range, or the layer does not have an option that differs from
-            its default.
+        ValueError: A value is out of range, or `options` sets an option that the layer does not
+            have.
     """
     for name in keywords:
         if name not in allowed:
@@ -129,8 +129,8 @@ def merge_options(
 
 
 def backend_without_relative_kernel(backend: str) -> str:
-    """Return the backend for attention without a relative kernel.
+    """Return the backend option for those heads of a layer that have no relative kernel.
 
-    It is the given backend, or "auto" if this backend needs a relative kernel.
+    Only "dense" and "linear" can compute such heads. Any other option becomes "auto".
     """
     return backend if backend in ("dense", "linear") else "auto"

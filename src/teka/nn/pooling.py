@@ -67,7 +67,7 @@ class AttentionPool(nn.Module):
     ) -> Float[Tensor, "batch queries dim"]:
         """Pool the tokens of each sample, except those where `key_mask` is False.
 
-        If all tokens of a sample are masked, the output is the bias of the output projection.
+        If all tokens of a sample are masked, its output is the bias of the output projection.
         """
         check_layer_input("tokens", tokens, "batch", "tokens", self.dim, layer=self.output)
         if key_mask is not None:
@@ -86,9 +86,9 @@ class AttentionPool(nn.Module):
 class SpaceToDepth(nn.Module):
     """Lossless downsampling that moves each block of pixels into the channels of one pixel.
 
-    A block has f = `factor` pixels along each axis. On images, this is `torch.nn.PixelUnshuffle`.
-    The method `inverse` restores the input exactly. A shift of the input by f pixels shifts the
-    output by one pixel. Other shifts permute the channels too.
+    A block has f = `factor` pixels along each axis. On images, the layer is equal to
+    `torch.nn.PixelUnshuffle`. The method `inverse` restores the input exactly. A shift of the input
+    by f pixels shifts the output by one pixel. Other shifts also permute the channels.
 
         y[c fⁿ + (t_1, …, t_n), i] = x[c, f i + t],   t in {0, …, f − 1}ⁿ in row-major order
 

@@ -1,4 +1,4 @@
-"""Absolute position embeddings."""
+"""Absolute position embeddings, which are added to the tokens."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Removal of heads from an attention layer."""
+"""Pruning of attention heads."""
 
 import copy
 import dataclasses
@@ -43,8 +43,8 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
         heads: Heads to remove, numbers from 0 to heads − 1. At least one head must remain.
 
     Raises:
-        ValueError: Numbers that are not heads, all heads, or a custom relative kernel that does not
-            declare its `head_parameters`.
+        ValueError: `heads` contains all heads or a number that is not a head, or a custom relative
+            kernel does not declare its `head_parameters`.
     """
     if not isinstance(attention, Attention):
         raise wrong_type("attention", attention, "a teka.nn.Attention")
@@ -99,9 +99,10 @@ def _kept_heads(attention: Attention, heads: Iterable[int]) -> list[int]:
 def _kept_query_and_key_heads(
     attention: Attention, kept: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of the kept heads in the query projection and in the key projection.
+    """Return the kept heads as indices into the query projection and into the key projection.
 
-    Heads that attend by position alone have no queries or no keys.
+    These indices can differ from those of the heads, because heads that attend by position alone
+    have no keys and usually no queries.
     """
     query_heads: list[int] = []
     key_heads: list[int] = []
@@ -122,7 +123,7 @@ def _kept_query_and_key_heads(
 def _prune_parameter(
     parameter: Tensor, kept: Sequence[int], num_heads: int, *, axis: int = 0
 ) -> Parameter:
-    """Return a copy of a parameter that contains only the entries of the kept heads."""
+    """Return a copy of a parameter with only the entries of the kept heads."""
     by_head = parameter.detach().unflatten(axis, (num_heads, -1))
     index = torch.tensor(kept, device=parameter.device)
     selected = by_head.index_select(axis, index).flatten(axis, axis + 1)
@@ -132,7 +133,7 @@ def _prune_parameter(
 def _prune_outputs(
     linear: nn.Linear | None, kept: Sequence[int], dim_head: int
 ) -> nn.Linear | None:
-    """Keep only those outputs of a linear layer that belong to the kept heads, in place.
+    """Remove the outputs of a linear layer that do not belong to the kept heads, in place.
 
     Each head has `dim_head` outputs. Return the layer, or None if no head is kept.
     """

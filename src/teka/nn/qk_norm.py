@@ -15,7 +15,9 @@ from teka.functional.shapes import KeyMask, Keys, Queries
 
 
 class IdentityQueryKeyNorm(nn.Module):
-    """Base class of modules that normalize queries and keys. It returns them unchanged.
+    """Placeholder that returns queries and keys unchanged, like `torch.nn.Identity`.
+
+    It is also the base class of the modules that normalize queries and keys.
 
     Attributes:
         has_effect: True if the module changes queries or keys.
@@ -70,11 +72,11 @@ def _normalize(vectors: Tensor, gain: Tensor) -> Tensor:
 
 
 class KeyCentering(IdentityQueryKeyNorm):
-    """Centering of keys: subtract the mean of all keys of a sample and head from each key.
+    """Centering of the keys, by subtraction of their mean over the tokens of each sample.
 
-    The mean excludes masked keys. Centering does not change softmax attention. It changes kernels
-    that apply a ReLU, because centered keys point in all directions. Centering is equivariant to
-    shifts. It is not causal, because the mean depends on later keys.
+    Each head has its own mean, which excludes masked keys. Centering does not change softmax
+    attention. It changes kernels that apply a ReLU, because centered keys point in all directions.
+    Centering is equivariant to shifts, but not causal, because the mean depends on later keys.
     """
 
     has_effect = True
@@ -91,7 +93,7 @@ def make_query_key_norm(query_key: str, heads: int, dim_head: int) -> IdentityQu
     """Create the module that normalizes queries and keys, from its name in `QUERY_KEYS`.
 
     Raises:
-        ValueError: A normalization without heads whose keys it could change.
+        ValueError: No head depends on content, so that a normalization would have no effect.
     """
     if query_key == "plain":
         return IdentityQueryKeyNorm()

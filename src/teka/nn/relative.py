@@ -57,7 +57,10 @@ class RelativeModule(nn.Module):
 
     @property
     def num_position_features(self) -> int:
-        """Number of features that the kernel appends to queries and keys. Usually, it is 0."""
+        """Number of features of the position that the kernel appends to queries and keys.
+
+        It is 0 for most kernels, because they do not append features.
+        """
         return self().num_position_features if self.kernel_class.appends_features else 0
 
 
@@ -148,8 +151,9 @@ class LearnedRelativeKernel(RelativeModule):
         """Set the number of axes of the token grid, unless it has been set before.
 
         If the number is not two, the parameters get new shapes and new initial values. They remain
-        the same objects, so that an optimizer created earlier stays valid. If the parameters must
-        keep their shapes, for example within a transform of torch.func, this method does nothing.
+        the same objects, so that an optimizer that already holds them stays valid. If the
+        parameters must keep their shapes, for example within a transform of torch.func, this method
+        does nothing.
         """
         if not self.infers_num_axes:
             return
@@ -182,7 +186,7 @@ class LearnedRelativeKernel(RelativeModule):
     def _with_num_axes(self, num_axes: int) -> "LearnedRelativeKernel":
         """Create a module with the same options, but another number of grid axes.
 
-        The random state of PyTorch does not change.
+        The state of PyTorch's random number generators does not change.
         """
         with torch.random.fork_rng(devices=[]):
             return LearnedRelativeKernel(
@@ -190,7 +194,7 @@ class LearnedRelativeKernel(RelativeModule):
             )
 
     def _set_num_axes_from_state_dict(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Set the number of grid axes from the shapes of the parameters in a state dict."""
+        """Infer the number of grid axes from the shapes of the parameters in a state dict."""
         for num_axes in (DEFAULT_NUM_AXES, *range(1, MAX_NUM_AXES + 1)):
             tensors = self._with_num_axes(num_axes).state_dict()
             shapes = {prefix + name: tensor.shape for name, tensor in tensors.items()}
@@ -207,7 +211,8 @@ class LearnedRelativeKernel(RelativeModule):
     ) -> None:
         """Load parameters from a state dict, also from one of an earlier version of the library.
 
-        Earlier versions of "transformer_xl" had the same frequencies for all axes of a grid.
+        Earlier versions of "transformer_xl" stored one vector of frequencies, which is copied to
+        every axis of the grid. If the number of axes has not been set, it is inferred.
         """
         if self.infers_num_axes:
             self._set_num_axes_from_state_dict(state_dict, prefix)
@@ -218,14 +223,15 @@ class LearnedRelativeKernel(RelativeModule):
 
 
 class EmbeddedBiasTable(RelativeModule):
-    """Learned position bias for each offset along each axis of a grid, from embedded offsets.
+    """Learned attention bias for each offset along each axis of a grid, computed from embeddings.
 
         t_axis[Δ] = v_axisᵀ r_axis[Δ]
 
-    All heads share the embedding r[Δ] of an offset Δ. Each head has its own vector v. The inner
-    product of both is the bias t[Δ] of the attention score. Initially, r is drawn from N(0, 1), and
-    v as in `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn the same biases
-    as relative="table", but an optimizer step moves them about `embedding_dim` times as far.
+    All heads share the embedding r[Δ] of an offset Δ. Each head has its own vector v. Their inner
+    product is the bias t[Δ], which is added to the attention score. Initially, r is drawn from
+    N(0, 1), and v as in `torch.nn.Linear`, so that a bias has variance 1/3. The module can learn
+    the same biases as relative="table", but an optimizer step changes them about `embedding_dim`
+    times as much.
 
     Source: Ramachandran et al. 2019; Cordonnier et al. 2020, §4.3, without their queries, and with
         400 for the size.
@@ -268,11 +274,13 @@ class EmbeddedBiasTable(RelativeModule):
 
 
 def can_change_shape(parameter: Tensor) -> bool:
-    """Return True if a parameter can get another shape.
+    """Return True if the shape of a parameter can still be changed.
 
-    It cannot if it is a copy that torch.func made or a distributed tensor, or if an autograd graph
-    or DistributedDataParallel expects a gradient of its current shape. It cannot either if its
-    values have been changed in place, for example by a moving average of a trained model.
+    It must stay the same in any of these cases:
+
+    - The parameter is a distributed tensor, or a copy that torch.func has made.
+    - An autograd graph or DistributedDataParallel expects a gradient of this shape.
+    - Its values have been changed in place, for example by a moving average of a trained model.
     """
     if type(parameter) is not Parameter:
         return False
@@ -318,9 +326,9 @@ def _kernel_class(kernel: str | type[RelativeKernel]) -> type[RelativeKernel]:
 def find_relative_kernel_class(
     relative: str | RelativeModule | None,
 ) -> type[RelativeKernel] | None:
-    """Return the kernel class of the option `relative`, which is a name or a module of `teka.nn`.
+    """Return the kernel class of the option `relative` of a layer, or None for `relative=None`.
 
-    Return None if the layer has no relative kernel.
+    The option is a name of `RELATIVES` or a `RelativeModule`.
     """
     if relative is None:
         return None
@@ -337,8 +345,8 @@ def make_learned_relative_kernel(
 ) -> LearnedRelativeKernel:
     """Create a learned relative kernel from the options of an attention layer.
 
-    Options that the kernel class does not take are ignored, because they may belong to other
-    kernels. Options that are None are ignored, too.
+    Options that the kernel class does not have are ignored, because they belong to other kernels.
+    Options that are None get their default values.
     """
     known = list_initialization_options(kernel)
     known_options = {

@@ -1,4 +1,4 @@
-"""Sequence parallelism: the tokens of a model are divided among several processes."""
+"""Sequence parallelism, which divides the tokens of a long sequence among several processes."""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -67,7 +67,7 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
         reason = None if group is None else find_sharding_obstacle(layer)
         if reason:
             expected = "a layer whose tokens can be divided"
-            hint = "Processes exchange only sums over keys, which are not enough for this layer."
+            hint = "Processes exchange only sums over keys, but this layer needs more."
             raise wrong_argument(
                 f"attention {name or 'itself'}", f"a layer {reason}", expected, hint
             )
@@ -77,10 +77,9 @@ def shard_tokens(model: M, group: "ProcessGroup | DeviceMesh | None") -> M:
 
 
 def find_sharding_obstacle(layer: Attention) -> str | None:
-    """Return the reason why the tokens of a layer cannot be divided among processes.
+    """Return the reason why the tokens of a layer cannot be divided among processes, or None.
 
-    They can be divided if attention depends on keys and values only through sums over the keys. In
-    this case, return None.
+    They can be divided if attention depends on keys and values only through sums over the keys.
     """
     if layer.value_convolution is not None:
         return "with a value_convolution"

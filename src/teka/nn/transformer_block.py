@@ -1,4 +1,4 @@
-"""A pre-norm transformer block."""
+"""Pre-norm transformer block."""
 
 from collections.abc import Callable
 from typing import Any
@@ -139,11 +139,10 @@ class TransformerBlock(nn.Module):
         lengths: Int[Tensor, "batch"] | None = None,
         cu_seqlens: Int[Tensor, "sequences"] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
-        """Transform the tokens, or the first `num_queries` of them.
+        """Transform the tokens, or only the first `num_queries` of them.
 
-        Arguments are those of `Attention.forward`.
-
-        With `lengths`, the padding is treated as 0, and no other token attends to it.
+        The arguments are those of `Attention.forward`. With `lengths`, the padding is treated as 0,
+        and no other token attends to it.
         """
         check_layer_input(
             "tokens", tokens, "batch", "tokens", self.attention.dim, layer=self.attention.output
@@ -172,7 +171,7 @@ class TransformerBlock(nn.Module):
         """Transform the next token or tokens of a sequence, given the state of earlier tokens.
 
         Use this method of a causal block to generate a sequence. The cost of a token does not grow
-        with the number of earlier tokens. Arguments and errors are those of `Attention.step`.
+        with the number of earlier tokens.
 
         Args:
             token: The next token of each sample, shape (B, dim), or the next L tokens, shape

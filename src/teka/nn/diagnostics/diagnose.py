@@ -1,4 +1,4 @@
-"""Diagnosis of attention layers on given inputs."""
+"""Diagnosis of the accuracy and numerical safety of attention layers."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -65,26 +65,28 @@ def diagnose(
 
     The report of a layer contains:
 
-    - the errors of random features. If they have collapsed, the output is nearly the mean of the
-      values for every query;
+    - the errors of random features, and whether the features have collapsed, so that the output is
+      nearly the mean of the values for every query;
     - the largest values, and how much they could grow before float16 overflows;
-    - the rounding differences between all backends, which are algorithms with the same result;
+    - the differences between the results of all attention algorithms (backends), which are rounding
+      errors;
     - the changes of the output when the tokens are shifted;
     - the problems that these measurements show, each with a recommendation.
 
-    The layer does not change, and the results are deterministic. Of long inputs, only the first
+    The layer does not change, and the results are deterministic. If the inputs are large, only some
     samples and a block of the tokens are measured.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
         inputs: For an `Attention`, its `tokens` and `grid`, as in `Attention.forward`. For another
-            module, the inputs of a call. Each layer is diagnosed on its inputs of its first call.
+            module, the inputs of a call. Each layer is diagnosed with the inputs of its first call.
         shifts: Shifts to measure, in cells on a grid, otherwise in physical units.
         keywords: For an `Attention`, `num_prefix_tokens`, `key_mask` and `positions`. For another
             module, keyword arguments of the call.
 
     Raises:
-        ValueError: A model in training mode or without attention layers, or inputs that do not fit.
+        ValueError: The model is in training mode or has no attention layer, or the inputs do not
+            fit it.
 
     >>> import torch, teka
     >>> block = teka.nn.TransformerBlock(16, 2).eval()
@@ -238,8 +240,8 @@ def _measure_random_features(
     """Measure how much random features change the output of some attention heads.
 
     Random features approximate a kernel such as softmax. The output is compared with the output of
-    this exact kernel, and with the mean of the values, whose weights are equal. Return None if the
-    heads do not use random features.
+    this exact kernel, and with the output for equal weights, which is the mean of the values.
+    Return None if the heads do not use random features.
 
     Args:
         kernel: Content kernel of the heads.

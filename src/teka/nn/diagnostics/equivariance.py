@@ -53,8 +53,8 @@ class LayerInputs:
         """Return a part of the inputs that is small enough for expensive measurements.
 
         The part has at most `max_samples` samples. It contains all prefix tokens, such as a class
-        token, and a block of at most `max_tokens` other tokens. The block contains a token that is
-        not masked. Samples whose remaining tokens are all masked are dropped.
+        token, and a block of at most `max_tokens` other tokens. The block contains at least one
+        token that is not masked. Samples without such a token are dropped.
         """
         prefix, grid, positions = self.num_prefix_tokens, self.grid, self.positions
         cells = torch.arange(self.tokens.shape[1] - prefix)
@@ -105,7 +105,7 @@ def measure_shift_errors(
 
     For an equivariant layer, the change is only a rounding error. On a grid, tokens are rolled
     along periodic axes, and moved within a larger grid along other axes. If tokens have coordinates
-    instead of a grid, the shift is added to the coordinates.
+    instead of a grid, the shift is added to their coordinates.
 
     Returns:
         Errors in the layer's dtype, and in float64 for the worst shift. None if the layer is not
@@ -143,7 +143,7 @@ def measure_shift_errors(
 def _check_or_choose_shifts(
     inputs: LayerInputs, shifts: Sequence[LayerShift] | None, *, is_causal: bool
 ) -> Steps:
-    """Check the shifts of the tokens with which equivariance is tested, or choose two by default.
+    """Check the shifts with which equivariance is tested, or choose two shifts if none are given.
 
     A shift has one number for each axis. A causal layer is not shifted along periodic axes, because
     cells that leave at one end would return as the first tokens of the sequence.
@@ -180,7 +180,7 @@ def _check_or_choose_shifts(
 def _outputs_after_coordinate_shifts(
     layer: Attention, inputs: LayerInputs, steps: Steps
 ) -> list[Tensor]:
-    """Return the output of a layer after each shift of the coordinates of its tokens."""
+    """Return the outputs of a layer for tokens whose coordinates are shifted by each step."""
     assert inputs.positions is not None
     positions = inputs.positions.double()
     moved = [positions + step for step in steps.to(positions)]
@@ -188,10 +188,10 @@ def _outputs_after_coordinate_shifts(
 
 
 def _outputs_after_grid_shifts(layer: Attention, inputs: LayerInputs, steps: Steps) -> list[Tensor]:
-    """Return the output of a layer after each shift of its tokens on a larger grid.
+    """Return the outputs of a layer for tokens that are shifted on a grid by each step.
 
-    The grid is so large that no shift moves a token out of it. Positions without a token are
-    masked.
+    Tokens are rolled along periodic axes. Along other axes, the grid is enlarged so that no token
+    leaves it, and positions without a token are masked. Each output has the original token order.
     """
     grid = inputs.grid
     assert grid is not None

@@ -1,4 +1,4 @@
-"""Costs of all backends for attention layers."""
+"""Comparison of the attention algorithms (backends) of a layer by their estimated cost."""
 
 import inspect
 import math
@@ -28,16 +28,17 @@ SELF_ATTENTION_INPUTS = ("tokens", "grid", "key_mask", "num_prefix_tokens", "pos
 class HeadGroupCosts:
     """Estimated cost of attention heads with each algorithm (backend) that can compute them.
 
-    The heads share the same kernels. Backends have the same result, and "dense", for example,
-    computes all pairs of tokens.
+    The heads share their kernels. All backends have the same result. For example, "dense" computes
+    every pair of tokens.
 
     Attributes:
         name: Names of the kernels, such as "softmax × rotary".
         num_heads: Number of heads.
         backend: Backend that the layer uses for the heads.
-        is_cheapest: True if the layer chooses the cheapest backend, because its option is "auto".
+        is_cheapest: True if the option of the layer is "auto", which chooses the cheapest backend.
         costs: Cost of one head and sample with each backend, cheapest first.
-        work: Estimated cost of each backend in one number, for the device.
+        work: Estimated time of one head and sample with each backend, in nanoseconds on a CPU, and
+            in arbitrary units on other devices.
         crossover: Smallest number of tokens for which another backend costs less than "dense", on
             grids of the same proportions. None if there is none up to `MAX_CROSSOVER`.
     """
@@ -114,10 +115,10 @@ def explain(
 ) -> CostReport | LayerReports[CostReport]:
     """Compare the estimated costs of all algorithms (backends) that can compute an attention layer.
 
-    Backends have the same result. For example, "dense" computes every pair of tokens, and "linear"
-    sums products of features. The cost is the estimated time for multiply-adds and memory traffic.
-    With backend="auto", a layer uses the cheapest backend. For a model, the result contains a
-    report on each of its attention layers.
+    All backends have the same result. For example, "dense" computes every pair of tokens, and
+    "linear" sums products of features. The cost is the estimated time for multiply-adds and memory
+    traffic. With backend="auto", a layer uses the cheapest backend. For a model, the result
+    contains a report on each of its attention layers.
 
     Args:
         layer: An `Attention`, or a block or model that contains some.
@@ -129,7 +130,7 @@ def explain(
             samples, 1 by default). For another module, keyword arguments of the call.
 
     Raises:
-        ValueError: A backend that cannot compute the layer, or a model without attention layers.
+        ValueError: The backend of a layer cannot compute it, or the model has no attention layer.
 
     >>> import torch, teka
     >>> block = teka.nn.TransformerBlock(16, 2).eval()
@@ -168,7 +169,7 @@ def collect_layer_reports(
     keywords: dict[str, Any],
     make_report: Callable[..., T],
 ) -> LayerReports[T]:
-    """Run a model once, and make a report on the first call of each of its attention layers.
+    """Run a model once, and return a report on the first call of each of its attention layers.
 
     Args:
         module: Module that contains attention layers.

@@ -1,4 +1,4 @@
-"""Reports on attention layers: measurements, the problems that they show, and recommendations."""
+"""Reports on attention layers, with measurements, the problems they show, and recommendations."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -42,22 +42,22 @@ RECOMMENDATIONS = {
     "biased features": "Random vectors of equal norm make attention weights too small. Use "
     "projection='orthogonal', which does not have this error.",
     "long queries and keys": "Random features have a large error for queries and keys with a large "
-    "norm. Use query_key='normalized', or make the weights of the two projections smaller.",
+    "norm. Use query_key='normalized', or smaller weights of the query and key projections.",
     "large outputs": "Other inputs may cause even larger outputs. For bounded outputs, use "
     "kernel='squared_relu' or kernel='positive'. With relative='rotary', also use "
     "rotary_normalizer='mixed' (the default) or 'nonnegative'.",
     "float16 overflow": "Compute in bfloat16, normalize the tokens, or use smaller weights. If a "
     "layer has large outputs, choose a kernel that bounds them.",
-    "even weights": "If all attention weights are still equal after training, scale queries and "
-    "keys up. With kernel='constant' and relative=None, the weights are always equal.",
+    "even weights": "If the attention weights are still equal after training, use larger queries "
+    "and keys. With kernel='constant' and relative=None, the weights are always equal.",
     "rounding of a backend": "Rounding errors grow if attention weights of both signs sum to "
     "almost 0. Use float64, backend='dense', or a kernel without negative weights.",
     "constant waves": "A sinusoid is constant if its wavelength is much longer than the periodic "
     "grid. Choose frequencies near multiples of 2π / period.",
-    "shift sensitivity": "The outputs change when all positions are shifted. Instead of "
+    "shift sensitivity": "The layer is not equivariant to shifts. Instead of "
     "relative='rotation_joint', use relative='rotation', which is exactly equivariant. With "
-    "relative='clipped', distances between tokens must be multiples of the ring width. A custom "
-    "relative kernel must depend only on offsets between tokens.",
+    "relative='clipped', the distances between tokens must be multiples of the ring width. A "
+    "custom relative kernel must depend only on the offsets between tokens.",
     "rounding under shifts": "Compute in a wider dtype if this error matters.",
 }
 
@@ -66,7 +66,7 @@ RECOMMENDATIONS = {
 class Finding:
     """A problem that `teka.diagnose` has found in an attention layer.
 
-    Its text states the measurement, explains it and recommends a remedy.
+    `str` returns a text that states the measurement, explains it and recommends a remedy.
 
     Attributes:
         name: Name of the problem, a key of `RECOMMENDATIONS`.
@@ -94,9 +94,9 @@ class ApproximationErrors:
     Attributes:
         error: Relative error of the output, ‖estimate − exact‖ / ‖exact‖.
         error_of_mean: Relative error of the mean of the values, ‖mean − exact‖ / ‖exact‖.
-        spread: Distance of the output from the mean of the values, ‖estimate − mean‖ / ‖exact −
-            mean‖. It is 0 if the output is this mean. It is set to 1 if the exact output is the
-            mean too.
+        spread: Distance of the output from the mean of the values, relative to that of the exact
+            output: ‖estimate − mean‖ / ‖exact − mean‖. It is 0 if the output equals the mean, and
+            set to 1 if the exact output equals the mean.
     """
 
     error: float
@@ -105,7 +105,7 @@ class ApproximationErrors:
 
     @classmethod
     def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "ApproximationErrors":
-        """Compare the output of attention with random features with the output of the exact kernel.
+        """Compute the errors of the output with random features.
 
         Args:
             estimate: Output with random features.
@@ -202,16 +202,16 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Errors of the shift equivariance of an attention layer, on measured inputs.
+    """Errors of an attention layer in shift equivariance, measured for several shifts.
 
     An error is the relative difference between the output for shifted tokens and the shifted
     output. For an equivariant layer, it is only a rounding error.
 
     Attributes:
         method: How the tokens were shifted.
-        by_shift: Error of each shift, in the layer's dtype.
-        noise_floor: Difference of two calls with the same input.
-        float64_error: Error in float64 of the shift with the largest error.
+        by_shift: Error for each shift, in the layer's dtype.
+        noise_floor: Relative difference between two calls with the same input.
+        float64_error: Error in float64, for the shift with the largest error.
     """
 
     method: str
@@ -237,8 +237,8 @@ class Diagnosis:
         measured: Number of samples and tokens on which the heads are measured.
         groups: Measurements of each group of heads that share their kernels.
         largest: Largest absolute value of each tensor that has the layer's dtype.
-        float16_headroom: Factor by which these tensors could grow in float16. If it is below 1,
-            float16 overflows.
+        float16_headroom: Factor by which these tensors could grow before float16 overflows. Below
+            1, they already overflow.
         shift: Changes of the output under shifts. None if the layer is not expected to be
             equivariant to any shift.
         findings: Problems that the measurements show.
@@ -262,7 +262,7 @@ class Diagnosis:
         return any(finding.name == "collapsed features" for finding in self.findings)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the measurements and findings as data that JSON can represent."""
+        """Return the measurements and findings as a dictionary that can be saved as JSON."""
         return encode(self)
 
     def __str__(self) -> str:
@@ -299,12 +299,12 @@ def _format(value: object) -> str:
 
 
 class LayerReports(dict[str, T]):
-    """Dictionary from the names of the attention layers of a model to a report on each layer.
+    """Reports on the attention layers of a model, as a dictionary from layer names to reports.
 
     `str` returns all reports as one text.
 
     Attributes:
-        skipped: Dictionary from the names of layers without a report to the reason.
+        skipped: Reason why a layer has no report, by the name of the layer.
     """
 
     def __init__(self) -> None:
@@ -322,8 +322,8 @@ def estimate_required_features(
 ) -> int:
     """Estimate how many random features an attention layer needs for a target error.
 
-    An error was measured with `num_features` features. Errors fall with the square root of the
-    number of features.
+    The estimate starts from the `error` that was measured with `num_features` features, and assumes
+    that errors are inversely proportional to the square root of the number of features.
     """
     return math.ceil(num_features * (error / target) ** 2)
 
@@ -338,8 +338,8 @@ def find_layer_problems(
 ) -> tuple[Finding, ...]:
     """Return the problems that the measurements of an attention layer show.
 
-    Problems are, for example, inaccurate random features, large outputs, or sensitivity to shifts.
-    A measurement is a problem if it is beyond its threshold.
+    A measurement that is beyond its threshold is a problem. Examples are inaccurate random
+    features, large outputs and sensitivity to shifts.
     """
     rounding = math.sqrt(torch.finfo(dtype).eps)
     findings: list[Finding] = []
@@ -368,7 +368,7 @@ def find_layer_problems(
 
 
 def float16_headroom(largest: dict[str, float]) -> float:
-    """Return the factor by which the largest of some values could grow in float16."""
+    """Return the factor by which the largest value could grow before float16 overflows."""
     return FLOAT16.max / max(*largest.values(), FLOAT16.tiny)
 
 

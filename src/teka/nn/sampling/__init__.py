@@ -1,4 +1,4 @@
-"""Downsampling and upsampling layers that preserve the shift equivariance of a model."""
+"""Downsampling and upsampling layers that keep a model equivariant to shifts."""
 
 from teka.nn.sampling.filters import OversampledGELU
 from teka.nn.sampling.resample import SubpixelAlignment

@@ -16,7 +16,7 @@ MAX_BLUR = 255
 
 
 class OversampledGELU(nn.Module):
-    """Anti-aliased GELU that acts on a grid twice as fine, followed by a low-pass filter.
+    """Anti-aliased GELU, which acts on a grid twice as fine and is followed by a low-pass filter.
 
     A GELU creates high frequencies. On the original grid, frequencies above the Nyquist frequency
     alias, so that the output no longer moves with the input. The finer grid can represent most of
@@ -49,8 +49,8 @@ class OversampledGELU(nn.Module):
 def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
     """Return the matrix that interpolates a periodic signal to a grid `factor` times as fine.
 
-    The interpolation is trigonometric. If the signal has an even number of samples, it drops the
-    Nyquist frequency. The transposed matrix, divided by `factor`, maps the fine grid back.
+    The interpolation is trigonometric. It drops the Nyquist frequency of a signal with an even
+    number of samples. The transposed matrix, divided by `factor`, maps the fine grid back.
     """
     spectrum = torch.fft.rfft(torch.eye(side, dtype=torch.float64, device="cpu"), dim=0)
     below_nyquist = spectrum[: (side + 1) // 2]
@@ -58,12 +58,12 @@ def interpolation_matrix(side: int, factor: int) -> Float[Tensor, "fine side"]:
 
 
 def multiply_along_axis(inputs: Tensor, matrix: Float[Tensor, "to side"], axis: int) -> Tensor:
-    """Multiply a matrix by all vectors of the inputs that run along one axis."""
+    """Multiply a matrix by every vector of a tensor along one axis."""
     return (inputs.movedim(axis, -1) @ matrix.mT).movedim(-1, axis)
 
 
 def check_blur(blur: int | str | None, periodic: bool) -> int | str | None:
-    """Check the width of the low-pass filter of a sampling layer, and return it.
+    """Check the option `blur` of a sampling layer (the width of a low-pass filter), and return it.
 
     It must be None, an odd number of pixels, or "ideal" if all axes are periodic.
     """
@@ -88,7 +88,7 @@ def apply_low_pass(
         blur: None for no filter, the width of a binomial filter (Zhang 2019), or "ideal" to
             keep the frequencies below the Nyquist frequency after sampling.
         stride: Stride of the sampling along each axis.
-        periodic: Whether the filter wraps around, or sees zeros outside the grid.
+        periodic: If True, the filter wraps around. Otherwise, the grid is padded with zeros.
     """
     if blur is None:
         return inputs

@@ -37,10 +37,10 @@ class PolyphaseDownsample(nn.Module):
 
         y[n] = x[s·n + ĉ]
 
-    An ordinary stride s keeps every s-th pixel, starting at the first one. If the image shifts by
-    one pixel, it keeps other parts of the image, so its output changes. This layer starts at an
-    offset ĉ that moves with the content of the image. It compares the subgrids x_c[n] = x[s·n + c]
-    of every s-th pixel, one for each offset c, and keeps one of them:
+    A layer with an ordinary stride s keeps every s-th pixel, starting at the first one. If the
+    image shifts by one pixel, the layer keeps different parts of the image, so its output changes.
+    This layer starts at an offset ĉ that moves with the content of the image. It compares the
+    subgrids x_c[n] = x[s·n + c] of every s-th pixel, one for each offset c, and keeps one of them:
 
     - "norm": the subgrid with the largest norm, ĉ = argmax_c ‖x_c‖².
     - "learned": the subgrid with the largest score of a small convolutional network.
@@ -53,7 +53,7 @@ class PolyphaseDownsample(nn.Module):
 
     The subgrids are also called polyphase components.
 
-    Note: Norms are summed as integers, because the order of a floating-point sum could break ties.
+    Note: Norms are summed as integers, because a floating-point sum depends on its order.
     If several subgrids have the same norm, the layer compares Σ_n e[n]² Σ_t w_t e[n + t], where e
     = Σ x² over the channels and all weights w_t differ. If an input equals its own shift, the
     subgrids are equal up to a roll.
@@ -66,14 +66,14 @@ class PolyphaseDownsample(nn.Module):
     docs/maths/polyphase.md.
 
     Args:
-        stride: s of each axis, or one number for all axes.
+        stride: Stride s of each axis, or one number for all axes.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
         select: "norm", "learned" or "fixed".
-        channels: Channels of the inputs. Required for "learned".
+        channels: Number of channels of the inputs. Required for "learned".
         blur: Low-pass filter before sampling: None, the odd width of a binomial filter, or
             "ideal", which keeps frequencies below half of the new Nyquist frequency.
             "norm" chooses after the filter, "learned" before it.
-        periodic: Whether filters wrap around, or see zeros outside the grid.
+        periodic: If True, filters wrap around. Otherwise, the grid is padded with zeros.
 
     >>> import torch
     >>> from teka.nn import PolyphaseDownsample
@@ -114,7 +114,7 @@ class PolyphaseDownsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *coarse"]:
-        """Return every s-th pixel of each sample, starting at the offset that the layer chooses."""
+        """Downsample each sample, starting at the offset that the layer chooses."""
         return self.forward_with_offset(inputs)[0]
 
     def forward_with_offset(
@@ -122,7 +122,7 @@ class PolyphaseDownsample(nn.Module):
         inputs: Float[Tensor, "batch channels *sides"],
         offset: Int[Tensor, "batch"] | None = None,
     ) -> tuple[Float[Tensor, "batch channels *coarse"], Int[Tensor, "batch"]]:
-        """Downsample the inputs, and also return the chosen offset of each sample.
+        """Downsample the inputs, and also return the offset of each sample.
 
         `PolyphaseUpsample` needs the offsets to return the pixels to their positions.
 
@@ -162,13 +162,15 @@ class PolyphaseDownsample(nn.Module):
         # After an ideal filter all components have the same norm, so rounding would decide. The
         # same holds after a binomial filter along a side of two cells.
         blur = SELECTION_BLUR if self.blur == "ideal" else self.blur
-        sides = inputs.shape[2:]
-        steps = [step if side > 2 else 1 for side, step in zip(sides, self.stride, strict=True)]
+        steps = [
+            step if side > 2 else 1
+            for side, step in zip(inputs.shape[2:], self.stride, strict=True)
+        ]
         filtered = apply_low_pass(inputs, blur, steps, self.periodic).detach()
         return offset_with_largest_norm(filtered, self.stride)
 
     def check_divisible_sizes(self, inputs: Tensor) -> None:
-        """Check the number of axes of the inputs, and that the stride divides every side."""
+        """Check that the inputs have the right number of axes and sides divisible by the stride."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         if any(side % step for side, step in zip(inputs.shape[2:], self.stride, strict=True)):
             expected = f"sides that are multiples of stride = {self.stride}"
@@ -204,7 +206,7 @@ class PolyphaseUpsample(nn.Module):
         stride: Stride of the `PolyphaseDownsample`.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
         blur: Low-pass filter that fills the zeros, as in `PolyphaseDownsample`, or None.
-        periodic: Whether the filter wraps around.
+        periodic: If True, the filter wraps around. Otherwise, the grid is padded with zeros.
 
     Raises:
         ValueError: An argument is out of range, or the input of a call has the wrong shape.
@@ -226,14 +228,14 @@ class PolyphaseUpsample(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *coarse"], offset: Int[Tensor, "batch"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Write the pixels of a coarse grid into a fine grid of zeros.
+        """Write the pixels of each coarse grid into a fine grid of zeros.
 
         Args:
             inputs: Coarse grids, shape (B, C, *sides).
             offset: Offset of each sample that the downsampling layer returned.
 
         Raises:
-            ValueError: Another number of axes, or another number of offsets than samples.
+            ValueError: The inputs have another number of axes, or a sample has no offset.
         """
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.stride)))
         check_tensor("offset", offset, inputs.shape[0], dtypes=INTEGER_DTYPES)
@@ -262,13 +264,13 @@ class PolyphasePatchEmbedding(nn.Module):
     Source: Rojas-Gomez et al. 2023 (arXiv 2305.16316), adaptive tokenization and patch merging.
 
     Args:
-        in_channels: Channels of the inputs.
+        in_channels: Number of channels of the inputs.
         dim: Size of a token.
         patch_size: Side p of a patch in cells.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
         select: "norm" or "learned", as in `PolyphaseDownsample`.
         blur: Low-pass filter before the choice, as in `PolyphaseDownsample`.
-        periodic: Whether patches wrap around, or see zeros outside the grid.
+        periodic: If True, patches wrap around. Otherwise, the grid is padded with zeros.
 
     >>> import torch
     >>> from teka.nn import PolyphasePatchEmbedding
@@ -329,9 +331,9 @@ class PolyphasePatchEmbedding(nn.Module):
 def split_polyphase(
     inputs: Float[Tensor, "batch channels *sides"], stride: Sequence[int]
 ) -> Float[Tensor, "batch components channels *coarse"]:
-    """Split a grid into the subgrids of every s-th pixel along each axis (polyphase components).
+    """Split a grid into its polyphase components, the subgrids of every s-th pixel.
 
-    Here s is the stride. The subgrid at offset c is x_c[n] = x[s·n + c]. The subgrids are in
+    For the stride s, the component at offset c is x_c[n] = x[s·n + c]. The components are in
     row-major order of their offsets.
     """
     num_axes = len(stride)
@@ -345,7 +347,7 @@ def split_polyphase(
 
 
 def join_polyphase(components: Tensor, stride: Sequence[int]) -> Tensor:
-    """Interleave the subgrids that `split_polyphase` returns, to restore the original grid."""
+    """Interleave the components that `split_polyphase` returns, to restore the original grid."""
     num_axes = len(stride)
     components = components.unflatten(1, tuple(stride))
     order = [0, num_axes + 1]
@@ -362,10 +364,7 @@ def take_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *coarse"]:
-    """Return every s-th pixel of each sample, starting at the offset of the sample.
-
-    Here s is the stride.
-    """
+    """Return every s-th pixel of each sample for the stride s, starting at the sample's offset."""
     components = split_polyphase(inputs, stride)
     # Not components[:, :1]: torch.export of PyTorch 2.6 then restricts the size of the batch.
     first_component = components.narrow(1, 0, 1)
@@ -377,10 +376,10 @@ def put_polyphase_component(
     offset: Int[Tensor, "batch"],
     stride: Sequence[int],
 ) -> Float[Tensor, "batch channels *sides"]:
-    """Write the pixels of a coarse grid into every s-th pixel of a fine grid of zeros.
+    """Write coarse grids into fine grids of zeros, at every s-th pixel for the stride s.
 
-    Here s is the stride, and the first pixel is written to the offset of the sample. The function
-    is the transpose of `take_polyphase_component`.
+    The first pixel of a sample is written at the sample's offset. The function is the transpose
+    (adjoint) of `take_polyphase_component`.
     """
     cells = cells.unsqueeze(1)
     zeros = torch.zeros_like(cells).expand(-1, math.prod(stride), *cells.shape[2:])
@@ -394,8 +393,8 @@ def _component_index(offset: Tensor, component: Tensor) -> Tensor:
 def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tensor, "batch"]:
     """Return the offset of the subgrid that has the largest norm, for each sample.
 
-    The subgrid of an offset consists of every s-th pixel from there, where s is the stride. If a
-    sample shifts, the offset shifts too, so that the same pixels are chosen.
+    The subgrid at an offset consists of every s-th pixel, starting at this offset, for the stride
+    s. If a sample shifts, the offset shifts too, so that the same pixels are chosen.
     """
     energy = to_widest_dtype(at_least_float32(inputs).square().sum(1))
     maximum = energy.flatten(1).amax(1).clamp_min(torch.finfo(energy.dtype).tiny)
@@ -418,10 +417,10 @@ def offset_with_largest_norm(inputs: Tensor, stride: Sequence[int]) -> Int[Tenso
 
 
 class _SubgridScore(nn.Module):
-    """Convolutional network that scores the subgrids of an image, one for each offset.
+    """Convolutional network that scores the polyphase components of an image.
 
-    A subgrid consists of every s-th pixel, where s is the stride. `PolyphaseDownsample` keeps the
-    subgrid with the largest score.
+    A component consists of every s-th pixel for the stride s, starting at one of the offsets.
+    `PolyphaseDownsample` keeps the component with the largest score.
     """
 
     def __init__(self, channels: int, num_axes: int) -> None:
@@ -441,7 +440,7 @@ class _SubgridScore(nn.Module):
 
 
 def as_tuple_per_axis(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
-    """Check a stride or scale factor, and return it as a tuple with one integer for each axis."""
+    """Check a stride or factor for 1 to 3 axes, and return a tuple with one integer for each."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
     return check_stride(steps, num_axes, argument)

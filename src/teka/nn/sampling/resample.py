@@ -1,4 +1,4 @@
-"""Downsampling and upsampling by attention, and alignment of images to fractions of a pixel."""
+"""Downsampling and upsampling by attention, and alignment of shifted images to whole pixels."""
 
 import math
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class AttentionDownsample(nn.Module):
     than its input.
 
     Args:
-        dim: Channels of the inputs.
-        coarse_dim: Channels of the outputs.
+        dim: Number of channels of the inputs.
+        coarse_dim: Number of channels of the outputs.
         heads: Number of heads.
         sampling: Layer that chooses the pixels that become queries.
         options: Options of the attention, `AttentionOptions()` by default.
@@ -77,10 +77,10 @@ class AttentionDownsample(nn.Module):
     def forward(
         self, cells: Float[Tensor, "batch dim *sides"]
     ) -> tuple[Float[Tensor, "batch coarse_dim *coarse"], Int[Tensor, "batch"]]:
-        """Return the downsampled grid, and the offset that was chosen for each sample.
+        """Return the downsampled grid, and the offset of each sample.
 
         Raises:
-            ValueError: Cells with another number of axes or channels.
+            ValueError: The inputs have another number of axes or channels.
         """
         sides = ("side",) * len(self.sampling.stride)
         check_tensor("cells", cells, "batch", self.query.in_features, *sides)
@@ -107,12 +107,12 @@ class AttentionUpsample(nn.Module):
     torch.Size([1, 4, 10, 15])
 
     Args:
-        dim: Channels of the coarse grid.
-        fine_dim: Channels of the fine grid.
+        dim: Number of channels of the coarse grid.
+        fine_dim: Number of channels of the fine grid.
         heads: Number of heads.
-        stride: s of each axis, or one number for all axes.
+        stride: Stride s of each axis, or one number for all axes.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
-        periodic: Whether opposite edges meet.
+        periodic: If True, opposite edges meet.
         options: Options of the attention, `AttentionOptions()` by default.
 
     Raises:
@@ -141,7 +141,7 @@ class AttentionUpsample(nn.Module):
         offset: Int[Tensor, "batch"],
         fine: Float[Tensor, "batch fine_dim *sides"] | None = None,
     ) -> Float[Tensor, "batch fine_dim *sides"]:
-        """Return the pixels of the fine grid after attention to the coarse grid.
+        """Return the fine grid after each of its pixels has attended to the coarse grid.
 
         Args:
             inputs: Pixels of the coarse grid.
@@ -150,8 +150,7 @@ class AttentionUpsample(nn.Module):
                 learned vector.
 
         Raises:
-            ValueError: Shapes that do not fit, or an offset that is not below the product of the
-                strides.
+            ValueError: The shapes do not fit, or an offset is not below the product of the strides.
         """
         sides = ("side",) * len(self.stride)
         check_tensor("inputs", inputs, "batch", self.attend.attention.context_dim, *sides)
@@ -167,8 +166,8 @@ class AttentionUpsample(nn.Module):
 class _CrossGridAttention(nn.Module):
     """Pre-norm cross-attention between a grid and its subgrid of every s-th pixel.
 
-    The queries are the pixels of the subgrid, and the keys those of the whole grid, or the other
-    way round. Each sample may have its own offset of the subgrid.
+    Either the pixels of the subgrid attend to those of the grid, or the other way around. The
+    offset of the subgrid may differ between samples.
     """
 
     def __init__(
@@ -239,7 +238,7 @@ class SubpixelAlignment(nn.Module):
     docs/maths/polyphase.md.
 
     Args:
-        factor: k of each axis, or one number for all axes.
+        factor: Factor k of each axis, or one number for all axes.
         num_axes: Number of axes of the inputs: 1, 2 or 3.
 
     >>> import torch
@@ -261,7 +260,7 @@ class SubpixelAlignment(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
     ) -> Float[Tensor, "batch channels *sides"]:
-        """Shift each image by a fraction of a pixel, to align it with shifted copies of it."""
+        """Shift each image by a fraction of a pixel, which depends on the content of the image."""
         check_tensor("inputs", inputs, "batch", "channels", *(("side",) * len(self.factor)))
         fine = inputs
         # In half precision, rounding would decide which fraction is chosen.
