@@ -249,7 +249,8 @@ def test_module_in_evaluation_mode_and_function_are_accepted():
 
 def test_error_of_a_module_in_training_mode_suggests_eval():
     with pytest.raises(
-        ValueError, match=r"function is a Dropout and it is in training mode.*\.eval\(\)"
+        ValueError,
+        match=r"function must be in evaluation mode, got a module in training mode.*\.eval\(\)",
     ):
         check_evaluation_mode("function", nn.Dropout())
 
@@ -257,7 +258,7 @@ def test_error_of_a_module_in_training_mode_suggests_eval():
 def test_error_names_the_submodule_in_training_mode():
     model = nn.Sequential(nn.Identity(), nn.Dropout()).eval()
     model[1].train()
-    with pytest.raises(ValueError, match=r"its part '1' is in training mode"):
+    with pytest.raises(ValueError, match=r"got a Sequential, whose part '1' is in training mode"):
         check_evaluation_mode("predict", model)
 
 

@@ -56,7 +56,7 @@ def check_dtype(argument: str, tensor: object, dtypes: Dtypes = FLOAT_DTYPES) ->
     Args:
         argument: Name of the argument, for the error message.
         tensor: Value of the argument.
-        dtypes: `FLOAT_DTYPES`, `BOOL_DTYPES`, `MASK_DTYPES`, `INTEGER_DTYPES`, or None for any.
+        dtypes: Allowed dtypes, such as `FLOAT_DTYPES` or `INTEGER_DTYPES`. None allows any dtype.
 
     Raises:
         ValueError: `tensor` is not a tensor, is a nested tensor or has another dtype.
@@ -163,7 +163,7 @@ def check_sizes(
         or_none: Allow None too.
 
     Raises:
-        ValueError: An argument is not such an integer.
+        ValueError: An argument is not an integer, or is out of range.
     """
     for argument, size in sizes.items():
         if or_none and size is None:
@@ -199,10 +199,10 @@ def check_image_size(
 ) -> tuple[int, int]:
     """Check the size of an image, and return it as (height, width) in pixels.
 
-    An integer is the side of a square image.
+    A single integer is the side of a square image.
 
     Raises:
-        ValueError: `size` is not such a size, or the image has more than `MAX_IMAGE_PIXELS` pixels.
+        ValueError: A side is below `smallest`, or there are more than `MAX_IMAGE_PIXELS` pixels.
     """
     expected = f"an integer or (height, width), each at least {smallest} pixels"
     height, width = as_integer_tuple(argument, size, 2, smallest, expected)
@@ -216,10 +216,10 @@ def check_stride(
 ) -> tuple[int, ...]:
     """Check a stride, and return it as a tuple with one integer for each axis.
 
-    An integer is the stride of all axes.
+    A single integer is the stride of all axes.
 
     Raises:
-        ValueError: `stride` is not made of integers of at least 1, or their number is wrong.
+        ValueError: An integer is below 1, or `stride` does not have one integer for each axis.
     """
     expected = f"a whole number of at least 1, or one for each of {num_axes} axes"
     return as_integer_tuple(argument, stride, num_axes, 1, expected)
@@ -240,7 +240,7 @@ def as_integer_tuple(
         expected: Description of the allowed values, for the error message.
 
     Raises:
-        ValueError: `value` is not such an integer or sequence, or an integer is below `least`.
+        ValueError: `value` is something else, or an integer is below `least`.
     """
     numbers: tuple[Any, ...] = (value,) * count
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
@@ -285,10 +285,10 @@ def check_number(
         expected: Description of the allowed numbers, for the error message.
         low: Smallest allowed number.
         high: Largest allowed number.
-        exclude: Numbers in the interval that are not allowed.
+        exclude: Numbers within the range that are not allowed.
 
     Raises:
-        ValueError: `number` is not such a number.
+        ValueError: `number` is not a number, is out of range or is excluded.
     """
     if isinstance(number, Real) and not isinstance(number, bool):
         with contextlib.suppress(OverflowError):  # an integer too large for a float
@@ -394,9 +394,9 @@ def check_evaluation_mode(argument: str, function: object) -> None:
     module = find_owning_module(function)
     for name, part in () if module is None else module.named_modules():
         if part.training:
-            kind, place = type(module).__name__, f"its part {name!r}" if name else "it"
-            subject = f"{argument} is a {kind} and {place} is in training mode"
-            raise ValueError(f"{subject}, expected evaluation: call .eval()")
+            place = f", whose part {name!r} is" if name else ""
+            actual = f"a {type(module).__name__}{place} in training mode"
+            raise wrong_argument(argument, actual, "in evaluation mode", "Call .eval().")
 
 
 def check_instance(argument: str, value: object, kind: type) -> None:

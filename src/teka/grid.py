@@ -190,7 +190,8 @@ class Grid:
         first. The parts are not periodic along this axis, unless there is only one part.
 
         Raises:
-            ValueError: There are more shards than rows, or `index` is not from 0 to `count` − 1.
+            ValueError: `count` is larger than the first side of the grid, or `index` is not from 0
+                to `count` − 1.
         """
         check_sizes({"count": count}, most=self.shape[0])
         check_sizes({"index": index}, 0, most=count - 1)
@@ -216,7 +217,7 @@ class Grid:
         A single integer is a shift along the last axis.
 
         Raises:
-            ValueError: `shift` is not one integer, or one per axis.
+            ValueError: `shift` is neither one integer nor one integer for each axis.
         """
         try:
             if isinstance(shift, Sequence):
@@ -304,7 +305,7 @@ def on(grid: GridLike, num_prefix_tokens: int = 0) -> Iterator[None]:
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
 
     Raises:
-        ValueError: `grid` is not a grid, or a layer is called with another number of tokens.
+        ValueError: `grid` is not a grid, or a layer receives a different number of tokens.
     """
     if not _CHECKPOINTS_RESTORE_GRID:
         warnings.warn(

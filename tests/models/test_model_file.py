@@ -194,7 +194,7 @@ def test_files_of_the_first_version_have_its_default_stem(tmp_path: Path):
         ({"options": {**TINY, "widht": 3}}, "performer.options must be no field 'widht'"),
         ({"options": {**TINY, "kernel": "sofmax"}}, "Did you mean 'softmax'"),
         ({"options": {**TINY, "dim": 16}}, r"must have shape \(16,\).*got \(8,\)"),
-        ({"options": {**TINY, "depth": 1, "pool": "mean"}}, "It has no "),
+        ({"options": {**TINY, "depth": 1, "pool": "mean"}}, " is unknown"),
         ({"options": {**TINY, "depth": 3}}, "is missing"),
         (
             {"options": {**TINY, "depth": 10**9}},

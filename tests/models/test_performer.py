@@ -272,7 +272,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"position": "none", "backend": "rings"}, "backend must be one of.*got 'rings'"),
     (
         {"num_waves": 3},
-        "num_waves must be None with position='rotation'.*got 3.*position='fourier' takes it",
+        "num_waves must be None with position='rotation'.*got 3.*option of position='fourier'",
     ),
     (
         {"longest_wave": 3.0, "position": "none"},
@@ -292,7 +292,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rotary_normalizer": "lengths"},
-        "rotary_normalizer must be None with position='rotation'.*got 'lengths'.*position='rotary' takes it",
+        "rotary_normalizer must be None with position='rotation'.*got 'lengths'.*option of position='rotary'",
     ),
     (
         {"rotary_normalizer": "length", "position": "rotary"},

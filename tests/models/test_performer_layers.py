@@ -121,7 +121,7 @@ def test_every_trainable_parameter_has_a_gradient(name: str):
         ({"select": "learned", "stem": "strided"}, "select must be 'norm' with stem='strided'.*got 'learned'"),
         ({"blur": 3, "stem": "patch"}, "blur must be its default, got 3"),
         ({"stem_depth": (1, 1)}, r"stem_depth must be one number, or one for each of 3 levels.*got \(1, 1\)"),
-        ({"stem_depth": 1, "stem": "convolution"}, "stem_depth must be 0 but with stem='polyphase'.*got 1"),
+        ({"stem_depth": 1, "stem": "convolution"}, "stem_depth must be 0, except with stem='polyphase'.*got 1"),
         ({"blur": 2}, "blur must be None, an odd number.*got 2"),
         ({"dim": (8, 16), "depth": (1, 1, 1)}, r"dim must be one number, or one for each of 3 stages.*got \(8, 16\)"),
         ({"dim": (8, 16), "pool": "class"}, "pool must be 'mean' or 'attention' with several stages.*got 'class'"),

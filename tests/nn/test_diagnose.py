@@ -473,7 +473,7 @@ def test_invalid_arguments_are_errors_with_their_names(unchecked_annotations: No
 
 
 def test_training_mode_and_modules_without_attention_are_errors(unchecked_annotations: None):
-    with pytest.raises(ValueError, match="layer is a Attention and it is in training mode"):
+    with pytest.raises(ValueError, match="layer must be in evaluation mode"):
         teka.diagnose(build(dropout=0.1).train(), draw_tokens(15))
     not_a_layer: Any = torch.nn.Linear(8, 8)
     with pytest.raises(ValueError, match=r"layer must be a teka\.nn\.Attention.*got 'Linear'"):

@@ -139,7 +139,7 @@ def test_padding_mask_removes_keys():
     [
         (
             {"attn_mask": ~torch.eye(7, dtype=torch.bool)},
-            "attn_mask must be the causal mask.*got 42 of 49 pairs dropped",
+            "attn_mask must be the causal mask.*got a mask that excludes 42 of 49 pairs",
         ),
         ({"attn_mask": torch.zeros(7, 5)}, r"attn_mask must have .*got shape \(7, 5\)"),
         (

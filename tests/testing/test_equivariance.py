@@ -229,7 +229,7 @@ def test_incomparable_outputs_are_errors():
         (lambda images: images.mean(), r"shape \(3, …\).*got \(\)"),
         (lambda images: images[:2], r"shape \(3, …\).*got \(2, 2, 5, 7\)"),
         (growing_output(), r"shape \(3, 2, 7\).*got \(3, 2, 6\)"),
-        (nn.Dropout(), r"call \.eval\(\)"),
+        (nn.Dropout(), r"Call \.eval\(\)"),
     ]:
         with raises_for(message, ValueError, match=message):
             equivariance_error(function, noise(5, 7), [1])

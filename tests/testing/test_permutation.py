@@ -159,7 +159,7 @@ def test_function_may_change_its_input():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"function": nn.Dropout()}, r"call \.eval\(\)"),
+        ({"function": nn.Dropout()}, r"Call \.eval\(\)"),
         (
             {"function": lambda tokens: tokens[:, :4], "output": "dense"},
             r"\(2, 15, dim\).*got \(2, 4, 8\)",

@@ -40,7 +40,7 @@ def test_checkpoint_of_another_architecture_is_an_error_with_the_difference(tmp_
         (
             {"position": "absolute"},
             {"position": "none"},
-            r"a file for this model, got .*It has no absolute_position\.frequency",
+            r"a file for this model, got .*absolute_position\.frequency is unknown",
         ),
         (
             {"position": "none"},

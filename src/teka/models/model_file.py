@@ -115,7 +115,7 @@ def load(path: str | Path) -> nn.Module:
         hint = "The weights file is incomplete, or belongs to the config of another model."
         raise wrong_value(f"the number of bytes of {weights_path}", len(content), expected, hint)
     if hashlib.sha256(content).hexdigest() != description["sha256"]:
-        expected = f"the file with the SHA-256 in {CONFIG_FILE}: it is damaged or of another config"
+        expected = f"the undamaged file whose SHA-256 is in {CONFIG_FILE}"
         raise wrong_value("weights", str(weights_path), expected)
     tensors = parse_safetensors(content, str(weights_path))
     # A model may register parameters twice while it is built. The exact comparison comes later.
@@ -245,7 +245,7 @@ def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -
         if name not in tensors:
             raise wrong_value("weights", source, "a file for this model", f"{name} is missing.")
         if name not in state:
-            raise wrong_value("weights", source, "a file for this model", f"It has no {name}.")
+            raise wrong_value("weights", source, "a file for this model", f"{name} is unknown.")
         tensor, expected = tensors[name], state[name]
         argument = f"{name} of {source}"
         if tensor.shape != expected.shape:
@@ -271,7 +271,7 @@ def check_same_logits(model: nn.Module, config: ModelConfig) -> None:
         raise wrong_value("model", type(model).__name__, expected)
     original = copy.deepcopy(model).to("cpu", torch.float32).eval()
     rebuilt = config.make_model()
-    load_tensors(rebuilt, original.state_dict(), "the given model")
+    load_tensors(rebuilt, original.state_dict(), "the model to save")
     shape = (2, config.in_channels, *config.image_size)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     with torch.inference_mode():

@@ -108,7 +108,7 @@ class PerformerConfig:
         pool: Input of the classifier: "class" (a class token), "mean" (the mean of the tokens) or
             "attention" (attention pooling with a learned query).
         head: "pooled" for logits of the image, or "dense" for logits of every pixel. A dense head
-            undoes each downsampling and pools nothing.
+            reverses each downsampling and does not pool.
         select: Rule that chooses the offset of a downsampling, "norm" or "learned". See
             `teka.nn.PolyphaseDownsample`.
         blur: Low-pass filter before a downsampling: None, an odd width in cells, or "ideal". With
@@ -122,8 +122,8 @@ class PerformerConfig:
         wave_weight: Initial weight of the waves of position "fourier", relative to the constant.
         rotation_weight_scale: Initial standard deviation of the weights of position "rotation".
         max_distance: Largest distance in tokens that positions "clipped", "clipped_features" and
-            "shaw" (along each axis) distinguish, 6 by default. For position "window", the largest
-            distance at which tokens attend to each other, 3 by default.
+            "shaw" (along each axis) distinguish, 6 by default. For position "window", the reach of
+            the window along each axis, 3 by default.
         window_reach: If given, half of the heads use softmax attention within a window of this
             many cells to each side. See `teka.nn.TransformerBlock`.
         epsilon: Floor of the rectified kernels "squared_relu", "focused" and "relu", relative to
@@ -266,12 +266,12 @@ class PerformerConfig:
         stem = self.stem_layer
         num_stages = len(self.stages)
         if self.resampling == "attention" and num_stages == 1 and self.head != "dense":
-            hint = "With one stage and head='pooled', a model has no layer that resamples tokens."
+            hint = "A model with one stage and head='pooled' has no layer that resamples tokens."
             raise wrong_value("resampling", self.resampling, "'convolution'", hint)
         has_sampling_stem = stem in ("polyphase_patch", *HALVING_STEMS) and self.patch_size > 1
         if num_stages == 1 and not has_sampling_stem:
             expected = "its default"
-            hint = "With one stage and this stem, a model has no layer that downsamples tokens."
+            hint = "A model with one stage and this stem has no layer that downsamples tokens."
             if self.select != "norm":
                 raise wrong_value("select", self.select, expected, hint)
             if self.blur is not None:
@@ -280,17 +280,17 @@ class PerformerConfig:
         for depth in depths:
             check_sizes({"stem_depth": depth}, 0, most=MAX_NUM_BLOCKS)
         if self.stem_depth != 0 and stem not in HALVING_STEMS:
-            expected = "0 but with stem='polyphase' or 'strided'"
+            expected = "0, except with stem='polyphase' or 'strided'"
             raise wrong_value("stem_depth", self.stem_depth, expected)
         if stem == "strided" and self.select != "norm":
-            expected = "'norm' with stem='strided', which chooses nothing"
+            expected = "'norm' with stem='strided', which has a fixed offset"
             raise wrong_value("select", self.select, expected)
 
     def _check_head_options(self) -> None:
         """Check that pooling, patches and stages are compatible with the head of the model."""
         if self.head == "dense":
             if self.pool != "class":
-                expected = "left out with head='dense', which pools nothing"
+                expected = "left out with head='dense', which does not pool"
                 raise wrong_value("pool", self.pool, expected)
             if self.patch_size > 1 and self.stem_layer not in HALVING_STEMS:
                 expected = "1 with head='dense', or stem='polyphase' or 'strided'"
@@ -315,4 +315,4 @@ class PerformerConfig:
             if value is not None and self.position not in positions:
                 others = " or ".join(map(repr, positions))
                 expected = f"None with position={self.position!r}"
-                raise wrong_value(option, value, expected, f"position={others} takes it.")
+                raise wrong_value(option, value, expected, f"It is an option of position={others}.")

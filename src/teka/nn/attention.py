@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
     Raises:
         TypeError: A keyword is not the name of an option.
-        ValueError: An option is out of range or has no effect beside the others.
+        ValueError: An option is out of range, or the other options make it ineffective.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Attention(nn.Module):
         check_sizes({"dim": dim, "heads": heads})
         options = merge_options(type(self).__name__, options, keywords)
         if options.dim_head is None and dim % heads:
-            raise wrong_value("heads", heads, f"a divisor of dim = {dim}, or dim_head to be given")
+            raise wrong_value("heads", heads, f"a divisor of dim = {dim}, unless dim_head is set")
         self.dim = dim
         self.heads = heads
         self.dim_head = dim // heads if options.dim_head is None else options.dim_head
@@ -371,7 +371,7 @@ class Attention(nn.Module):
             ValueError: The layer is not causal, or a kernel has no state of fixed size.
         """
         if not self.causal:
-            raise wrong_value("causal", self.causal, "True for a layer that decodes step by step")
+            raise wrong_value("causal", self.causal, "True to decode with the method step")
         check_decoding_tokens(token, self)
         num_axes = 1
         if isinstance(position, Tensor) and position.ndim > 0:

@@ -153,7 +153,7 @@ class AttentionHeads(nn.Module):
         """
         kernel, relative = self.current_kernels()
         if relative is not None and self.num_prefix_tokens:
-            expected = "0 for heads that decode step by step"
+            expected = "0 to decode with the method step"
             raise wrong_value("num_prefix_tokens", self.num_prefix_tokens, expected)
         return decode(
             query,
@@ -184,7 +184,7 @@ class AttentionHeads(nn.Module):
                     return {"positions": row, "num_prefix_tokens": prefix}
                 return {"grid": as_grid("grid", candidate), "num_prefix_tokens": prefix}
         if self.num_axes > 1:
-            expected = f"a teka.Grid of {self.num_axes} axes, here, in the layer or by teka.on"
+            expected = f"a teka.Grid of {self.num_axes} axes, from the call, teka.on or the layer"
             raise wrong_value("grid", None, expected)
         prefix = num_prefix_tokens or self.num_prefix_tokens
         if has_dynamic_size(num_tokens):

@@ -184,7 +184,7 @@ def count_position_heads(
     and 0 for most others.
 
     Raises:
-        ValueError: The number does not fit the heads or the relative kernel.
+        ValueError: There are too few heads, or the relative kernel cannot act in separate heads.
     """
     kind = find_relative_kernel_class(relative)
     check_sizes({"position_heads": position_heads}, 0, or_none=True)
@@ -245,7 +245,7 @@ def _make_content_kernel(options: AttentionOptions, heads: int, dim_head: int) -
         expected = f"None with kernel={kernel!r}, which has no random features"
         raise wrong_value("num_features", options.num_features, expected)
     if options.projection is not None and not is_random:
-        expected = f"None with kernel={kernel!r}, which has no random features by name"
+        expected = f"None with kernel={kernel!r}, which does not name a kernel of random features"
         raise wrong_value("projection", options.projection, expected)
     if isinstance(kernel, LearnedFeatures) and (kernel.dim, kernel.heads) != (dim_head, heads):
         expected = (

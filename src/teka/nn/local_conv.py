@@ -56,10 +56,10 @@ class ValueConvolution(nn.Module):
             value: Values, shape (B, H, L, d).
             grid: Grid of the tokens after the prefix.
             num_prefix_tokens: Number of first tokens without a position.
-            key_mask: True where a token is kept, shape (B, L), or None.
+            key_mask: True for tokens that may be attended to, shape (B, L), or None.
 
         Raises:
-            ValueError: No grid, or a grid with another number of axes.
+            ValueError: The grid is missing or has another number of axes.
         """
         num_axes = self.weight.ndim - 2
         if grid is None or grid.num_axes != num_axes:

@@ -226,7 +226,7 @@ def invert_pytorch_mask(argument: str, mask: Shaped[Tensor, "*shape"]) -> Bool[T
     In PyTorch, a mask is True or −∞ for keys to ignore, and False or 0 for keys to attend to.
 
     Raises:
-        ValueError: `mask` has elements other than booleans, or other than 0 and −∞.
+        ValueError: An additive mask has an element other than 0 and −∞.
     """
     if mask.dtype == torch.bool:
         return ~mask
@@ -250,7 +250,7 @@ def is_causal_mask(mask: Shaped[Tensor, "*matrices queries keys"] | None) -> boo
         raise wrong_shape("attn_mask", mask.shape, "the shape (tokens, tokens) of a causal mask")
     keep = invert_pytorch_mask("attn_mask", mask)
     if can_read_elements(keep) and not bool((keep == torch.ones_like(keep).tril()).all()):
-        actual = f"{int((~keep).sum())} of {keep.numel()} pairs dropped"
+        actual = f"a mask that excludes {int((~keep).sum())} of {keep.numel()} pairs"
         hint = "A mask that is the same for all queries can be passed as key_padding_mask."
         raise wrong_argument("attn_mask", actual, "the causal mask", hint)
     return True

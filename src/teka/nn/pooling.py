@@ -126,7 +126,7 @@ class SpaceToDepth(nn.Module):
         On images, the shape (B, C, H, W) becomes (B, C f², H / f, W / f) for the factor f.
 
         Raises:
-            ValueError: Another number of axes, or a side that is not a multiple of f.
+            ValueError: The input has another number of axes, or a side is not a multiple of f.
         """
         check_dtype("maps", maps, None)
         if maps.ndim != 2 + self.num_axes or any(side % self.factor for side in maps.shape[2:]):

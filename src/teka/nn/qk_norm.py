@@ -35,7 +35,7 @@ class IdentityQueryKeyNorm(nn.Module):
         Args:
             query: Queries of the heads that depend on content, shape (B, H, L_q, d).
             key: Keys, shape (B, H, L_k, d).
-            key_mask: True where a key is kept, shape (B, L_k), or None.
+            key_mask: True for keys that may be attended to, shape (B, L_k), or None.
         """
         return query, key
 

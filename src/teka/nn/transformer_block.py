@@ -101,7 +101,7 @@ class TransformerBlock(nn.Module):
         num_window_heads = count_window_heads(window_reach, heads)
         if options.dim_head is None and num_window_heads:
             if dim % heads:
-                expected = f"a divisor of dim = {dim}, or dim_head to be given"
+                expected = f"a divisor of dim = {dim}, unless dim_head is set"
                 raise wrong_value("heads", heads, expected)
             options = replace(options, dim_head=dim // heads)
         self.attention_norm = nn.LayerNorm(dim)
@@ -188,7 +188,7 @@ class TransformerBlock(nn.Module):
                 recurrent state.
         """
         if self.window_attention is not None:
-            expected = "None for a block that decodes step by step"
+            expected = "None to decode with the method step"
             raise wrong_argument("window_reach", "a value", expected)
         check_decoding_tokens(token, self.attention)
         attended, state = self.attention.step(self.attention_norm(token), state, position=position)
