@@ -370,9 +370,9 @@ def unwrap_compiled(function: object) -> object:
 
 
 def find_owning_module(function: object) -> nn.Module | None:
-    """Return the module of a function that is a module or a method of a module, otherwise None.
+    """Return the module to which a method belongs, or None for other functions.
 
-    The function may have been compiled by `torch.compile`.
+    If `function` is itself a module, return this module without a wrapper of `torch.compile`.
     """
     module = unwrap_compiled(getattr(function, "__self__", function))
     return module if isinstance(module, nn.Module) else None

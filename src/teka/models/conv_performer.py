@@ -49,9 +49,9 @@ class WhiteningConv2d(nn.Conv2d):
 
 
 class CircularConv2d(nn.Conv2d):
-    """3 × 3 convolution with circular padding, initialized to copy its inputs.
+    """3 × 3 convolution with circular padding that initially copies its inputs to its outputs.
 
-    The first output channels are initially the input channels. Other weights are random.
+    The initial weights of additional output channels are random.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:

@@ -200,7 +200,7 @@ def check_model_folder(argument: str, path: str | Path) -> Path:
 
 
 def serialize_weights(model: nn.Module, dtype: str) -> bytes:
-    """Serialize the parameters and buffers of a model in the safetensors format."""
+    """Return the parameters and buffers of a model as the content of a safetensors file."""
     library = require("safetensors.torch", "model files need", "teka[train]")
     check_name("dtype", dtype, DTYPES)
     state = {}

@@ -139,8 +139,8 @@ class Performer(nn.Module):
 
         Raises:
             ValueError: A side is not a multiple of the patch size (times 2 for each stage after
-                the first), or the model has position="absolute_table", whose table has one vector
-                for each cell of the original size.
+                the first), or the size changes with position="absolute_table", whose table has one
+                vector for each cell.
         """
         num_axes = len(self.image_size)
         expected = f"a number of pixels of at least 1 for each of {num_axes or '1 to 3'} axes"

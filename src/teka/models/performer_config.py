@@ -1,4 +1,4 @@
-"""Configuration of a Performer."""
+"""Sizes and options of a Performer."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -54,7 +54,7 @@ ATTENTION_OPTIONS = (
 
 
 class StageSizes(NamedTuple):
-    """Size of the tokens, number of blocks and number of heads in one stage of a model.
+    """Token size, number of blocks and number of heads of one stage of a model.
 
     A stage consists of the transformer blocks that process the same grid of tokens.
     """
@@ -96,8 +96,7 @@ class PerformerConfig:
               (p + 2) × (p + 2) pixels with a GELU between them. The second has stride p.
             - "patch", the default for larger tokens: a linear projection of each patch, as in the
               paper.
-            - "polyphase_patch": a projection of patches that start at an offset which depends on
-              the image.
+            - "polyphase_patch": a linear projection of patches whose offset depends on the image.
             - "polyphase": convolutions with log2(p) polyphase downsamplings between them.
             - "strided": like "polyphase" with ordinary strides, for comparison.
         stem_depth: Residual blocks at each of the log2(p) + 1 resolutions of a "polyphase" or

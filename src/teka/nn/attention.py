@@ -59,8 +59,8 @@ class Attention(nn.Module):
 
     A layer with a relative kernel needs the positions of the tokens: a grid or coordinates. Dropout
     acts on the output, because fast algorithms have no matrix of attention weights. The layer
-    creates only the projections that its kernels use: a kernel that does not depend on content
-    needs no queries and keys.
+    creates only the projections that its kernels use. For example, a kernel that does not depend on
+    content needs no queries and keys.
 
     >>> import torch, teka
     >>> layer, ring = teka.nn.Attention(16, 2, num_axes=1), teka.Grid(12, periodic=True)
@@ -87,11 +87,11 @@ class Attention(nn.Module):
         backend: "auto", "dense", "linear", "toeplitz", "rings", "fft" or "windows". Default:
             "auto".
         num_axes: Number of axes of the grids. Default: that of the first call, or of a loaded state
-            dict. Give it for `rotation_joint`, a value convolution, `torch.compile`, distributed
-            training or a moving average of the model on grids that do not have two axes.
-        position_heads: Number of heads, the last ones, that attend by position alone; the other
-            heads then attend by content alone. With 0, both kernels act in every head. Default:
-            half of the heads for `clipped` and `clipped_features`, 0 for other relative kernels.
+            dict. If the grids do not have two axes, it is required for `rotation_joint`, a value
+            convolution, `torch.compile`, distributed training or a moving average of the model.
+        position_heads: Number of heads that attend by position alone. These are the last heads. The
+            other heads then attend by content alone. With 0, both kernels act in every head.
+            Default: half of the heads for `clipped` and `clipped_features`, otherwise 0.
         num_waves: Number of frequencies F of relative="fourier".
         rotary_normalizer: Denominator of relative="rotary", see `teka.functional.Rotary`. Default:
             "mixed".
@@ -99,8 +99,8 @@ class Attention(nn.Module):
             "centred" (the mean of the keys is subtracted). Default: "plain".
         gate: If True, multiply the outputs of the heads by a sigmoid of a projection of the token.
             Default: False.
-        value_convolution: Side in cells of a convolution of the values that is added, or None.
-            Default: None.
+        value_convolution: Side in cells of a depthwise convolution of the values, which is added to
+            the output of the heads, or None. Default: None.
         values: "projected", or "tokens" for heads that average the tokens themselves, without a
             projection (Cordonnier et al. 2020, eq. 11). Default: "projected".
 

@@ -39,8 +39,8 @@ class AttentionHeads(nn.Module):
         options: An `AttentionOptions`. Keyword arguments replace its values: kernel, relative,
             num_features, projection, backend, num_axes (default: that of the grid, or 1), num_waves
             and rotary_normalizer.
-        grid: Grid of the tokens if a call has none and no `teka.on` surrounds it. With None, tokens
-            of a kernel with one axis are in a row, one unit apart.
+        grid: Grid of the tokens for calls without a grid and without a surrounding `teka.on`. With
+            None, the tokens of a kernel with one axis are on a line, one unit apart.
         num_prefix_tokens: Number of first tokens without a position, such as a class token.
 
     Raises:

@@ -24,9 +24,10 @@ class RandomFeatures(nn.Module):
     """Random features for linear attention, with their random projection as a buffer.
 
     Random features turn queries and keys into vectors whose inner product approximates a kernel
-    such as softmax. The projection changes only if `redraw_projections(model)` is called, as
-    `teka train` does every 1,000 steps (Horn et al. 2021). The state dict also contains the seed
-    and the number of draws, so that a loaded module draws the same projections as the saved one.
+    such as softmax. The projection stays the same until `redraw_projections(model)` is called, for
+    example by `teka train` every 1,000 steps (Horn et al. 2021). The state dict also contains the
+    seed and the number of draws, so that a loaded module draws the same projections as the saved
+    one.
 
     >>> import torch, teka
     >>> features = teka.nn.RandomFeatures("positive", 8, num_features=5)

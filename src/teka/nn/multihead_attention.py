@@ -30,10 +30,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     """Drop-in replacement for `torch.nn.MultiheadAttention` with a cost of O(L) for L tokens.
 
     Arguments and projections are the same as in PyTorch, so that the layer can be used in
-    `nn.TransformerEncoderLayer`, for instance. The weights of PyTorch's layer can be loaded with
-    `load_state_dict`; the parameters of the kernels then keep their values. The kernels, by default
-    squared relu × rotary, are in the attribute `heads`, an `AttentionHeads`. The tokens are a
-    sequence, or the cells of a `grid` that is passed to the layer or set by `teka.on`.
+    `nn.TransformerEncoderLayer`, for instance. `load_state_dict` also accepts the weights of
+    PyTorch's layer, and then leaves the parameters of the kernels unchanged. The kernels, by
+    default squared relu × rotary, belong to the attribute `heads`, an `AttentionHeads`. The tokens
+    are a sequence, or the cells of a `grid` that is passed to the layer or set by `teka.on`.
 
     Differences from PyTorch:
 

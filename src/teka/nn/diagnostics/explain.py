@@ -123,7 +123,7 @@ def explain(
     Args:
         layer: An `Attention`, or a block or model that contains some.
         inputs: For an `Attention`, its `grid`. For another module, the inputs of a call, which is
-            run. Each layer is explained for its first call.
+            run. The report of a layer is that of its first call.
         device_type: Device that the costs are for, "cpu" or "cuda". By default, the device of the
             layer.
         keywords: For an `Attention`, `num_prefix_tokens`, `context_grid` and `batch` (number of

@@ -105,7 +105,7 @@ class ApproximationErrors:
 
     @classmethod
     def from_outputs(cls, estimate: Tensor, exact: Tensor, mean: Tensor) -> "ApproximationErrors":
-        """Compute the errors of the output with random features.
+        """Compute the errors from three outputs of the same attention.
 
         Args:
             estimate: Output with random features.
@@ -202,7 +202,7 @@ class HeadMeasurements:
 
 @dataclass(frozen=True)
 class ShiftErrors:
-    """Errors of an attention layer in shift equivariance, measured for several shifts.
+    """Shift equivariance errors of an attention layer, measured for several shifts.
 
     An error is the relative difference between the output for shifted tokens and the shifted
     output. For an equivariant layer, it is only a rounding error.

@@ -16,7 +16,7 @@ MAX_BLUR = 255
 
 
 class OversampledGELU(nn.Module):
-    """Anti-aliased GELU, which acts on a grid twice as fine and is followed by a low-pass filter.
+    """Anti-aliased GELU, which is computed on a grid twice as fine and then low-pass filtered.
 
     A GELU creates high frequencies. On the original grid, frequencies above the Nyquist frequency
     alias, so that the output no longer moves with the input. The finer grid can represent most of

@@ -440,7 +440,7 @@ class _SubgridScore(nn.Module):
 
 
 def as_tuple_per_axis(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
-    """Check a stride or factor for 1 to 3 axes, and return a tuple with one integer for each."""
+    """Check a stride or factor for 1 to 3 axes, and return one integer for each axis."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
     return check_stride(steps, num_axes, argument)
