@@ -168,7 +168,7 @@ def check_sizes(
     for argument, size in sizes.items():
         if or_none and size is None:
             continue
-        # The caller of torch.export sets the largest value of a size that may change.
+        # The caller of torch.export sets the upper bound of a symbolic size.
         if is_integer(size) and least <= size and (isinstance(size, torch.SymInt) or size <= most):
             continue
         too_small = is_integer(size) and size < least

@@ -162,7 +162,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True for an out-of-memory error of Python, NumPy or PyTorch on any device."""
     if isinstance(error, MemoryError):
         return True
-    # PyTorch has no class for this error on a CPU, so the message must tell.
+    # PyTorch has no exception class for this error on a CPU, so search the message.
     text = f"{type(error).__name__}: {_text(error)}"
     phrases = ("OutOfMemoryError", "can't allocate memory", "Storage size calculation overflowed")
     return any(phrase in text for phrase in phrases)

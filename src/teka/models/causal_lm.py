@@ -12,7 +12,7 @@ from teka.grid import Grid
 from teka.nn import TransformerBlock
 from teka.nn.attention import States, check_decoding_states
 
-# Standard deviation of GPT-2, whose output projection is the embedding too.
+# Initial standard deviation as in GPT-2, whose output projection shares the embedding weight too.
 EMBEDDING_STD = 0.02
 BlockStates = tuple[States, ...]
 

@@ -178,7 +178,7 @@ class ModelConfig:
             return model_class(self.model)(**self.sizes, **options)
 
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a trained model gave its warnings before
+            warnings.simplefilter("ignore")  # they were shown when the model was trained
             try:
                 count_elements(make, memory_bytes() // 4 if max_elements is None else max_elements)
                 if warns:

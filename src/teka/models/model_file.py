@@ -33,7 +33,7 @@ PRETRAINED = ("digits", "mnist", "fashion-mnist", "cifar10")
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 # Largest difference of logits that rounding in float32 explains, relative to the largest logit.
 TOLERANCE = 1e-3
-# A model may have this many elements more than twice the number in its file.
+# Number of elements that a new model may have beyond twice the number in its weights file.
 EXTRA_ELEMENTS = 100_000
 
 
@@ -166,7 +166,7 @@ def _read_config_file(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
             raise wrong_value("format_version", version, expected)
         options = content.get("options")
         if version == 1 and content.get("model") == "performer" and isinstance(options, dict):
-            # The default stem of the first version.
+            # In the first version of the format, the default stem was "patch".
             content["options"] = {"stem": "patch", **options}
         description: Any = content.pop("weights", None)
         match description:
@@ -205,7 +205,7 @@ def serialize_weights(model: nn.Module, dtype: str) -> bytes:
     check_name("dtype", dtype, DTYPES)
     state = {}
     for name, tensor in model.state_dict().items():
-        # safetensors refuses parameters that layers share, so copy each of them.
+        # safetensors refuses tensors that share memory, so copy each of them.
         copied = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         state[name] = copied.to(DTYPES[dtype]) if copied.is_floating_point() else copied
         if not torch.isfinite(state[name]).all():
@@ -224,7 +224,7 @@ def parse_safetensors(content: bytes, source: str) -> dict[str, Tensor]:
 
     try:
         return library.load(content)
-    # KeyError: a dtype that PyTorch does not have.
+    # A KeyError means that PyTorch does not have a dtype of the file.
     except (SafetensorError, KeyError) as error:
         raise wrong_value("weights", source, f"a whole safetensors file ({error})") from error
 

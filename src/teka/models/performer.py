@@ -272,7 +272,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
         keywords["kernel"] = make_rectified_kernel(kernel, config.epsilon)
     keywords |= {"num_waves": None, "mlp_ratio": config.mlp_ratio, "num_axes": num_axes}
     is_random = isinstance(kernel, str) and kernel in RANDOM_KERNELS
-    # The features of a relative kernel given as a module are drawn by that module.
+    # If the relative kernel is a module, this module draws the features itself.
     is_feature_count_of_relative = config.position == "clipped_features" and not is_random
     if is_feature_count_of_relative and config.max_distance is not None:
         keywords["num_features"] = None
@@ -294,7 +294,7 @@ def _make_blocks(config: PerformerConfig, num_axes: int) -> list[TransformerBloc
                     **keywords,
                 )
             )
-    # In the last block before a class token is read, positions could not change the logits.
+    # In the last block before the class token is read, positions cannot change the logits.
     keywords["value_convolution"] = None
     if config.position in RELATIVES:
         keywords |= {

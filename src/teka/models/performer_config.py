@@ -26,7 +26,7 @@ RESAMPLINGS = ("convolution", "attention")
 STEMS = ("patch", "convolution", "polyphase_patch", "polyphase", "strided")
 HALVING_STEMS = ("polyphase", "strided")
 POSITIONS = ("none", "absolute", "absolute_table", *RELATIVES)
-# The positions that each of these options belongs to.
+# Position encodings that have each of these options.
 POSITIONS_WITH = {
     "num_waves": ("fourier",),
     "longest_wave": ("fourier",),

@@ -91,7 +91,7 @@ class ResamplingFactory:
             periodic=self.periodic,
             options=replace(self.attention, dim_head=min(dim, dim_head)),
         )
-        # The cells before the halving replace the learned query.
+        # The input of the downsampling layer replaces the learned query.
         layer.query.requires_grad_(False)
         return layer
 

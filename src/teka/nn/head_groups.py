@@ -101,8 +101,8 @@ class HeadGroup:
         """Compute the outputs of these heads from the queries, keys and values of all heads."""
         relative = self.relative
         if relative is not None and inputs.group is not None:
-            # The part of a periodic grid that a process has is not periodic, but its frequencies
-            # are those of the grid.
+            # A process has a part of the grid, which is not periodic even if the grid is. The
+            # frequencies must be those of the whole grid.
             relative = relative.adapt_to_positions(inputs.all_positions)
         return unchecked_attention(
             *self.select_heads(query, key, value, inputs.tokens.shape[1]),

@@ -21,8 +21,7 @@ AllValues = Float[Tensor, "batch layer_heads keys dim_value"]
 Tokens = Float[Tensor, "batch queries dim"]
 Context = Float[Tensor, "batch keys context_dim"]
 
-# Layers whose weight has the dtype that tokens need. Quantized layers, for instance, have another
-# one.
+# Layers whose inputs need the dtype of the weight. In quantized layers, for example, they differ.
 PLAIN_LAYERS = (
     nn.Linear,
     nn.modules.linear.NonDynamicallyQuantizableLinear,

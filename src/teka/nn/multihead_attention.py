@@ -183,7 +183,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         output = nn.functional.dropout(output, self.dropout, self.training)
         weights = None
         if need_weights:
-            # With the unit vectors as values, the outputs are the weights.
+            # If the values are unit vectors, the outputs are the attention weights.
             unit_vectors = torch.eye(key.shape[1], dtype=vectors[2].dtype, device=query.device)
             unit_vectors = unit_vectors.expand(*vectors[1].shape[:3], -1)
             weights = self.heads(*vectors[:2], unit_vectors, **options)

@@ -76,7 +76,7 @@ class AttentionOptions:
 
 
 ALL_OPTIONS = tuple(field.name for field in fields(AttentionOptions))
-# Options of layers that attend within another layer's projections.
+# Options of layers whose queries, keys and values another layer projects.
 KERNEL_OPTIONS = (
     "kernel",
     "relative",

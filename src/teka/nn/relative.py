@@ -18,9 +18,9 @@ from teka.execution_mode import is_in_functorch_transform
 from teka.functional import RELATIVES, RelativeKernel
 from teka.nn.features import RandomFeatures
 
-# Number of axes of a kernel for which none was given, until it is inferred.
+# Number of grid axes of a kernel until the first call or a state dict determines it.
 DEFAULT_NUM_AXES = 2
-# A state dict is compared with kernels of up to this number of axes.
+# Largest number of grid axes that can be inferred from a state dict.
 MAX_NUM_AXES = 4
 
 
@@ -44,7 +44,7 @@ class RelativeModule(nn.Module):
     """
 
     kernel_class: type[RelativeKernel] = RelativeKernel
-    # Names of the parameters whose first dimension is that of the heads; None if not known.
+    # Names of the parameters whose first dimension is that of the heads, or None if unknown.
     head_parameters: tuple[str, ...] | None = None
 
     if TYPE_CHECKING:  # parameters are named after the fields of the kernel
@@ -307,7 +307,7 @@ def inverse_softplus(value: Tensor) -> Tensor:
     return value + torch.log(-torch.expm1(-value))
 
 
-# From a parameter to the constrained value, and back.
+# Functions that map a parameter to its constrained value, and back.
 CONSTRAINTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "positive": (softplus, inverse_softplus),
     "below 2": (lambda raw: 2 * torch.sigmoid(raw), lambda value: torch.logit(value / 2)),

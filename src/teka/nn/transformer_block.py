@@ -16,7 +16,7 @@ from teka.nn.inputs import check_layer_input
 from teka.nn.options import ALL_OPTIONS, AttentionOptions, merge_options
 from teka.nn.relative import DEFAULT_NUM_AXES, LearnedRelativeKernel
 
-# A block attends to its own tokens, through projected values.
+# A block attends to its own tokens and always projects the values.
 BLOCK_OPTIONS = tuple(name for name in ALL_OPTIONS if name not in ("context_dim", "values"))
 
 

@@ -40,10 +40,10 @@ from teka.nn.diagnostics.report import (
 from teka.nn.head_groups import HeadGroup, join_kernel_names
 from teka.precision import widest_dtype
 
-# Sizes of the measured part of the inputs. All pairs of its tokens are computed.
+# Largest sizes of the measured part of the inputs, because all pairs of its tokens are computed.
 MAX_TOKENS = 1024
 MAX_SAMPLES = 4
-# Rounding of the gain of an output that is a mean of the values.
+# Tolerance for rounding errors of gains that are exactly 1.
 GAIN_ROUNDING = 1e-6
 TINY = torch.finfo(torch.float64).tiny
 

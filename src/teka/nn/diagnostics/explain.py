@@ -188,7 +188,7 @@ def collect_layer_reports(
     reports: LayerReports[T] = LayerReports()
 
     def report(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Later calls, and calls of the layer by its own report, find no name.
+        # Later calls, and calls that a report makes itself, find no name and are ignored.
         name = names.pop(layer, None)  # pyright: ignore[reportArgumentType, reportCallIssue]
         if name is None:
             return

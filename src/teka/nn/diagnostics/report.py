@@ -14,7 +14,7 @@ from teka.codec import encode
 T = TypeVar("T")
 LINE_LENGTH = 100
 FLOAT16 = torch.finfo(torch.float16)
-# Ratio of distances to the exact output below which it equals the mean of the values, in float64.
+# Relative distance in float64 below which two outputs count as equal.
 EQUAL_OUTPUTS = 1e-9
 
 # Thresholds of the findings.
