@@ -250,7 +250,7 @@ def test_module_in_evaluation_mode_and_function_are_accepted():
 def test_error_of_a_module_in_training_mode_suggests_eval():
     with pytest.raises(
         ValueError,
-        match=r"function must be in evaluation mode, got a module in training mode.*\.eval\(\)",
+        match=r"function must be in evaluation mode, got a Dropout in training mode.*\.eval\(\)",
     ):
         check_evaluation_mode("function", nn.Dropout())
 
