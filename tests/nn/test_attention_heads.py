@@ -68,7 +68,7 @@ def test_num_prefix_tokens_applies_with_and_without_a_grid():
         assert torch.equal(plain(*draw(11)), expected)
         query, key, value = draw(11)
         with pytest.raises(
-            ValueError, match=r"num_prefix_tokens must be 0 for heads that decode.*got 2"
+            ValueError, match=r"num_prefix_tokens must be 0 to decode.*got 2"
         ):
             plain.step(query, key, value)
 
