@@ -67,9 +67,7 @@ def test_num_prefix_tokens_applies_with_and_without_a_grid():
         plain.num_prefix_tokens = 2
         assert torch.equal(plain(*draw(11)), expected)
         query, key, value = draw(11)
-        with pytest.raises(
-            ValueError, match=r"num_prefix_tokens must be 0 to decode.*got 2"
-        ):
+        with pytest.raises(ValueError, match=r"num_prefix_tokens must be 0 to decode.*got 2"):
             plain.step(query, key, value)
 
 
