@@ -1,4 +1,4 @@
-"""Assertions for tests of equivariant functions and of classifiers under shifts.
+"""Assertions for tests that a function is equivariant, or that a classifier is consistent.
 
     from teka.testing import assert_consistent, assert_equivariant
 
@@ -8,7 +8,7 @@
     def test_the_classifier_keeps_its_predictions(model, images):
         assert_consistent(model, images, shifts=4, minimum=0.99)
 
-The module does not import pytest, so that any test runner can use it.
+The module works with any test runner, because it does not import pytest.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from torch import Tensor
 from teka.audit.audit import audit
 from teka.audit.caveats import SEVERITIES
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import Model, evaluate
+from teka.audit.model_call import Model, call_and_check
 from teka.audit.movement import Background, ImageSet, Movement, Size, check_images, roll_and_fill
 from teka.audit.settings import AuditSettings, Steps
 from teka.audit.shifts import Shift, WholeShifts, square_shifts
@@ -69,8 +69,8 @@ class RelativeErrors:
 
     Args:
         errors: One relative error for each shift or permutation, in the given order.
-        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input. Smaller errors mean
-            nothing.
+        noise_floor: ‖f(x) − f(x)‖ / ‖f(x)‖ of two calls with the same input. Smaller errors cannot
+            be distinguished from noise.
         output: "dense" if the output moves with the input, "invariant" if it does not.
     """
 
@@ -165,7 +165,7 @@ def equivariance_error(
 
     Raises:
         ValueError: A module in training mode, shifts that are not integers, an argument that
-            `teka.audit.Movement` refuses, empty inputs, an output that is not a finite real tensor
+            `teka.audit.Movement` rejects, empty inputs, an output that is not a finite real tensor
             (B, …) or that is zero, or a border that leaves no cell or belongs to no dense output.
     """
     check_sizes({"border": border}, least=0)
@@ -371,10 +371,14 @@ def assert_consistent(
 ) -> Metrics:
     """Assert that a classifier keeps its predictions when its images are shifted.
 
-    The assertion includes the validity checks of `teka audit`. So it also fails if the classifier
-    predicts one class with the same probability for everything, or one class for labels of several
-    classes, is no better than chance, is not deterministic, or has outputs that depend on the
-    batch.
+    The assertion also fails if a validity check of `teka audit` fails, because consistency then
+    means nothing:
+
+    - The classifier predicts the same class for almost all images, although their labels differ or
+      with the same probability for each image.
+    - The classifier is no better than chance.
+    - The classifier is not deterministic.
+    - The output for an image depends on the other images of its batch.
 
     >>> import teka
     >>> images = teka.data.load("digits").test.images[:40]
@@ -442,15 +446,16 @@ def assert_consistent(
         raise AssertionError(
             f"{metric.replace('_', ' ')} {value:.4f} ({number.lower:.4f} to {number.upper:.4f}, "
             f"{len(images)} images, {len(metrics.shifts)} shifts, mode {mode!r}) is below "
-            f"{minimum}; {minimal_counter_example(report.responses[0].unpack())}"
+            f"{minimum}; {describe_counterexample(report.responses[0].unpack())}"
         )
     return metrics
 
 
-def minimal_counter_example(responses: Responses) -> str:
-    """Describe the shortest shift that changes a prediction, and an image that it affects.
+def describe_counterexample(responses: Responses) -> str:
+    """Describe the shortest shift that changes a prediction, and the first image that it affects.
 
-    Shifts are ordered by their largest step along an axis, and then by the sum of their steps.
+    The length of a shift is its largest step along an axis. For equal lengths, the sum of the steps
+    decides.
     """
     predictions = responses.predictions
     assert predictions is not None, "assert_consistent has read a metric of the predictions"
@@ -478,7 +483,7 @@ def minimal_counter_example(responses: Responses) -> str:
 def _assert_small_errors(
     errors: RelativeErrors, tolerance: float, property_name: str, worst: str
 ) -> None:
-    """Raise an AssertionError if the largest error or the noise is above the tolerance.
+    """Raise an AssertionError if the largest error, or the noise floor, is above the tolerance.
 
     Args:
         errors: The errors.
@@ -509,7 +514,7 @@ def _measure_relative_errors(
     transform: Callable[[Tensor, Any], Tensor],
     compare: Callable[[Tensor, Tensor, Any], float],
 ) -> RelativeErrors:
-    """Measure the relative equivariance error for each shift or permutation of the inputs.
+    """Measure the equivariance or invariance error for each shift or permutation of the inputs.
 
     Args:
         function: The function.
@@ -526,8 +531,8 @@ def _measure_relative_errors(
     check_name("output", output, OUTPUTS)
     with torch.no_grad():
         # Each call gets a copy, because the function may write into its input.
-        reference = evaluate(function, inputs.clone())
-        repeated = evaluate(function, inputs.clone(), reference.shape)
+        reference = call_and_check(function, inputs.clone())
+        repeated = call_and_check(function, inputs.clone(), reference.shape)
         has_sizes = reference.ndim == inputs.ndim and all(
             reference.shape[axis] == inputs.shape[axis] for axis in shared_axes
         )
@@ -536,7 +541,7 @@ def _measure_relative_errors(
         is_dense = has_sizes and output != "invariant"
         errors = []
         for transformation in transformations:
-            response = evaluate(function, transform(inputs, transformation), reference.shape)
+            response = call_and_check(function, transform(inputs, transformation), reference.shape)
             if is_dense:
                 errors.append(compare(response, reference, transformation))
             else:

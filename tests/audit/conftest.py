@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from teka.audit.measure.outputs import compare_vectors, feature_distances
+from teka.audit.measure.compare_outputs import compare_features, compare_invariant_outputs
 from teka.audit.measure.responses import Responses
 from teka.audit.movement import Movement
 
@@ -40,8 +40,8 @@ def measure() -> Callable[..., Responses]:
         zero = next(index for index, shift in enumerate(shifts) if not any(shift))
         columns = torch.arange(logits.shape[1])
         tables: list[dict[str, Any]] = [
-            compare_vectors(shifted, logits[zero], "logits")
-            | feature_distances(shifted, logits[zero], columns)
+            compare_invariant_outputs(shifted, logits[zero], "logits")
+            | compare_features(shifted, logits[zero], columns)
             for shifted in logits
         ]
         stacked: dict[str, Any] = {

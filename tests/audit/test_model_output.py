@@ -269,7 +269,7 @@ def test_unsupported_outputs_are_errors_that_describe_them():
         (np.array(["cat"] * 4), "is an array of <U3"),
         (LOGITS.to_sparse(), "layout torch.sparse_coo"),
         (LOGITS.to("meta"), "on meta"),
-        ({"last_hidden_state": TOKENS}, "hidden state of an unknown architecture"),
+        ({"last_hidden_state": TOKENS}, "hidden state, which can be read only"),
     ):
         with raises_for(message, ValueError, match=message):
             select(result)

@@ -11,10 +11,10 @@ from teka import Grid
 from teka.audit import paste_on_canvas
 from teka.audit.movement import (
     Movement,
-    background_tensor,
+    background_to_tensor,
     bilinear_shift,
     blank_margins,
-    check_room,
+    check_margins,
     crop,
     fourier_shift,
     parse_window_size,
@@ -56,23 +56,23 @@ def test_blank_margins_count_nan_as_content():
 
 def test_error_names_the_possible_steps_and_the_number_of_images():
     margins = torch.tensor([[[0, 2], [3, 1]], [[4, 2], [3, 0]], [[4, 2], [3, 0]]])
-    check_room([(2, -3)], margins, "shifts")
+    check_margins([(2, -3)], margins, "shifts")
     with pytest.raises(ValueError, match=r"from 0 to 2 along axis 0, got .*1 of 3 images"):
-        check_room([(-1, 1)], margins, "shifts")
+        check_margins([(-1, 1)], margins, "shifts")
     with pytest.raises(ValueError, match=r"from -3 to 0 along axis 1, got .*2 of 3 images"):
-        check_room([(0, 1)], margins, "shifts")
+        check_margins([(0, 1)], margins, "shifts")
 
 
 def test_background_of_wrong_length_or_not_finite_is_an_error():
     for background in [(0.0, 1.0, 2.0), float("nan"), float("inf")]:
         with raises_for(background, ValueError, match="background must be"):
-            background_tensor(torch.zeros(1, 2, 5), background)
+            background_to_tensor(torch.zeros(1, 2, 5), background)
 
 
 def test_background_outside_the_range_of_the_dtype_is_an_error():
     for background in [0.5, -1.0, 256.0]:
         with raises_for(background, ValueError, match=r"torch.uint8 holds"):
-            background_tensor(torch.zeros(1, 1, 5, dtype=torch.uint8), background)
+            background_to_tensor(torch.zeros(1, 1, 5, dtype=torch.uint8), background)
 
 
 def test_blank_margins_of_invalid_images_are_errors():

@@ -13,12 +13,12 @@ from teka.audit.caveats import Caveat
 from teka.audit.page.pages import write_page
 from teka.audit.report import (
     AuditReport,
-    Example,
+    ExampleImage,
     Failure,
     PackedResponses,
+    create_examples,
     encode_image,
-    find_worst_images,
-    make_examples,
+    find_least_consistent_images,
 )
 from teka.audit.settings import AuditSettings
 from teka.codec import decode, encode
@@ -159,8 +159,8 @@ def test_find_worst_images_sorts_by_changed_predictions():
     images = images_of_columns(0, 2, 3, 3)
     labels = torch.tensor([0, 0, 1, 0])
     responses = measure_responses(half_logits, images, SHIFTS, Movement("circular"), labels=labels)
-    assert find_worst_images(responses, 4) == (3, 1, 2, 0)
-    assert find_worst_images(responses, 2) == (3, 1)
+    assert find_least_consistent_images(responses, 4) == (3, 1, 2, 0)
+    assert find_least_consistent_images(responses, 2) == (3, 1)
 
 
 def test_example_has_prediction_and_probability_at_every_shift():
@@ -168,13 +168,13 @@ def test_example_has_prediction_and_probability_at_every_shift():
     responses = measure_responses(
         half_logits, images, SHIFTS, Movement("circular"), output="logits"
     )
-    (example,) = make_examples(half_logits, images, responses, [0], AuditSettings(batch_size=2))
+    (example,) = create_examples(half_logits, images, responses, [0], AuditSettings(batch_size=2))
     share = pytest.approx(float(torch.tensor([1.0, 0.0]).softmax(0)[0]), abs=1e-4)
     assert example.shifts == tuple(SHIFTS)
     assert example.predictions == (0, 0, 1)
     assert list(example.probabilities) == [share] * 3
     assert example.label is None
-    assert decode(Example, encode(example)) == example
+    assert decode(ExampleImage, encode(example)) == example
 
 
 def test_encode_image_scales_levels_to_the_unit_range():
@@ -190,4 +190,4 @@ def test_encode_image_scales_levels_to_the_unit_range():
 def test_dense_outputs_have_no_examples():
     images = images_of_columns(2)
     responses = measure_responses(lambda batch: batch, images, SHIFTS, Movement("circular"))
-    assert not list(make_examples(lambda batch: batch, images, responses, [0], AuditSettings()))
+    assert not list(create_examples(lambda batch: batch, images, responses, [0], AuditSettings()))

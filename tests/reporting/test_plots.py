@@ -3,11 +3,18 @@ import re
 import sys
 from xml.etree import ElementTree
 
-from teka.reporting.plots import add_legend, choose_ticks, label_axes, line_color, make_axes, to_svg
+from teka.reporting.plots import (
+    add_legend,
+    choose_ticks,
+    create_chart,
+    label_axes,
+    line_color,
+    to_svg,
+)
 
 
 def draw_svg(name: str = "model") -> str:
-    figure, axes = make_axes(380, 240, legend_rows=1)
+    figure, axes = create_chart(380, 240, legend_rows=1)
     axes.plot([0, 1], [1, 2], color=line_color(0), marker="o", label=name)
     label_axes(axes, "shift (pixels)", "accuracy (%)")
     add_legend(axes)
@@ -54,4 +61,4 @@ def test_ticks_are_few_equidistant_and_include_zero():
 
 def test_figures_do_not_use_the_global_state_of_pyplot(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    assert "<svg" in to_svg(make_axes(380, 240)[0], "empty")
+    assert "<svg" in to_svg(create_chart(380, 240)[0], "empty")

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from teka.audit import AuditSettings, audit, square_shifts
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.movement import Movement
-from teka.testing import assert_consistent, minimal_counter_example
+from teka.testing import assert_consistent, describe_counterexample
 
 
 def column_class(images: Tensor) -> Tensor:
@@ -123,4 +123,4 @@ def test_missing_counter_example_is_stated():
     responses = measure_responses(
         invariant, images_of_columns(1, 2), square_shifts(1), Movement("circular")
     )
-    assert minimal_counter_example(responses) == "no shift changes a prediction"
+    assert describe_counterexample(responses) == "no shift changes a prediction"

@@ -1,4 +1,7 @@
-"""The `audit` function and its stages. If a stage fails, the other stages still run."""
+"""Audit of a model under shifts of its images: the function `audit` and the stages that it runs.
+
+If a stage fails, its error is recorded, and the other stages still run.
+"""
 
 import math
 import traceback
@@ -13,29 +16,28 @@ from torch import Tensor
 from teka.audit import caveats
 from teka.audit.caveats import Caveat, warn_about_training_mode
 from teka.audit.layers.localize import LayerFindings, locate_layers
+from teka.audit.measure.compare_outputs import parse_labels
 from teka.audit.measure.measure_responses import Deadline, measure_responses
 from teka.audit.measure.noise import NoiseFloor, noise_floor
-from teka.audit.measure.outputs import parse_labels
 from teka.audit.measure.responses import Responses
 from teka.audit.model_call import (
     Model,
     ModelError,
-    evaluate_model,
+    evaluate_in_batches,
     evaluation_mode,
     tensor_hash,
     weights_hash,
 )
-from teka.audit.movement import Movement
 from teka.audit.protocols import PROTOCOLS, ProtocolResult
 from teka.audit.report import (
     NOISE,
     VALIDITY,
     AuditReport,
-    Example,
+    ExampleImage,
     Failure,
     PackedResponses,
-    find_worst_images,
-    make_examples,
+    create_examples,
+    find_least_consistent_images,
 )
 from teka.audit.settings import AuditSettings, StepSet
 from teka.audit.statistics.metrics import Metrics, summarize
@@ -55,13 +57,13 @@ from teka.provenance import gather_provenance
 from teka.reporting.formatting import format_count
 
 Progress = Callable[[str, int, int, float], None]
-# Noise and layers are known from few images.
+# Number of images that suffice to measure noise and to find the layers that break equivariance.
 FEW_IMAGES = 32
 
 
 @dataclass(eq=False)
-class AuditStages:
-    """Stages of one audit, with the inputs and results that they share.
+class AuditRun:
+    """Running audit: its inputs, the results so far, and a method for each stage.
 
     Args:
         model: The model.
@@ -71,32 +73,32 @@ class AuditStages:
         progress: Function that is called with the name of the stage, the number of finished
             entries, the total number of entries, and the estimated number of seconds left.
         checkpoint: Folder for the state of interrupted measurements, or None.
-        noise: Differences between repeated outputs for the same images.
-        responses: The model's responses in each mode that was measured.
+        class_names: Name of each class, or None.
+        caveats: Reasons why the results could mislead. Stages append to this list.
+        noise: Differences between repeated outputs of the model for the same images.
+        responses: Errors and predictions of the model in each mode that was measured.
         metrics: Metrics in each mode that was measured.
         layers: Layers that break equivariance.
         protocols: Results of published protocols.
-        examples: Images whose predictions change most.
-        caveats: Reasons why the results could mislead.
+        examples: Images whose predictions change at most shifts.
         failures: Stages that failed.
-        class_names: Name of each class, or None.
     """
 
     model: Model
     images: Tensor
     labels: Tensor | None
     settings: AuditSettings
-    progress: Progress | None = None
-    checkpoint: Path | None = None
+    progress: Progress | None
+    checkpoint: Path | None
+    class_names: Sequence[str] | None
+    caveats: list[Caveat]
     noise: NoiseFloor | None = None
     responses: list[Responses] = field(default_factory=list)
     metrics: list[Metrics] = field(default_factory=list)
     layers: LayerFindings | None = None
     protocols: list[ProtocolResult] = field(default_factory=list)
-    examples: list[Example] = field(default_factory=list)
-    caveats: list[Caveat] = field(default_factory=list)
+    examples: list[ExampleImage] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    class_names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         self.deadline = Deadline(self.settings.budget_seconds)
@@ -107,10 +109,10 @@ class AuditStages:
     def run_stage(
         self, name: str, stage: Callable[[], None], *, ignore_budget: bool = False
     ) -> BaseException | None:
-        """Run a stage of the audit. If it fails, record the error in the report and continue.
+        """Run a stage of the audit. If it raises an error, record the error instead of raising it.
 
-        Once the time budget is spent, stages are skipped, and the report lists them as not done.
-        The first mode is always measured, so that every report has results.
+        Once the time budget is spent, stages are skipped and recorded as failures. The first mode
+        is always measured, so that every report has results.
 
         Args:
             name: Name of the stage in the report.
@@ -135,17 +137,19 @@ class AuditStages:
             return error
         return None
 
-    def movement(self, mode: str) -> Movement:
-        """Return the `Movement` that shifts the audited images in the given mode."""
-        return self.settings.movement(mode, self.sizes)
+    def prepare_unshifted_images(self) -> Tensor:
+        """Return the first 32 images as the model sees them at the zero shift.
 
-    def unshifted_images(self) -> Tensor:
-        """Return the first 32 images as the model sees them in the first mode, without a shift."""
-        movement = self.movement(self.settings.modes[0])
+        The first mode of the settings determines, for example, whether they are on a canvas.
+        """
+        movement = self.settings.movement(self.settings.modes[0], self.sizes)
         return movement.move(movement.prepare_images(self.few_images), (0, 0))
 
-    def run_main_stages(self) -> None:
-        """Measure the model's outputs in every mode of shifting, and check whether they are valid.
+    def run_required_stages(self) -> None:
+        """Run the stages that every audit has.
+
+        They measure randomness in the model and the effect of shifts in every mode, choose example
+        images, and check whether the results are valid.
 
         Raises:
             ValueError: No mode could be measured. The message is the error message of the first
@@ -162,10 +166,10 @@ class AuditStages:
         self.run_stage("examples", self.choose_examples)
         self.run_stage(VALIDITY, self.check_validity, ignore_budget=True)
 
-    def run_detail_stages(self, *, is_interruptible: bool) -> None:
-        """Run the optional stages that the settings request, after the main stages.
+    def run_optional_stages(self, *, is_interruptible: bool) -> None:
+        """Run the optional stages that the settings request.
 
-        These stages examine the layers, run a published protocol, and measure rounding errors.
+        They examine the layers, run a published protocol, and measure rounding errors.
 
         Args:
             is_interruptible: Whether a `KeyboardInterrupt` ends these stages and is recorded in the
@@ -179,7 +183,6 @@ class AuditStages:
             stages[f"protocol {settings.protocol}"] = self.run_protocol
         if "noise" in settings.parts:
             stages["rounding errors"] = partial(self.measure_noise, precision=True)
-        names = list(stages)
         for index, (name, stage) in enumerate(stages.items()):
             if self.progress is not None:
                 self.progress(name, index, len(stages), math.inf)
@@ -188,28 +191,26 @@ class AuditStages:
             except KeyboardInterrupt:
                 if not is_interruptible:
                     raise
-                self.failures += [Failure(left, "interrupted") for left in names[index:]]
+                self.failures += [Failure(left, "interrupted") for left in list(stages)[index:]]
                 break
 
     def measure_noise(self, *, precision: bool) -> None:
-        """Measure how much repeated outputs for the same images differ.
+        """Measure how much the model's output varies for the same images.
 
         Args:
-            precision: Whether to measure also the rounding errors.
+            precision: Whether to measure rounding errors in addition to randomness.
         """
         self.noise = noise_floor(
             self.model,
-            self.unshifted_images(),
+            self.prepare_unshifted_images(),
             batch_size=self.settings.batch_size,
             precision=precision,
         )
 
     def measure_shift_mode(self, mode: str) -> None:
-        """Evaluate the model on every image at every shift, and compute the metrics.
+        """Evaluate the model on every image at every shift in one mode, and compute the metrics.
 
-        The mode defines how the images are shifted.
-
-        If the model raises an error, the responses that were measured before are kept.
+        If the model raises an error, the results at the shifts before the error are kept.
         """
         settings = self.settings
         # Divide the remaining time equally among the remaining modes.
@@ -220,7 +221,7 @@ class AuditStages:
                 self.model,
                 self.images,
                 self.shifts,
-                self.movement(mode),
+                settings.movement(mode, self.sizes),
                 labels=self.labels,
                 output=settings.output,
                 stride=settings.stride,
@@ -236,7 +237,7 @@ class AuditStages:
             if responses is None or not responses.complete[responses.zero]:
                 raise
         self.responses.append(responses)
-        self.metrics.append(summarize(responses, **settings.intervals))
+        self.metrics.append(summarize(responses, **settings.interval_options))
         if error is not None:
             raise error
 
@@ -257,7 +258,7 @@ class AuditStages:
             model,
             self.few_images,
             along_axes or self.shifts,
-            self.movement(mode),
+            self.settings.movement(mode, self.sizes),
             layers=self.settings.layers,
         )
         # If the output is exact, later layers undo the errors of earlier ones, as after `teka fix`.
@@ -283,11 +284,13 @@ class AuditStages:
     def choose_examples(self) -> None:
         """Choose the images whose predictions change at most shifts, separately for each mode."""
         for responses in self.responses:
-            worst = find_worst_images(responses, self.settings.num_examples)
-            self.examples += make_examples(self.model, self.images, responses, worst, self.settings)
+            worst = find_least_consistent_images(responses, self.settings.num_examples)
+            self.examples += create_examples(
+                self.model, self.images, responses, worst, self.settings
+            )
 
     def check_validity(self) -> None:
-        """Add caveats about conditions that make the results invalid or misleading."""
+        """Check for conditions that make the results invalid or misleading, and add caveats."""
         settings = self.settings
         responses = self.responses[0]
         noise = 0.0 if self.noise is None else self.noise.repeat
@@ -300,9 +303,9 @@ class AuditStages:
         if self.labels is not None:
             warnings += caveats.warn_about_unused_labels(responses)
         # Checks that call the model come last, because an error of the model ends this stage.
-        images = self.unshifted_images()
+        images = self.prepare_unshifted_images()
         where = "on images that are not moved"
-        outputs = evaluate_model(self.model, images, where, settings.batch_size)
+        outputs = evaluate_in_batches(self.model, images, where, settings.batch_size)
         # List a caveat only once, even if it applies to several modes.
         by_name = {}
         for each in self.responses:
@@ -339,12 +342,12 @@ def audit(
     on_result: Callable[[AuditReport], object] | None = None,
     command: str = "teka.audit.audit",
 ) -> AuditReport:
-    """Measure how the outputs of a model change when its images are shifted.
+    """Measure how the output of a model changes when its images are shifted.
 
     The report contains the accuracy and the consistency at each shift, the layers that break
     equivariance, and reasons why the results could be misleading. A module is audited in evaluation
     mode, and its previous mode is restored afterwards. If a stage of the audit fails, the report
-    contains the error, and the other stages still run.
+    contains its error, and the other stages still run.
 
     >>> import torch, teka
     >>> model = torch.nn.Sequential(
@@ -365,7 +368,7 @@ def audit(
             that fill pixels with a background, pass images before normalization, and make the
             normalization part of the model.
         labels: Classes (N,) as integers from 0, multi-label targets (N, K) of 0 and 1, or None.
-        settings: Shifts, modes and all other settings. By default `AuditSettings()`.
+        settings: Settings of the audit. By default `AuditSettings()`.
         shifts: Shifts that replace those in `settings`.
         name: Name of the model. By default the name of its class.
         class_names: Name of each class.
@@ -406,19 +409,10 @@ def audit(
     if checkpoint is not None:
         checkpoint = check_folder_is_writable("checkpoint", checkpoint)
     _check_layer_names(model, settings)
-    stages = AuditStages(
-        model,
-        images,
-        labels,
-        settings,
-        progress,
-        checkpoint,
-        caveats=caveats,
-        class_names=class_names,
-    )
+    run = AuditRun(model, images, labels, settings, progress, checkpoint, class_names, caveats)
     module = find_owning_module(model)
     if module is not None:
-        stages.caveats += warn_about_training_mode(module)
+        run.caveats += warn_about_training_mode(module)
     model_class = type(module or model).__name__
     facts = {
         "kind": model_class,
@@ -441,30 +435,30 @@ def audit(
             name=name or model_class,
             model=facts,
             data=data,
-            settings=settings.to_dict(stages.sizes),
-            metrics=tuple(stages.metrics),
-            noise_floor=stages.noise,
-            layers=stages.layers,
-            protocols=tuple(stages.protocols),
-            caveats=tuple(dict.fromkeys(stages.caveats)),
-            failures=tuple(stages.failures),
-            examples=tuple(stages.examples),
+            settings=settings.to_dict(run.sizes),
+            metrics=tuple(run.metrics),
+            noise_floor=run.noise,
+            layers=run.layers,
+            protocols=tuple(run.protocols),
+            caveats=tuple(dict.fromkeys(run.caveats)),
+            failures=tuple(run.failures),
+            examples=tuple(run.examples),
             verdict=(),
-            provenance={**gather_provenance(command), "seconds": round(stages.deadline.seconds, 2)},
-            responses=tuple(map(PackedResponses.pack, stages.responses)),
+            provenance={**gather_provenance(command), "seconds": round(run.deadline.seconds, 2)},
+            responses=tuple(map(PackedResponses.pack, run.responses)),
         )
         return replace(report, verdict=verdict(report))
 
     with evaluation_mode(module):
-        stages.run_main_stages()
+        run.run_required_stages()
         if on_result is not None:
             on_result(make_report())
-        stages.run_detail_stages(is_interruptible=on_result is not None)
+        run.run_optional_stages(is_interruptible=on_result is not None)
     return make_report()
 
 
 def _check_layer_names(model: object, settings: AuditSettings) -> None:
-    """Check that the requested layers exist, before anything is measured."""
+    """Raise an error if the settings name layers that the model lacks, before the audit starts."""
     if settings.layers is None or "layers" not in settings.parts:
         return
     module = unwrap_compiled(model)

@@ -1,4 +1,4 @@
-"""Warnings about conditions that make the results of an audit invalid or misleading."""
+"""Caveats of an audit: warnings about conditions that make its results invalid or misleading."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from teka.audit.measure.responses import Responses
-from teka.audit.model_call import Model, evaluate_model, output_difference
-from teka.audit.model_output import KINDS, LEAST_SCORE, MULTILABEL, Sizes, flatten_vectors
-from teka.audit.movement import ImageSet, Movement, background_tensor
+from teka.audit.model_call import Model, evaluate_in_batches, output_difference
+from teka.audit.model_output import KINDS, MIN_SCORE, MULTILABEL, Sizes, flatten_vectors
+from teka.audit.movement import ImageSet, Movement, background_to_tensor
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import wilson_interval
 from teka.checks import check_name, find_owning_module
@@ -21,7 +21,12 @@ SEVERITIES = {
     "limits": "Limited validity",
     "note": "Worth knowing",
 }
-"""Heading of the caveats of each severity, in order of decreasing severity."""
+"""Headings under which a report lists the caveats, from the most to the least severe ones."""
+READ_AS_CLASSES = "one value read as two classes"
+READ_AS_LOGITS = "probabilities read as logits"
+READ_AS_FEATURES = "output read as features"
+# Names of the caveats that the kind of the output was guessed. A verdict mentions them first.
+GUESSED_KINDS = (READ_AS_CLASSES, READ_AS_LOGITS, READ_AS_FEATURES)
 # Relative differences up to these values count as rounding errors: between two identical calls, and
 # between calls with different batch sizes, which change the order of summation.
 REPEAT_ROUNDING = 1e-6
@@ -34,7 +39,7 @@ COLLAPSED_SHARE = 0.9
 # With at least this many images, equal predictions are suspicious even without labels.
 FEW_IMAGES = 10
 # Images whose probabilities differ by at most this value are the same for a classifier.
-LEAST_SPREAD = 1e-3
+MIN_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)
@@ -92,14 +97,14 @@ def warn_about_few_images(num_images: int, confidence: float) -> Iterator[Caveat
             "too few images",
             "limits",
             f"With only {num_images} image{'' if num_images == 1 else 's'}, the confidence "
-            "interval of an accuracy of 90 % is "
-            f"from {format_share(lower)} to {format_share(upper)} %. Differences between shifts or "
-            "between models that are smaller than this may be chance. Use more images.",
+            f"interval of an accuracy of 90 % is from {format_share(lower)} to "
+            f"{format_share(upper)} %. Differences between shifts or between models that are "
+            "smaller than this may be chance. Use more images.",
         )
 
 
 def warn_about_random_features(module: nn.Module) -> Iterator[Caveat]:
-    """Warn about layers that are equivariant only on average over random draws of features.
+    """Warn about layers that are equivariant only on average over the draws of random features.
 
     Such layers have the attribute `equivariance = {"shift": "in expectation"}`.
     """
@@ -135,8 +140,8 @@ def warn_about_batch_dependence(
     if len(images) < 2:
         return
     try:
-        among = evaluate_model(function, images[:8], "on the first images", batch_size=8)[:1]
-        alone = evaluate_model(function, images[:1], "on the first image alone", batch_size=1)
+        among = evaluate_in_batches(function, images[:8], "on the first images", batch_size=8)[:1]
+        alone = evaluate_in_batches(function, images[:1], "on the first image alone", batch_size=1)
         difference = output_difference(alone, among)
     except ValueError as error:  # the model may require a fixed batch size
         yield Caveat(
@@ -171,11 +176,11 @@ def warn_about_constant_output(
     The warning also covers detectors that find no objects, and segmentations with only one class.
     """
     differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
-    if kind == "boxes" and not bool((outputs[..., 4:] >= LEAST_SCORE).any()):
+    if kind == "boxes" and not bool((outputs[..., 4:] >= MIN_SCORE).any()):
         yield Caveat(
             "no objects found",
             "invalidates",
-            f"In {len(images)} unshifted images, no object has a score of {LEAST_SCORE} or more. "
+            f"In {len(images)} unshifted images, no object has a score of {MIN_SCORE} or more. "
             "A detector that finds nothing gives the same result at every shift. Check the scores "
             "and the preprocessing of the images.",
         )
@@ -190,8 +195,8 @@ def warn_about_constant_output(
         yield Caveat(
             "constant output",
             "invalidates",
-            f"The output is the same for {len(images)} different images. A model "
-            "that ignores the image also gives the same output at every shift.",
+            f"The output is the same for {len(images)} different images. A model that ignores the "
+            "image also gives the same output at every shift.",
         )
 
 
@@ -212,7 +217,7 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
         return
     edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
     border = torch.cat([edge.transpose(0, 1).flatten(1) for edge in edges], dim=1)
-    fill = background_tensor(images, movement.background).flatten().expand(images.shape[1])
+    fill = background_to_tensor(images, movement.background).flatten().expand(images.shape[1])
     commonest = border.mode(dim=1).values
     share = (border == commonest[:, None]).double().mean(dim=1)
     wrong = (share >= BORDER_SHARE) & (commonest != fill)
@@ -244,11 +249,12 @@ def warn_about_equal_predictions(
     """Warn if a classifier almost always predicts the same class, or if all labels are equal.
 
     In both cases, the accuracy hardly changes under shifts, even if the model is sensitive to them.
-    The results are valid if the images may well be of one class: without labels, if the
-    probabilities depend on the image.
+    Equal predictions make the results invalid, unless the images may well show a single class:
+    with labels, if most labels are equal to the prediction; without labels, if there are few images
+    or the probabilities differ between the images.
 
     Args:
-        responses: Responses of the model.
+        responses: Errors and predictions of the model at every shift.
         outputs: Outputs of the model for a few unshifted images.
         class_names: Name of each class, or None.
     """
@@ -278,7 +284,7 @@ def warn_about_equal_predictions(
             probabilities = KINDS[responses.output].log_probabilities
             values = flatten_vectors(outputs, responses.output)
             values = values if probabilities is None else probabilities(values).exp()
-            is_varied = float((values - values[:1]).abs().max()) > LEAST_SPREAD
+            is_varied = float((values - values[:1]).abs().max()) > MIN_SPREAD
             is_plausible = is_varied or responses.num_images < FEW_IMAGES
             name = "one predicted class" if is_plausible else name
         else:
@@ -286,8 +292,8 @@ def warn_about_equal_predictions(
             is_plausible = label_share >= COLLAPSED_SHARE
             message += f", the label of {format_share(label_share)} % of the images"
         message += (
-            ". A model that always predicts this is consistent at every shift, even if it ignores "
-            "the image. Add images of other classes. If there are some, check the preprocessing."
+            ". Such a model is consistent at every shift, even if it ignores the image. Add images "
+            "of other classes. If there already are some, check the preprocessing."
         )
         yield Caveat(name, "limits" if is_plausible else "invalidates", message)
 
@@ -309,10 +315,9 @@ def warn_about_chance_accuracy(responses: Responses) -> Iterator[Caveat]:
             "no better than chance",
             "invalidates",
             f"Unshifted, {format_share(accuracy)} % of {len(labels)} images are classified "
-            "correctly. Always predicting the most common "
-            f"{kind} would be correct for {format_share(commonest)} %, so the model is not "
-            "significantly better. Check that the model was trained on these classes and with the "
-            "same preprocessing.",
+            f"correctly. Always predicting the most common {kind} would be correct for "
+            f"{format_share(commonest)} %, so the model is not significantly better. Check that "
+            "the model was trained on these classes and with the same preprocessing.",
         )
 
 
@@ -324,16 +329,15 @@ def warn_about_unused_labels(responses: Responses) -> Iterator[Caveat]:
             "limits",
             "The labels were not used, because the output of the model was interpreted as "
             f"{responses.output}. No accuracy was measured. If the model is a classifier, set "
-            "output to the kind of its output, such as logits, or choose the output that holds "
-            "its logits.",
+            "output to the kind of its output, such as logits, or select the field of its logits.",
         )
 
 
 def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[Caveat]:
-    """Warn if the kind of an output was guessed although another kind is plausible.
+    """Warn if the kind of the output was guessed, and another kind is plausible too.
 
-    This is the case for one value per image, for logits from 0 to 1, and for features with several
-    axes.
+    There are three such cases: a single value for each image, values from 0 to 1 that do not sum
+    to 1, and outputs with several axes.
     """
     names = {
         "logits": ("logit", "0", "probabilities"),
@@ -342,7 +346,7 @@ def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[C
     if responses.output in names and outputs.flatten(1).shape[1] == 1:
         kind, threshold, other = names[responses.output]
         yield Caveat(
-            "one value read as two classes",
+            READ_AS_CLASSES,
             "note",
             "The model returns one value for each image. The audit treats the model as a binary "
             f"classifier and the value as the {kind} of class 1: class 1 is predicted above "
@@ -350,25 +354,28 @@ def warn_about_guessed_kind(responses: Responses, outputs: Tensor) -> Iterator[C
         )
     elif responses.output == "logits" and bool(((outputs >= 0) & (outputs <= 1)).all()):
         yield Caveat(
-            "probabilities read as logits",
+            READ_AS_LOGITS,
             "limits",
-            "All outputs are from 0 to 1, but do not sum to 1 for an image. The audit reads them "
+            "All outputs are from 0 to 1, but do not sum to 1 for an image. The audit treats them "
             "as logits, so the class with the largest value is predicted. If an image can have "
             "several labels, set output to multilabel_probabilities.",
         )
     elif responses.output == "features" and outputs.ndim > 2:
         yield Caveat(
-            "output read as features",
+            READ_AS_FEATURES,
             "limits",
-            f"The output for an image has the shape {tuple(outputs.shape[1:])}. The audit reads it "
-            "as features, which should not change under shifts. If it contains positions, such as "
-            "boxes, its changes are no errors. Then write a function that converts it to boxes "
-            "(four corner coordinates and class scores in each row), and set output to boxes.",
+            f"The output for an image has shape {tuple(outputs.shape[1:])}. The audit treats it as "
+            "features, which should not change under shifts. If the output contains positions, "
+            "correct changes count as errors. For a detector, convert the output to boxes (four "
+            "corner coordinates and class scores in each row), and set output to boxes.",
         )
 
 
 def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator[Caveat]:
-    """Warn if all shifts are multiples of the model's stride, because such shifts hide aliasing.
+    """Warn if all shifts are multiples of the model's stride, because aliasing is then invisible.
+
+    A strided layer moves its output by whole cells at such shifts, even if it breaks equivariance
+    at all other shifts.
 
     Args:
         shifts: All shifts of the audit.
@@ -379,18 +386,20 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
         yield Caveat(
             "phases unseen",
             "limits",
-            "Every shift is a multiple of the model's stride of "
-            f"{format_size(stride)} pixels. Aliasing occurs only at other shifts, so the "
-            "audit did not measure its effect. Add shifts of 1 pixel.",
+            f"Every shift is a multiple of the model's stride of {format_size(stride)} pixels. "
+            "Aliasing has an effect only at other shifts, so the audit did not measure it. Add "
+            "shifts of 1 pixel.",
         )
 
 
 def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Caveat]:
-    """Warn if an audit resizes images to another size than the model needs without shifts.
+    """Warn if images are resized to another size than in normal use, which changes their scale.
+
+    An audit does so to make room for shifts.
 
     Args:
-        model_size: Size to which images are resized for the model without shifts.
-        audit_size: Size to which the audit resizes images, which leaves room for shifts.
+        model_size: Size to which images are resized in normal use of the model.
+        audit_size: Size to which the audit resizes images.
     """
     if model_size is not None and audit_size is not None and model_size != audit_size:
         yield Caveat(
@@ -405,7 +414,7 @@ def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Cavea
 def warn_about_resizing(
     image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float
 ) -> Iterator[Caveat]:
-    """Warn if images were resized, because this changes the length of a shift in pixels.
+    """Warn if images were resized, because shifts then have a different length in the original.
 
     Args:
         image_size: Size of the images in the data set.

@@ -1,4 +1,4 @@
-"""Functions that call the audited model, check its outputs, and hash its weights."""
+"""Functions that call a model, check and compare its outputs, and hash its weights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -40,18 +40,18 @@ def evaluation_mode(module: nn.Module | None) -> Iterator[None]:
 
 
 def set_model_code_context(context: Callable[[], AbstractContextManager[None]]) -> None:
-    """Set a context manager in which all model code runs, for example one that limits the time."""
+    """Set a context manager in which a model is always called, for example to limit the time."""
     global _model_code_context
     _model_code_context = context
 
 
 def model_code_context() -> AbstractContextManager[None]:
-    """Return the context manager that was set with `set_model_code_context`."""
+    """Return the context manager in which a model is called, see `set_model_code_context`."""
     return _model_code_context()
 
 
 def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
-    """Call a model in inference mode, and return the part of its output that the audit measures.
+    """Call a model in inference mode, and return the part of its output that an audit measures.
 
     Args:
         function: The model.
@@ -59,7 +59,7 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
         where: Description of the batch for error messages, such as "at shift (0, 1)".
 
     Returns:
-        The tensor (B, …) that `teka.audit.model_output` selects, and the kind of output it is.
+        The tensor (B, …) that `teka.audit.model_output` selects, and its kind.
 
     Raises:
         ModelError: The model raised an exception or returned an unsupported output.
@@ -91,18 +91,23 @@ def call_model(function: Model, batch: Tensor, where: str) -> SelectedOutput:
 
 
 def output_kind_of(function: object) -> str:
-    """Return the attribute `output_kind` of a model, or "auto" if it has no valid one."""
+    """Return the kind of output that a model declares in its attribute `output_kind`.
+
+    If the attribute is missing or invalid, return "auto".
+    """
     kind = getattr(function, "output_kind", "auto")
     return kind if isinstance(kind, str) and kind in OUTPUT_CHOICES else "auto"
 
 
-def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None) -> Tensor:
-    """Call a function on a batch, and return its output as a new float64 tensor on the CPU.
+def call_and_check(
+    function: Model, batch: Tensor, expected_shape: Sequence[int] | None = None
+) -> Tensor:
+    """Call a function on a batch, check its output, and copy it to the CPU in float64.
 
     Args:
         function: The function.
         batch: Inputs (B, …).
-        expected_shape: Required shape of the output, or None.
+        expected_shape: Shape that the output must have, or None for any shape.
 
     Raises:
         ModelError: The function raised an exception.
@@ -130,17 +135,16 @@ def evaluate(function: Model, batch: Tensor, expected_shape: Sequence[int] | Non
         expected = f"{tuple(expected_shape)}, as for the unshifted input"
         raise wrong_shape(argument, result.shape, expected)
     if not result.isfinite().all():
-        raise ValueError("the output of function holds NaN or infinity, expected finite values")
+        raise ValueError("the output of function contains NaN or infinity, expected finite values")
     # A copy, because the function may use one buffer for all its outputs.
     return result.cpu().to(torch.float64, copy=True)
 
 
-def evaluate_model(function: Model, images: Tensor, where: str, batch_size: int) -> Tensor:
-    """Call a model on batches of images, and return its outputs as a float64 tensor on the CPU.
+def evaluate_in_batches(function: Model, images: Tensor, where: str, batch_size: int) -> Tensor:
+    """Call a model on images in batches, and return its outputs in float64 on the CPU.
 
-    If the model returns several outputs, `teka.audit.model_output` selects one of them. If it
-    returns class indices, 1 is added, because the relative difference from class 0 would be
-    undefined.
+    `teka.audit.model_output` selects a tensor from a structured output. If the model returns class
+    indices, 1 is added to them, because the relative difference from class 0 would be undefined.
 
     Args:
         function: The model.
@@ -155,7 +159,7 @@ def evaluate_model(function: Model, images: Tensor, where: str, batch_size: int)
         return values if values.is_floating_point() else values.double() + 1
 
     batches = images.split(int(batch_size))
-    return torch.cat([evaluate(select_values, batch) for batch in batches])
+    return torch.cat([call_and_check(select_values, batch) for batch in batches])
 
 
 def output_difference(output: Tensor, reference: Tensor) -> float:
@@ -175,9 +179,7 @@ def output_difference(output: Tensor, reference: Tensor) -> float:
 
 
 def weights_hash(function: Callable[..., object]) -> str:
-    """Return the SHA-256 of a model's weights.
-
-    If the model is not a module, the result is "unknown".
+    """Return the SHA-256 hash of a model's weights, or "unknown" if the model is not a module.
 
     Raises:
         ValueError: A lazy module has no weights yet.
@@ -196,7 +198,7 @@ def weights_hash(function: Callable[..., object]) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Return a SHA-256 hash of the dtype, shape and values of a tensor."""
+    """Return the SHA-256 hash of the dtype, shape and values of a tensor."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     if tensor.numel():
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -7,8 +7,8 @@ import torch
 
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.model_call import evaluation_mode
-from teka.audit.report import AuditReport, make_examples
-from teka.audit.statistics.comparison import Pair, compare_all_pairs, disagreement_mask
+from teka.audit.report import AuditReport, create_examples
+from teka.audit.statistics.comparison import ModelPair, compare_all_pairs, disagreement_mask
 from teka.checks import find_owning_module
 from teka.codec import encode
 from teka.errors import wrong_argument
@@ -25,7 +25,7 @@ class ModelComparison:
     """
 
     reports: list[AuditReport]
-    pairs: list[Pair]
+    pairs: list[ModelPair]
 
     def to_dict(self) -> dict[str, object]:
         """Return the reports and comparisons as JSON data."""
@@ -47,15 +47,17 @@ class ModelComparison:
 
 
 def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport]) -> ModelComparison:
-    """Compare each pair of models, and show the same example images in all reports.
+    """Compare each pair of models, and replace the example images of the reports by common ones.
+
+    The common examples are the images on which the models disagree at most shifts.
 
     Args:
-        cases: The models and their images, which `check_comparable` accepted.
+        cases: The models and their images, which `check_comparable_models` accepted.
         reports: Audit report of each model. All audits used the same modes and shifts.
     """
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
     responses_by_mode = list(zip(*responses, strict=True))
-    intervals = cases[0].settings.intervals
+    intervals = cases[0].settings.interval_options
     noise = [_output_noise(report) for report in reports]
     pairs = [
         pair
@@ -66,13 +68,14 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
     for mode in responses_by_mode:
         if any(response.predictions is None for response in mode):
             continue
-        # Show the images for which the models disagree at the largest number of shifts.
         num_shifts = disagreement_mask(mode).sum(dim=0)
         order = num_shifts.argsort(descending=True, stable=True).tolist()
         indices = order[: cases[0].settings.num_examples]
         for case, response, shown in zip(cases, mode, examples, strict=True):
             with evaluation_mode(find_owning_module(case.function)):
-                shown += make_examples(case.function, case.images, response, indices, case.settings)
+                shown += create_examples(
+                    case.function, case.images, response, indices, case.settings
+                )
     same_examples = [
         replace(report, examples=tuple(shown))
         for report, shown in zip(reports, examples, strict=True)
@@ -81,7 +84,7 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
 
 
 def _output_noise(report: AuditReport) -> float:
-    """Return how much a model's outputs can differ because of rounding or randomness alone."""
+    """Return the relative difference of outputs that rounding and randomness alone can cause."""
     levels = [rounding_error_bound(metrics.epsilon) for metrics in report.metrics]
     floor = report.noise_floor
     if floor is not None:
@@ -89,18 +92,17 @@ def _output_noise(report: AuditReport) -> float:
     return max(levels, default=0.0)
 
 
-def check_comparable(cases: Sequence[AuditInputs]) -> None:
-    """Check that all models use the same image size and the same order of classes.
+def check_comparable_models(cases: Sequence[AuditInputs]) -> None:
+    """Check that models can be compared: they need the same image size and order of classes.
 
     Raises:
-        ValueError: The image sizes differ, so that a shift by one pixel has a different meaning, or
-            the order of the classes differs.
+        ValueError: The image sizes or the orders of the classes differ.
     """
     sizes = [tuple(case.images.shape[2:]) for case in cases]
     if len(set(sizes)) > 1:
         named = zip(cases, sizes, strict=True)
         value = ", ".join(f"{case.subject.name}: {size}" for case, size in named)
-        expected = "one size, because a shift by one pixel is not the same in images of other sizes"
+        expected = "the same, because the effect of a shift by one pixel depends on it"
         hint = "Use --shift-before-resize or --input-size."
         raise wrong_argument("the size of the models' images", value, expected, hint)
     labelled = [(case.subject.name, case.labels) for case in cases if case.labels is not None]

@@ -1,8 +1,8 @@
-"""Functions that select the tensor to measure from a model's output, and determine its kind.
+"""Selection of the tensor that an audit measures from a model's output, and its kind.
 
-`FIELDS` lists the supported fields of structured outputs, such as dictionaries, dataclasses and
-tuples. `KINDS` lists the supported kinds of tensors, such as logits or features. Any other output
-raises an error.
+A model may return a tensor, or a structure such as a dictionary or dataclass. `FIELD_READERS` lists
+the fields of structures that an audit can use. `KINDS` lists the supported kinds of tensors, such
+as logits or features. For all other outputs, an error is raised.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ Predictions = Int[Tensor, " batch"]
 Sizes = Sequence[int]
 
 MAX_BOXES = 300  # boxes per image, those with the highest scores
-LEAST_SCORE = 0.5  # minimum score of a detected object
-# Boxes of the same class that overlap at least this much are of one object, as in Ultralytics.
+MIN_SCORE = 0.5  # minimum score of a detected object
+# Minimum intersection over union at which boxes of a class show the same object, as in Ultralytics.
 SAME_OBJECT = 0.7
 YOLO_STRIDES = (8, 16, 32)  # pixels between neighboring boxes, on three grids
 CLASS_TOKEN = re.compile(r"(^|\.)(cls|class)_?(token|embedding)s?(\.weight|\.data)?$")
@@ -40,10 +40,9 @@ SUM_TOLERANCE = 1e-3  # tolerance for the sum of probabilities in single precisi
 
 
 class ModelError(ValueError):
-    """Error that is raised if a model raises an exception or returns an unsupported output.
+    """Error that is raised if a model fails or returns an output that cannot be audited.
 
-    The attribute `responses` contains the results that were measured before the error. It is None
-    if there are no results.
+    The attribute `responses` contains the results that were measured before the error, or None.
 
     >>> import torch
     >>> from teka.audit import ModelError, Movement, measure_responses
@@ -59,16 +58,16 @@ class ModelError(ValueError):
 
 
 class SelectedOutput(NamedTuple):
-    """Tensor that the audit measures, selected from a model's output.
+    """Tensor that an audit measures, selected from a model's output.
 
     Args:
         values: Tensor (B, …).
-        kind: Kind of the tensor, a name in `KINDS`. For "auto", the kind is inferred later from
-            shape and values.
+        kind: Kind of the tensor, a name in `KINDS`, or "auto" if `infer_kind` still has to infer
+            the kind from the shape and the values.
     """
 
     values: Tensor
-    kind: str = "auto"
+    kind: str
 
 
 class OutputSource(NamedTuple):
@@ -91,17 +90,18 @@ class OutputSource(NamedTuple):
 def upsample_segmentation(
     value: Any, source: OutputSource
 ) -> Float[Tensor, "batch classes *sizes"]:
-    """Upsample a segmentation map bilinearly, so that it has class logits for every pixel."""
+    """Upsample a segmentation map to the size of the images with bilinear interpolation."""
     return interpolate(value, tuple(source.images.shape[2:]), mode="bilinear", align_corners=False)
 
 
 def hidden_state_to_features(value: Any, source: OutputSource) -> Float[Tensor, "batch features"]:
     """Convert the hidden state of a model to one feature vector for each image.
 
-    For tokens (B, L, C), the vector is the class token if the model has one, and otherwise the mean
-    over the tokens. For feature maps, it is the mean over all positions. Maps have shape
-    (B, C, H, W), or (B, H, W, C) if only the last axis has the `hidden_size` of the model's config.
-    If there are several maps, the last map is used.
+    - For tokens (B, L, C), this is the class token if the model has one, and otherwise the mean
+      over the tokens.
+    - For a feature map (B, C, H, W), it is the mean over all positions. A map has the layout
+      (B, H, W, C) if only its last axis has the `hidden_size` of the model's config.
+    - For a tuple of feature maps, it is the mean of the last map.
     """
     state = as_tensor(value[-1] if isinstance(value, tuple) else value)
     module = source.module
@@ -113,7 +113,9 @@ def hidden_state_to_features(value: Any, source: OutputSource) -> Float[Tensor, 
     if state.ndim < 3:
         return state
     if module is None:
-        raise ValueError("is a hidden state of an unknown architecture, expected a torch.nn.Module")
+        raise ValueError(
+            "is a hidden state, which can be read only if a torch.nn.Module returns it"
+        )
     has_class_token = any(CLASS_TOKEN.search(name) for name, _ in module.named_parameters())
     return state[:, 0] if has_class_token else state.mean(dim=1)
 
@@ -163,9 +165,10 @@ def convert_torchvision_detections(
 
 
 def is_yolo_output(values: Tensor, images: Images) -> bool:
-    """Return True if an output (B, 4 + classes, boxes) has a box for each cell of the YOLO grids.
+    """Return True if an output looks like that of a YOLO detector, version 8 or later.
 
-    YOLO versions since YOLOv8 have such outputs.
+    Such an output has the shape (B, 4 + classes, boxes), with one box for each cell of the three
+    grids of YOLO, and scores from 0 to 1.
     """
     if values.ndim != 3 or images.ndim != 4 or values.shape[1] < 5:
         return False
@@ -178,9 +181,9 @@ def is_yolo_output(values: Tensor, images: Images) -> bool:
 def convert_yolo_boxes(values: Float[Tensor, "batch numbers boxes"]) -> Boxes:
     """Convert the output of a YOLO detector to boxes in pixels, with a score per class.
 
-    YOLO finds most objects several times. All scores of a box become 0 if a box of the same class
-    has a higher score and an intersection over union of more than 0.7 (Fast NMS, Bolya et al. 2019,
-    arXiv:1904.02689).
+    YOLO finds most objects several times. Therefore, all scores of a box become 0 if another box of
+    the same class has a higher score and overlaps it with an intersection over union above 0.7
+    (Fast NMS, Bolya et al. 2019, arXiv:1904.02689).
 
     Args:
         values: Centers and sizes in pixels, followed by the scores of the classes, for each box.
@@ -188,7 +191,7 @@ def convert_yolo_boxes(values: Float[Tensor, "batch numbers boxes"]) -> Boxes:
     boxes = torch.cat([_to_corners(values[:, :4].mT), values[:, 4:].mT], dim=-1)
     for image in boxes:
         score, kind = image[:, 4:].max(dim=1)
-        order = score.argsort(descending=True)[: int((score >= LEAST_SCORE).sum())]
+        order = score.argsort(descending=True)[: int((score >= MIN_SCORE).sum())]
         shares = intersection_over_union(image[order, :4], image[order, :4])
         is_same = (shares > SAME_OBJECT) & (kind[order, None] == kind[order])
         image[order[is_same.triu(diagonal=1).any(dim=0)], 4:] = 0
@@ -198,7 +201,7 @@ def convert_yolo_boxes(values: Float[Tensor, "batch numbers boxes"]) -> Boxes:
 def intersection_over_union(
     boxes: Float[Tensor, "first 4"], others: Float[Tensor, "second 4"]
 ) -> Float[Tensor, "first second"]:
-    """Return the intersection over union of each pair of boxes. It is 0 for boxes without area."""
+    """Return the intersection over union of each pair of boxes, or 0 for boxes without area."""
     low = torch.maximum(boxes[:, None, :2], others[:, :2])
     high = torch.minimum(boxes[:, None, 2:], others[:, 2:])
     shared = (high - low).clamp(min=0).prod(dim=-1)
@@ -207,16 +210,14 @@ def intersection_over_union(
     return torch.where(union > 0, shared / union, 0.0)
 
 
-class OutputField(NamedTuple):
-    """Fields of a model output with several fields, from which one tensor is read.
-
-    The audit measures how this tensor changes if the input is shifted.
+class FieldReader(NamedTuple):
+    """Rule for reading the tensor that an audit measures from fields of a structured output.
 
     Args:
-        names: Names of the fields.
+        names: Names of the fields that the output must have.
         kind: Kind of the resulting tensor, a name in `KINDS` or "auto".
-        read: Function that takes the values of the fields and the `OutputSource`, and returns the
-            tensor to measure. By default, this is the value of the single field.
+        read: Function that takes the values of the fields and an `OutputSource`, and returns the
+            tensor. By default, it returns the value of the only field.
     """
 
     names: tuple[str, ...]
@@ -224,19 +225,19 @@ class OutputField(NamedTuple):
     read: Callable[..., Tensor] = lambda value, source: as_tensor(value)
 
 
-# The first entry whose fields are all present is used.
-FIELDS = (
-    OutputField(("logits", "pred_boxes"), "boxes", convert_detr_boxes),
-    OutputField(("logits",), "auto"),
-    OutputField(("out",), "segmentation", upsample_segmentation),
-    OutputField(("image_embeds",), "features"),
-    OutputField(("pooler_output",), "features"),
-    OutputField(("cls_token_value",), "features"),
-    OutputField(("last_hidden_state",), "features", hidden_state_to_features),
-    OutputField(("feature_maps",), "features", hidden_state_to_features),
+# The first rule whose fields are all present is used.
+FIELD_READERS = (
+    FieldReader(("logits", "pred_boxes"), "boxes", convert_detr_boxes),
+    FieldReader(("logits",), "auto"),
+    FieldReader(("out",), "segmentation", upsample_segmentation),
+    FieldReader(("image_embeds",), "features"),
+    FieldReader(("pooler_output",), "features"),
+    FieldReader(("cls_token_value",), "features"),
+    FieldReader(("last_hidden_state",), "features", hidden_state_to_features),
+    FieldReader(("feature_maps",), "features", hidden_state_to_features),
 )
 DETECTION = {"boxes", "scores", "labels"}
-FIELD_NAMES = tuple(dict.fromkeys(name for field in FIELDS for name in field.names))
+FIELD_NAMES = tuple(dict.fromkeys(name for field in FIELD_READERS for name in field.names))
 EXPECTED_OUTPUT = f"one tensor, or one of the fields {', '.join(FIELD_NAMES)}"
 
 
@@ -247,8 +248,8 @@ def select_output(result: object, source: OutputSource, name: str | None = None)
         result: Output of the model: a tensor or an array, or a dictionary, dataclass, tuple or list
             of tensors.
         source: The model and its input.
-        name: Name of the field, or its index in a tuple. By default, the first entry of `FIELDS`
-            whose fields are all present.
+        name: Name of the field, or its index in a tuple. By default, the first rule of
+            `FIELD_READERS` whose fields are all present is used.
 
     Raises:
         ValueError: The output does not have the named field or any supported field. The message
@@ -281,7 +282,7 @@ def _select_field(
     ):
         return convert_torchvision_detections(result, source), "boxes"
     present = {key: value for key, value in fields.items() if value is not None}
-    for field in FIELDS:
+    for field in FIELD_READERS:
         if present.keys() >= set(field.names):
             return field.read(*(present[key] for key in field.names), source), field.kind
     tensors = [value for value in present.values() if isinstance(value, Tensor | np.ndarray)]
@@ -292,7 +293,7 @@ def _select_field(
 
 
 def as_tensor(value: object) -> Tensor:
-    """Convert a tensor or NumPy array to a dense tensor of real values."""
+    """Return a tensor or NumPy array as a tensor, or raise an error if it is not dense and real."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         try:
@@ -312,7 +313,10 @@ def as_tensor(value: object) -> Tensor:
 
 
 def describe_output(result: object) -> str:
-    """Describe an output for error messages, such as "is a dict of 'a' (torch.int64 of …)"."""
+    """Describe the type of an output for error messages, as a clause that follows "the output".
+
+    An example is "is a dict of 'logits' (torch.float32 of shape (2, 10))".
+    """
     fields = output_fields(result)
     kind = type(result).__name__
     if result is None or isinstance(result, Tensor | np.ndarray):
@@ -331,9 +335,10 @@ def _describe_field(value: object) -> str:
 
 
 def output_fields(result: object) -> dict[str, object] | None:
-    """Return the fields of a dictionary, tuple or object, by their names or indices.
+    """Return the fields of a structured output: a dictionary, tuple, list, dataclass or object.
 
-    Return None if the output has no fields, such as a tensor.
+    The keys are the names of the fields, or their indices in a tuple or list. For an output without
+    fields, such as a tensor, return None.
     """
     if isinstance(result, Tensor | np.ndarray | np.generic | nn.Module | str | bytes | type):
         return None
@@ -352,7 +357,10 @@ def output_fields(result: object) -> dict[str, object] | None:
 
 
 def _vector_length(values: Tensor) -> int:
-    """Return the length n if the output is one vector of n values for each image, otherwise 0."""
+    """Return n if an output contains a vector of n values for each image, and 0 otherwise.
+
+    Axes of size 1 are ignored, so that (B, n, 1, 1) is such an output too.
+    """
     sizes = [size for size in values.shape[1:] if size != 1]
     return 0 if len(sizes) > 1 else math.prod(sizes)
 
@@ -362,12 +370,12 @@ def _is_vector(values: Tensor, image_size: Sizes) -> bool:
 
 
 def _is_map(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if an output has a channel axis and the same spatial axes as the images."""
+    """Return True if an output has the axes of a map: (B, C, *S), as the images have."""
     return values.ndim == 2 + len(image_size)
 
 
-def _is_map_on_regular_grid(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if every cell of an output map stands for the same number of pixels."""
+def _has_integer_stride(values: Tensor, image_size: Sizes) -> bool:
+    """Return True if an output is a map whose stride, the pixels per cell, is a whole number."""
     return _is_map(values, image_size) and not any(map(operator.mod, image_size, values.shape[2:]))
 
 
@@ -376,7 +384,7 @@ def _is_in_unit_interval(values: Tensor, image_size: Sizes) -> bool:
 
 
 def _are_probabilities(values: Tensor, image_size: Sizes) -> bool:
-    """Return True if each image has one value in [0, 1], or several values that sum to 1."""
+    """Return True if an output contains one value in [0, 1] per image, or several that sum to 1."""
     if not _is_in_unit_interval(values, image_size):
         return False
     sums = to_widest_dtype(values).flatten(1).sum(dim=1)
@@ -385,12 +393,12 @@ def _are_probabilities(values: Tensor, image_size: Sizes) -> bool:
 
 
 def _predict_class(values: Values, threshold: float) -> Predictions:
-    """Predict the class with the largest value. For a single value, compare it with a threshold."""
+    """Return the class with the largest value. A single value above the threshold means class 1."""
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > threshold).long()
 
 
 def _class_indices(values: Values) -> Predictions:
-    """Return the class indices (B,) from the output (B, 1) of a model that predicts them."""
+    """Convert the output (B, 1) of a model that returns classes to integers (B,)."""
     if (values < 0).any():
         smallest = int(values.min())
         raise ValueError(
@@ -400,13 +408,13 @@ def _class_indices(values: Values) -> Predictions:
 
 
 def logits_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Convert logits to log probabilities. A single value belongs to class 1 of two."""
+    """Convert logits to log probabilities. A single logit belongs to class 1 of two classes."""
     logits = to_widest_dtype(values)
     return (logits if logits.shape[1] > 1 else pad(logits, (1, 0))).log_softmax(dim=1)
 
 
 def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch classes"]:
-    """Convert probabilities to log probabilities. A single value belongs to class 1 of two."""
+    """Convert probabilities to their logarithms. A single value belongs to class 1 of two."""
     shares = to_widest_dtype(values)
     shares = shares if shares.shape[1] > 1 else torch.cat([1 - shares, shares], dim=1)
     # Clamp zeros to the smallest normal float32, so that divergences stay finite.
@@ -414,7 +422,7 @@ def probabilities_to_log_probabilities(values: Values) -> Float[Tensor, "batch c
 
 
 def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
-    """Encode the set of labels of each image as one integer.
+    """Encode the set of labels of each image as one integer, so that sets are easy to compare.
 
     With up to 62 labels, the integer is the sum of 2^k over the labels k of the image, so different
     sets have different integers. With more labels, fixed random integers replace the powers of two,
@@ -432,15 +440,15 @@ def encode_label_sets(labels: Shaped[Tensor, "batch labels"]) -> Predictions:
 
 
 class OutputKind(NamedTuple):
-    """Kind of output of a model, such as logits, features or boxes.
+    """Kind of output that a model returns, such as logits, features or boxes.
 
     Args:
         expected: Description of a valid output, for error messages.
-        accepts: Function that takes an output and the sizes of the images, and returns True if the
-            output may be of this kind. Its dtype is checked separately.
-        predict: Function that returns the predicted classes. Only for classifiers.
-        log_probabilities: Function that returns the log probabilities of the classes. None if the
-            output does not determine them.
+        accepts: Function that takes an output and the spatial sizes of the images, and returns True
+            if the output may be of this kind. The dtype is checked separately.
+        predict: Function that returns the predicted classes, for classifiers.
+        log_probabilities: Function that returns the log probabilities of the classes, or None if
+            the output does not determine them.
     """
 
     expected: str
@@ -469,7 +477,7 @@ KINDS = {
         lambda values: encode_label_sets(values > 0),
     ),
     "probabilities": OutputKind(
-        "probabilities (batch, classes) that sum to 1 for each image, or one for each image",
+        "probabilities (batch, classes) that sum to 1, or one probability for each image",
         _are_probabilities,
         partial(_predict_class, threshold=0.5),
         probabilities_to_log_probabilities,
@@ -504,7 +512,7 @@ def _choose_kind(values: Tensor, image_size: Sizes, has_stride: bool, label_axes
     """Guess the kind of an output from its shape and values."""
     if not values.is_floating_point():
         return "classes"
-    is_dense = _is_map_on_regular_grid(values, image_size) and max(values.shape[2:]) > 1
+    is_dense = _has_integer_stride(values, image_size) and max(values.shape[2:]) > 1
     if is_dense or (has_stride and _is_map(values, image_size)):
         return "dense"
     length = _vector_length(values)
@@ -524,21 +532,23 @@ def infer_kind(
     stride: int | Sequence[int] | None = None,
     label_axes: int = 0,
 ) -> tuple[str, tuple[int, ...] | None]:
-    """Infer the kind of an output, such as "logits", and the stride if the output is a map.
+    """Return the kind of an output, such as "logits", and its stride if it is a map.
+
+    The stride is the number of image pixels per cell of the map.
 
     Args:
         values: Output (B, …) for a batch of images.
         image_size: Spatial sizes of the images.
         kind: Requested kind, a name in `KINDS`, or "auto" to infer it from shape and values.
-        stride: Distance between neighboring cells of a map, in pixels. Default: the size of the
-            images divided by the size of the map.
+        stride: Stride of the map. By default, the size of the images divided by the size of the
+            map.
         label_axes: Number of axes of the labels: 0 without labels, 1 for classes, 2 for
             multi-label targets.
 
     Raises:
         ValueError: The output does not fit the requested kind, or it fits no kind.
     """
-    expected = "floating-point numbers (batch, …), or the class of each image as a whole number"
+    expected = "floating-point numbers (batch, …), or a whole number for the class of each image"
     if kind == "auto":
         kind = _choose_kind(values, image_size, stride is not None, label_axes)
     else:
@@ -555,22 +565,22 @@ def infer_kind(
         return kind, None
     if stride is not None:
         return kind, check_stride(stride, len(image_size))
-    if not _is_map_on_regular_grid(values, image_size):
+    if not _has_integer_stride(values, image_size):
         expected = f"sizes that divide {tuple(image_size)}, those of the images; or give stride"
         raise ValueError(f"the output of the model has shape {shape}, expected {expected}")
     return kind, tuple(map(operator.floordiv, image_size, shape[2:]))
 
 
 def flatten_vectors(values: Tensor, kind: str) -> Tensor:
-    """Flatten outputs that are one vector for each image, such as logits, to shape (B, n)."""
+    """Reshape an output with one vector for each image, such as logits, to (B, n)."""
     is_vector = kind in CLASSIFIERS or (kind == "features" and _vector_length(values) > 0)
     return values.flatten(1) if is_vector else values
 
 
 def predict(values: Tensor, kind: str) -> Predictions:
-    """Return the class that a classifier predicts for each image.
+    """Return the class that a classifier predicts for each image, given its output.
 
-    For multi-label classifiers, return the predicted set of labels, see `encode_label_sets`.
+    A multi-label classifier predicts a set of labels, which is encoded with `encode_label_sets`.
 
     Raises:
         ValueError: The model is not a classifier.
@@ -584,10 +594,11 @@ def predict(values: Tensor, kind: str) -> Predictions:
 def predict_with_probability(
     values: Tensor, kind: str
 ) -> tuple[Float[Tensor, " batch"], Predictions]:
-    """Return the predicted class of each image, and the probability of this class.
+    """Return the predicted class of each image and its probability, given a classifier's output.
 
     Returns:
-        Probabilities (B,) and classes (B,). Unknown probabilities are 1.
+        Probabilities (B,) and classes (B,). If the output does not determine the probabilities of
+        the classes, they are 1.
     """
     row = KINDS[kind]
     classes = predict(values, kind)
@@ -598,5 +609,5 @@ def predict_with_probability(
 
 
 def num_classes_of(num_outputs: int | None) -> int | None:
-    """Return the number of classes of a classifier. A single output value means two classes."""
+    """Return the number of classes of a classifier from its number of outputs: 2 for one output."""
     return 2 if num_outputs == 1 else num_outputs

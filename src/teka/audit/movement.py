@@ -1,4 +1,4 @@
-"""Functions that shift images, with different ways to treat the edges."""
+"""Shifts of images, in modes that differ in what happens at the edges."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -40,10 +40,10 @@ BACKGROUND = "a finite number, or one for each channel"
 
 
 def check_images(images: Tensor, argument: str = "images", *, least: int = 0) -> None:
-    """Check that a tensor has the shape (B, C, *S) and a real dtype, and contains enough images.
+    """Check that a tensor contains at least `least` images (B, C, *S) of a real dtype.
 
     Raises:
-        ValueError: The shape or dtype is wrong.
+        ValueError: The shape or dtype is wrong, or there are too few images.
     """
     check_dense_tensor(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
@@ -68,8 +68,8 @@ def parse_background(background: Background) -> list[float | int]:
     return list(map(float, values))
 
 
-def background_tensor(images: Images, background: Background) -> Tensor:
-    """Convert a background to a tensor that has the dtype of the images and broadcasts with them.
+def background_to_tensor(images: Images, background: Background) -> Tensor:
+    """Convert a background to a tensor (1, C or 1, 1, …, 1) with the dtype of the images.
 
     Raises:
         ValueError: The number of values is wrong, or the dtype cannot represent a value.
@@ -88,9 +88,18 @@ def background_tensor(images: Images, background: Background) -> Tensor:
 
 
 def blank_margins(images: Tensor, background: Background = 0.0) -> Margins:
-    """Count the rows or columns of background at each side of each image."""
+    """Count the rows and columns of pure background at each side of each image.
+
+    Args:
+        images: Images (B, C, *S).
+        background: Value of the background: one number for all channels, or one for each channel.
+
+    Returns:
+        Number of background pixels before and after the content along each axis, of shape
+        (B, axes, 2). If an image contains only background, both are its size along the axis.
+    """
     check_images(images)
-    occupied = (images != background_tensor(images, background)).any(dim=1)
+    occupied = (images != background_to_tensor(images, background)).any(dim=1)
     margins = []
     for axis in range(occupied.ndim - 1):
         line = occupied.movedim(axis + 1, 1).unsqueeze(-1).flatten(2).any(dim=2)
@@ -128,7 +137,7 @@ def paste_on_canvas(images: Tensor, canvas_size: Size, background: Background = 
     check_images(images)
     sizes = tuple(images.shape[2:])
     canvas = parse_window_size("canvas_size", sizes, canvas_size)
-    canvases = background_tensor(images, background).expand(*images.shape[:2], *canvas).clone()
+    canvases = background_to_tensor(images, background).expand(*images.shape[:2], *canvas).clone()
     crop(canvases, sizes, (0,) * len(sizes)).copy_(images)
     return canvases
 
@@ -144,7 +153,7 @@ def parse_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[
     Raises:
         ValueError: The size does not fit the images.
     """
-    expected = f"a whole number of pixels for each axis of images of size {tuple(sizes)}"
+    expected = f"a number of pixels, or one for each axis of images of size {tuple(sizes)}"
     window: Any = (
         [size] * len(sizes) if is_integer(size) else check_iterable(argument, size, expected)
     )
@@ -163,7 +172,7 @@ def parse_window_size(argument: str, sizes: Sequence[int], size: Size) -> tuple[
 def crop(
     images: Images, window: Sequence[int], shift: Sequence[int]
 ) -> Shaped[Tensor, "batch channels *window"]:
-    """Crop images to a window that is placed so that its content moves by the shift.
+    """Crop images to a window whose position moves the content by the given shift.
 
     Without a shift, the window is in the center of the images. To move the content by s pixels, the
     window moves by −s pixels. Along an axis of size S, a window of size c therefore starts at
@@ -175,7 +184,7 @@ def crop(
 
 
 def roll_and_fill(images: Images, shift: Sequence[int], value: Tensor) -> Images:
-    """Shift images by whole pixels, and fill the pixels that enter with the given value."""
+    """Shift images by whole pixels, and fill the pixels that enter with a constant value."""
     moved = images.roll(tuple(shift), tuple(range(2, images.ndim)))
     for axis, step in enumerate(shift, 2):
         if step:
@@ -185,7 +194,7 @@ def roll_and_fill(images: Images, shift: Sequence[int], value: Tensor) -> Images
 
 
 def reflect_shift(images: Images, shift: Sequence[int]) -> Images:
-    """Shift images by whole pixels, and fill the pixels that enter with a mirror image.
+    """Shift images by whole pixels, and mirror the content at the edges to fill new pixels.
 
     Along an axis of size S, a shift by s pixels copies pixel r(i − s) of the image to pixel i. The
     function r reflects indices at the edges: r(j) = (S − 1) − |(j mod 2 (S − 1)) − (S − 1)|.
@@ -253,14 +262,14 @@ class Mode:
     """Properties of a mode of shifting images.
 
     Args:
-        words: Sentence that describes what happens at the edges.
-        wraps: Whether content that leaves at one side enters at the other side.
+        description: Sentences that say what happens at the edges.
+        wraps: Whether pixels that leave at one side enter at the other side.
         takes_fractions: Whether images can be shifted by a fraction of a pixel.
         keeps_content: Whether only background may leave the image.
         has_background: Whether the value of the background affects the result.
     """
 
-    words: str
+    description: str
     wraps: bool = False
     takes_fractions: bool = False
     keeps_content: bool = False
@@ -270,29 +279,29 @@ class Mode:
 MODES = {
     "circular": Mode("Pixels that leave at one side enter at the other.", wraps=True),
     "lossless": Mode(
-        "Only background leaves the image, so that no content is lost.",
+        "Only background crosses the edges of the image, so that no content is lost.",
         keeps_content=True,
         has_background=True,
     ),
     "zero": Mode("Pixels that leave are lost, and background enters.", has_background=True),
     "canvas": Mode(
-        "The image is pasted on a larger canvas of its background and moved on it without loss.",
+        "The image moves on a larger canvas of background, so that no content is lost.",
         keeps_content=True,
         has_background=True,
     ),
-    "reflect": Mode("Pixels that leave are lost, and a mirror image enters."),
+    "reflect": Mode("Pixels that leave are lost, and the image is mirrored at its edges."),
     "crop": Mode(
-        "The model sees a window of a larger image. The window moves, and real content enters."
+        "The model sees a window of a larger image. If the window moves, real content enters it."
     ),
     "fourier": Mode(
-        "Shifted by any fraction of a pixel with the Fourier transform. Pixels that leave at one "
-        "side enter at the other.",
+        "The Fourier transform shifts the image by any fraction of a pixel. Pixels that leave at "
+        "one side enter at the other.",
         wraps=True,
         takes_fractions=True,
     ),
     "bilinear": Mode(
-        "Shifted by any fraction of a pixel with linear interpolation, which blurs. Pixels that "
-        "leave at one side enter at the other.",
+        "Linear interpolation shifts the image by any fraction of a pixel, and blurs it. Pixels "
+        "that leave at one side enter at the other.",
         wraps=True,
         takes_fractions=True,
     ),
@@ -302,7 +311,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Settings for shifting images: the mode, the background, the size of the canvas or window.
+    """Way in which images are shifted: a mode for the treatment of the edges, and its settings.
 
     >>> import torch
     >>> from teka.audit import Movement
@@ -312,14 +321,14 @@ class Movement:
     [[3, 1, 2], [0, 1, 2], [2, 1, 2]]
 
     Args:
-        mode: Name in `MODES`.
+        mode: Treatment of the edges, a mode of `teka.audit.translate`.
         background: Value of the background: one number for all channels, or one for each channel.
         canvas_size: Size of the canvas in mode "canvas": one number, or one for each axis.
         crop_size: Size of the window in mode "crop": one number, or one for each axis.
 
     Raises:
         ValueError: The mode is unknown, the size that it needs is missing, or a size is given that
-            it does not use.
+            the mode does not use.
     """
 
     mode: str
@@ -346,17 +355,17 @@ class Movement:
 
     @property
     def wraps(self) -> bool:
-        """True if content that leaves at one side enters at the other side (circular edges)."""
+        """True if the edges are circular: pixels that leave at one side enter at the other side."""
         return MODES[self.mode].wraps
 
     def seen_size(self, image_size: Sequence[int]) -> tuple[int, ...]:
-        """Return the spatial size of the images that are passed to the model.
+        """Return the spatial size of shifted images, as the model sees them.
 
-        It is the size of the canvas in mode "canvas", the size of the window in mode "crop", and
-        the size of the images in all other modes.
+        This is the size of the canvas in mode "canvas", the size of the window in mode "crop", and
+        the size of the original images in all other modes.
 
         Args:
-            image_size: Spatial sizes of the images before they are moved.
+            image_size: Spatial size of the original images.
         """
         for argument in ("canvas_size", "crop_size"):
             size = getattr(self, argument)
@@ -365,10 +374,9 @@ class Movement:
         return tuple(image_size)
 
     def prepare_images(self, images: Tensor) -> Images:
-        """Return images that `move` can shift.
+        """Prepare images for `move`: in mode "canvas", paste them on the canvas.
 
-        In mode "canvas", they are the images pasted on the canvas. In other modes, they are the
-        images themselves.
+        In all other modes, the images are only checked and returned unchanged.
 
         Raises:
             ValueError: The images do not fit the canvas or the window, or they have a wrong dtype.
@@ -385,7 +393,7 @@ class Movement:
     def parse_shifts(
         self, prepared: Images, shifts: SubpixelShifts, argument: str = "shifts"
     ) -> CheckedShifts:
-        """Convert shifts to tuples for `move`, and check that this mode of shifting allows them.
+        """Check that the images can be shifted as requested, and convert the shifts to tuples.
 
         Args:
             prepared: Images returned by `prepare_images`.
@@ -393,8 +401,8 @@ class Movement:
             argument: Name of the shifts in error messages.
 
         Returns:
-            Each shift once, in the given order, as a tuple with one step for each axis. Whole steps
-            are of type int.
+            Each shift once, in the given order, as a tuple for `move` with one step for each axis.
+            Whole steps are of type int.
 
         Raises:
             ValueError: The mode does not allow a shift, or a shift would lose image content.
@@ -402,20 +410,20 @@ class Movement:
         sizes = tuple(prepared.shape[2:])
         mode = MODES[self.mode]
         steps = parse_shifts(sizes, shifts, argument)
-        fractions = [step for step in steps if float in map(type, step)]
-        if fractions and not mode.takes_fractions:
-            expected = f"whole numbers, because mode {self.mode!r} shifts by whole pixels"
-            raise wrong_value(argument, fractions[0], expected)
+        for step in steps:
+            if float in map(type, step) and not mode.takes_fractions:
+                expected = f"whole numbers, because mode {self.mode!r} shifts by whole pixels"
+                raise wrong_value(argument, step, expected)
         if mode.keeps_content:
-            check_room(steps, blank_margins(prepared, self.background), argument)
+            check_margins(steps, blank_margins(prepared, self.background), argument)
         if self.crop_size is not None:
             rest = torch.tensor(sizes) - torch.tensor(self.seen_size(sizes))
             room = torch.stack([rest - rest // 2, rest // 2], dim=1)
-            check_room(steps, room.expand(len(prepared), -1, -1), argument)
+            check_margins(steps, room.expand(len(prepared), -1, -1), argument)
         return steps
 
     def move(self, prepared: Images, shift: Steps) -> Shaped[Tensor, "batch channels *moved"]:
-        """Return a shifted copy of the images, with the size from `seen_size`.
+        """Return a shifted copy of the images. `seen_size` returns its spatial size.
 
         Args:
             prepared: Images returned by `prepare_images`.
@@ -431,7 +439,7 @@ class Movement:
         if self.mode == "crop":
             return crop(prepared, self.seen_size(prepared.shape[2:]), whole).clone()
         if self.mode == "zero":
-            return roll_and_fill(prepared, whole, background_tensor(prepared, self.background))
+            return roll_and_fill(prepared, whole, background_to_tensor(prepared, self.background))
         return prepared.roll(whole, tuple(range(2, prepared.ndim)))
 
 
@@ -444,9 +452,10 @@ def translate(
     canvas_size: Size | None = None,
     crop_size: Size | None = None,
 ) -> Tensor:
-    """Shift images by s pixels along each axis, so that pixel i moves to index i + s.
+    """Shift images by whole pixels, or by fractions of a pixel.
 
-    docs/audit_movement.md explains the modes with examples and formulas.
+    A shift by s pixels along an axis moves pixel i to index i + s. The mode determines what happens
+    at the edges. docs/audit_movement.md explains the modes with examples and formulas.
 
     >>> import torch
     >>> from teka.audit import translate
@@ -476,12 +485,16 @@ def translate(
     return movement.move(prepared, *movement.parse_shifts(prepared, [shift], "shift"))
 
 
-def check_room(shifts: Iterable[CheckedShift], room: Margins, argument: str) -> None:
-    """Check that no shift moves content, or the window of mode "crop", over an edge of an image.
+def check_margins(shifts: Iterable[CheckedShift], room: Margins, argument: str) -> None:
+    """Check that every shift fits into the margins of every image.
+
+    In lossless modes, the margins are the background around the content. In mode "crop", they are
+    the parts of the image around the window.
 
     Args:
         shifts: The shifts.
-        room: Longest step of each image along each axis, in negative and in positive direction.
+        room: Longest possible step for each image and axis, in negative and in positive direction,
+            of shape (B, axes, 2).
         argument: Name of the shifts in the error message.
 
     Raises:
@@ -495,6 +508,6 @@ def check_room(shifts: Iterable[CheckedShift], room: Margins, argument: str) -> 
                 expected = f"from {-before} to {after} along axis {axis}"
                 hint = (
                     f"{num_without_room} of {len(room)} images have a smaller margin around their "
-                    "content (or around the window, in mode 'crop')."
+                    "content, or around the window in mode 'crop'."
                 )
                 raise wrong_value(argument, tuple(shift), expected, hint)

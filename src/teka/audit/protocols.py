@@ -1,4 +1,4 @@
-"""Exact reproductions of the evaluation protocols of published papers."""
+"""Published evaluation protocols, reproduced exactly: accuracy or consistency under shifts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ ZHANG_PASSES = 5
 
 @dataclass(frozen=True)
 class ProtocolResult:
-    """Result of an evaluation protocol.
+    """Result of a published evaluation protocol.
 
     Args:
         name: Name of the protocol.
-        procedure: Description of the protocol.
+        procedure: Description of what the protocol measures.
         source: The paper, and also its code if the paper does not specify all details.
         counts: Number of images, number of passes, and other counts.
         numbers: The same quantities as in the paper, by their names.
@@ -97,14 +97,14 @@ def run_horn2021(
             raise wrong_value(
                 "the output of the model", responses.output, f"one of {', '.join(CLASSIFIERS)}"
             )
-        metrics[name] = summarize(responses, **settings.intervals)
-        numbers[f"mean accuracy, {name}"] = _estimate_mean(correct, settings)
+        metrics[name] = summarize(responses, **settings.interval_options)
+        numbers[f"mean accuracy, {name}"] = _estimate_overall_share(correct, settings)
         numbers[f"minimum accuracy, {name}"] = metrics[name].numbers["minimum_accuracy"]
     return ProtocolResult(
         "horn2021",
-        "Images of 32 × 32 pixels of class 1 are rolled by −8 … 8 columns, and the accuracy is "
-        "measured at each shift. The images have at least 8 blank columns on both sides, not "
-        "counting the outermost. The same is done with images of all classes.",
+        "Images of class 1 with 32 × 32 pixels are rolled by −8 … 8 columns, and the accuracy is "
+        "measured at each shift. The images have at least 9 blank columns on both sides. The same "
+        "is done with images of all classes.",
         "Horn et al. 2021, Translational Equivariance in Kernelizable Attention, Figure 1",
         counts,
         numbers,
@@ -115,7 +115,7 @@ def run_horn2021(
 def run_zhang2019(
     function: Model, images: ImageSet, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
-    """Evaluate the protocol of Zhang (2019): consistency of two random crops.
+    """Measure the consistency of two random crops, like Zhang (2019).
 
     Consistency is the probability that a classifier predicts the same class for two random crops of
     an image. Each crop has 224 × 224 pixels. With the same seed and batch size, the crops are the
@@ -146,7 +146,7 @@ def run_zhang2019(
         "Zhang 2019, Making Convolutional Networks Shift-Invariant Again, §4.2; "
         "validate_shift in github.com/adobe/antialiased-cnns",
         {"images": len(images), "passes": ZHANG_PASSES, "batch size": settings.batch_size},
-        {"consistency of two crops": _estimate_mean(agreement, settings)},
+        {"consistency of two crops": _estimate_overall_share(agreement, settings)},
         {},
     )
 
@@ -154,7 +154,7 @@ def run_zhang2019(
 def run_chaman2021(
     function: Model, images: ImageSet, labels: Labels, settings: AuditSettings
 ) -> ProtocolResult:
-    """Evaluate the protocol of Chaman and Dokmanić (2021): consistency of two random shifts.
+    """Measure the consistency of two random shifts, like Chaman and Dokmanić (2021).
 
     Consistency is the probability that a classifier predicts the same class for two randomly
     shifted copies of an image. It is measured with circular edges and with zero padding. With the
@@ -194,7 +194,7 @@ def run_chaman2021(
         agreement = compare_random_positions(
             function, images, move, low=-largest, high=largest, passes=1, settings=settings
         )
-        numbers[f"consistency of two shifts, {name}"] = _estimate_mean(agreement, settings)
+        numbers[f"consistency of two shifts, {name}"] = _estimate_overall_share(agreement, settings)
     return ProtocolResult(
         "chaman2021",
         "Each image is shifted twice, by random steps of −m … m − 1 pixels along each axis, with "
@@ -209,7 +209,7 @@ def run_chaman2021(
     )
 
 
-# Function of each protocol in `teka.audit.settings.PROTOCOL_NAMES`.
+# Functions of the protocols in `teka.audit.settings.PROTOCOL_NAMES`.
 PROTOCOLS = {"horn2021": run_horn2021, "zhang2019": run_zhang2019, "chaman2021": run_chaman2021}
 
 
@@ -223,7 +223,7 @@ def compare_random_positions(
     passes: int,
     settings: AuditSettings,
 ) -> Bool[Tensor, "passes images"]:
-    """Classify each image at two random positions, and return a mask of equal predictions.
+    """Classify each image at two random positions, and return a mask of the equal predictions.
 
     Args:
         function: Classifier.
@@ -255,7 +255,12 @@ def compare_random_positions(
     return agreement
 
 
-def _estimate_mean(outcomes: Bool[Tensor, "rows images"], settings: AuditSettings) -> Estimate:
-    """Estimate the share of True, with a confidence interval that reflects the choice of images."""
+def _estimate_overall_share(
+    outcomes: Bool[Tensor, "rows images"], settings: AuditSettings
+) -> Estimate:
+    """Estimate the share of successes over all shifts or passes, with a confidence interval.
+
+    The interval reflects the choice of the images, not that of the shifts.
+    """
     shares = outcomes.double().mean(dim=0).numpy()
-    return estimate_share(shares, ImageBootstrap(len(shares), **settings.intervals))
+    return estimate_share(shares, ImageBootstrap(len(shares), **settings.interval_options))

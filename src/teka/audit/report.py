@@ -1,4 +1,4 @@
-"""Audit reports, which contain all results of an audit and can be saved as JSON files."""
+"""Reports with all results of an audit, which can be printed and saved as JSON files."""
 
 import base64
 import io
@@ -28,14 +28,14 @@ from teka.errors import escape_unprintable, wrong_type, wrong_value
 from teka.files import check_file_is_writable, check_unpacked_size, read_json, write_json
 
 SCHEMA = 4
-# Names of the stages that check whether the results are valid.
+# Names of the two stages that check whether the results are valid.
 VALIDITY = "validity"
 NOISE = "noise floor"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Stage of an audit that failed, and its error.
+    """Stage of an audit that failed, with its error message.
 
     Args:
         part: Name of the stage.
@@ -49,12 +49,12 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Example:
-    """Example image, and the predictions of a classifier for this image at every shift.
+class ExampleImage:
+    """Image that a report shows as an example, with the classifier's prediction at every shift.
 
     Args:
         mode: Mode in which the image was shifted.
-        index: Index of the image.
+        index: Index of the image in the data.
         label: Class of the image, or None.
         image: Unshifted image, as base64 of its bytes in the order (height, width, channels).
         height: Height in pixels.
@@ -79,13 +79,13 @@ class Example:
 
 @dataclass(frozen=True)
 class PackedResponses:
-    """Responses of a model in one mode, compressed so that a report can contain them.
+    """Compressed `Responses` of a model in one mode of shifting, which a JSON report can contain.
 
     Args:
         movement: How the images were shifted.
         shifts: The shifts.
         output: Kind of the output.
-        tables: The responses' tables, as base64 of a compressed .npz file.
+        tables: Tables of the `Responses`, as base64 of a compressed .npz file.
     """
 
     movement: Movement
@@ -95,7 +95,7 @@ class PackedResponses:
 
     @classmethod
     def pack(cls, responses: Responses) -> "PackedResponses":
-        """Compress the responses of a model."""
+        """Compress the errors and predictions of a model."""
         tables = responses.tables()
         if responses.labels is not None:
             tables["labels"] = responses.labels
@@ -106,10 +106,10 @@ class PackedResponses:
         return cls(responses.movement, responses.shifts, responses.output, text)
 
     def unpack(self) -> Responses:
-        """Decompress the responses, for example to compare them with those of another model.
+        """Decompress the responses, for example to compare the model with another one.
 
         Raises:
-            ValueError: The text is damaged.
+            ValueError: The compressed data are damaged.
         """
         try:
             content = io.BytesIO(base64.b64decode(self.tables, validate=True))
@@ -123,7 +123,7 @@ class PackedResponses:
 
 @dataclass(frozen=True, repr=False)
 class AuditReport:
-    """All results of an audit. `print(report)` shows the verdict and the caveats.
+    """All results of an audit. Print the report to see the verdict and the caveats.
 
     >>> import torch
     >>> from teka.audit import AuditSettings, audit
@@ -143,16 +143,16 @@ class AuditReport:
         data: Facts about the images, such as their number, shape, classes and hash.
         settings: Settings of the audit.
         metrics: Metrics of each mode.
-        noise_floor: Differences between repeated outputs for the same images, or None.
+        noise_floor: Differences between repeated outputs of the model for the same images, or None.
         layers: Layers that break equivariance, or None.
         protocols: Results of published protocols.
         caveats: Reasons why the results could mislead.
         failures: Stages that failed.
-        examples: Images whose predictions change most.
+        examples: Images whose predictions change at most shifts.
         verdict: Sentences that summarize the results, the most important sentence first.
         provenance: Command, date, hardware, versions, and duration in seconds.
-        responses: Responses from which each entry of `metrics` was computed. Reports of older
-            versions have none.
+        responses: Errors and predictions from which each entry of `metrics` was computed. Reports
+            of older versions have none.
 
     Raises:
         ValueError: A metric is unknown or invalid, or a file is not an audit report.
@@ -168,7 +168,7 @@ class AuditReport:
     protocols: tuple[ProtocolResult, ...]
     caveats: tuple[Caveat, ...]
     failures: tuple[Failure, ...]
-    examples: tuple[Example, ...]
+    examples: tuple[ExampleImage, ...]
     verdict: tuple[str, ...]
     provenance: dict[str, object]
     responses: tuple[PackedResponses, ...] = ()
@@ -188,18 +188,21 @@ class AuditReport:
 
     @property
     def is_exact(self) -> bool:
-        """True if shifts change the output only by rounding errors, in every mode."""
+        """True if in every mode the model is equivariant or invariant up to rounding errors."""
         return bool(self.metrics) and all(metrics.is_exact for metrics in self.metrics)
 
     def number(self, metric: str) -> float:
-        """Return the lowest value that a metric has in any mode, for example to apply a threshold.
+        """Return the value of a metric, for example to compare it with a threshold.
+
+        If the audit used several modes of shifting, return the lowest value in any of them.
 
         Args:
-            metric: A name of `teka.audit.statistics.metrics.NUMBERS`.
+            metric: Name of the metric in `teka.audit.statistics.metrics.NUMBERS`, such as
+                "consistency".
 
         Raises:
-            ValueError: The report is invalid, or the metric was not measured in every mode. The
-                values of the measured modes are in `metrics`.
+            ValueError: The report is invalid, a mode or a validity check failed, or the metric was
+                not measured. The values in the modes that did not fail are in `metrics`.
         """
         if self.invalid:
             raise ValueError(
@@ -247,7 +250,7 @@ class AuditReport:
     def write(self, path: str | Path) -> Path:
         """Write the report to a JSON file, atomically.
 
-        For an HTML page, see `teka.audit.write_page`.
+        To write an HTML page instead, use `teka.audit.write_page`.
 
         Raises:
             ValueError: The path cannot be written.
@@ -268,10 +271,11 @@ class AuditReport:
             raise ValueError(f"path {path}: {error}") from error
 
 
-def find_worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
-    """Return the indices of the images whose predictions change at the largest number of shifts.
+def find_least_consistent_images(responses: Responses, num_images: int) -> tuple[int, ...]:
+    """Return the indices of the images whose predictions change at most shifts.
 
-    Images that are classified correctly without a shift come first.
+    Images that are classified correctly without a shift come first. If the model is not a
+    classifier, the result is empty.
     """
     if responses.agreement is None:
         return ()
@@ -283,10 +287,10 @@ def find_worst_images(responses: Responses, num_images: int) -> tuple[int, ...]:
 
 
 def encode_image(image: Tensor) -> str:
-    """Encode an image (C, H, W) for an `Example`, as base64 of its bytes in the order (H, W, C).
+    """Encode an image (C, H, W) as text for a report: base64 of its bytes in the order (H, W, C).
 
-    Unless the image has 1 or 3 channels, the mean of its channels is encoded. An image with values
-    outside [0, 1] is rescaled to [0, 1].
+    If the image has values outside [0, 1], it is first rescaled to [0, 1]. If the number of
+    channels is neither 1 nor 3, only their mean is encoded.
     """
     if image.shape[0] not in (1, 3):
         image = image.mean(dim=0, keepdim=True)
@@ -298,16 +302,16 @@ def encode_image(image: Tensor) -> str:
     return base64.b64encode(levels.numpy().tobytes()).decode("ascii")
 
 
-def make_examples(
+def create_examples(
     function: Model,
     images: ImageSet,
     responses: Responses,
     indices: Sequence[int],
     settings: AuditSettings,
-) -> Iterator[Example]:
-    """Yield an `Example` for each chosen image, with the classifier's prediction at every shift.
+) -> Iterator[ExampleImage]:
+    """Call a classifier on the chosen images at every shift, and yield an `ExampleImage` for each.
 
-    Only classifiers that predict a single class have examples.
+    Nothing is yielded if the model does not predict exactly one class for each image.
     """
     if responses.output not in CLASSIFIERS or responses.output in MULTILABEL:
         return
@@ -325,7 +329,7 @@ def make_examples(
             probability, predicted = predict_with_probability(output.values, responses.output)
             classes += predicted.tolist()
             probabilities += [round(share, 4) for share in probability.tolist()]
-        yield Example(
+        yield ExampleImage(
             mode=movement.mode,
             index=index,
             label=None if responses.labels is None else int(responses.labels[index]),

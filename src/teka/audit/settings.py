@@ -12,25 +12,26 @@ from torch import Tensor
 from teka.audit.measure.measure_responses import Deadline
 from teka.audit.model_output import OUTPUT_CHOICES
 from teka.audit.movement import TRANSLATION_MODES, Background, Movement, Size, parse_background
-from teka.audit.shifts import CheckedShifts, parse_steps, shifts_to_tuples, square_shifts
+from teka.audit.shifts import CheckedShifts, shifts_to_floats, shifts_to_tuples, square_shifts
 from teka.audit.statistics.intervals import ImageBootstrap
 from teka.checks import check_device, check_name, check_names, check_sizes
 from teka.codec import encode
 from teka.errors import wrong_value
 
-# Step in pixels along the last axis, or one step for each axis. Subpixel modes accept fractions.
+# Step in pixels along the last axis, or one step for each axis. The modes "fourier" and "bilinear"
+# accept fractions.
 Steps = int | float | Sequence[int | float]
 StepSet = Sequence[Steps] | np.ndarray | Tensor
 # Optional stages of an audit.
 PARTS = ("noise", "layers")
 # Published protocols, which `teka.audit.protocols` implements.
 PROTOCOL_NAMES = ("horn2021", "zhang2019", "chaman2021")
-MAX_SHIFT = 8
+DEFAULT_MAX_SHIFT = 8  # in pixels
 
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """Settings of an audit, such as the shifts, the modes of shifting, and the optional stages.
+    """Settings of an audit, such as the shifts, the treatment of edges, and the optional stages.
 
     >>> from teka.audit import AuditSettings, square_shifts
     >>> settings = AuditSettings(shifts=square_shifts(2), modes=("circular", "crop"), parts=())
@@ -41,12 +42,12 @@ class AuditSettings:
         shifts: Shifts as pairs (dy, dx), or as integers for horizontal shifts. By default, all
             shifts of at most 8 pixels along each axis. For small images, the limit is a quarter of
             their shorter side.
-        modes: Modes of `teka.audit.translate`, which determine what happens at the edges. Each mode
-            is measured.
+        modes: Modes of shifting, which differ in what happens at the edges of an image, see
+            `teka.audit.translate`. The audit measures each mode separately.
         protocol: Published protocol to evaluate in addition: "horn2021", "zhang2019" or
             "chaman2021". By default none.
-        parts: Optional stages: "noise" compares single and double precision, and "layers" finds the
-            layers that break equivariance.
+        parts: Optional stages: "noise" measures rounding errors by comparing single and double
+            precision, and "layers" finds the layers that break equivariance.
         background: Value of the pixels that enter over an edge: one number, or one for each
             channel.
         canvas_size: Size of the canvas in mode "canvas". By default large enough for every shift.
@@ -94,7 +95,7 @@ class AuditSettings:
         if not modes or len(set(modes)) < len(modes):
             raise wrong_value("modes", modes, "at least one mode, each once")
         if self.shifts is not None:
-            parse_steps("shifts", self.shifts)
+            shifts_to_floats("shifts", self.shifts)
         parse_background(self.background)
         if self.device is not None:
             check_device(self.device)
@@ -104,35 +105,39 @@ class AuditSettings:
         check_name("output", self.output, OUTPUT_CHOICES)
         check_sizes({"batch_size": self.batch_size})
         check_sizes({"num_examples": self.num_examples}, least=0)
-        ImageBootstrap(1, **self.intervals)
+        ImageBootstrap(1, **self.interval_options)
         Deadline(self.budget_seconds)  # checks the number
 
     @property
-    def intervals(self) -> dict[str, Any]:
-        """Keyword arguments for `summarize`: confidence level, number of resamples and seed."""
+    def interval_options(self) -> dict[str, Any]:
+        """Options of `summarize` for confidence intervals: confidence, num_resamples and seed."""
         return {name: getattr(self, name) for name in ("confidence", "num_resamples", "seed")}
 
     def shifts_for(self, sizes: Sequence[int]) -> CheckedShifts:
-        """Return the shifts for images of the given spatial size, including the zero shift."""
+        """Return all shifts to evaluate on images of the given size, including the zero shift."""
         if self.shifts is None:
-            return square_shifts(min(MAX_SHIFT, min(sizes) // 4), len(sizes))
-        steps = [0.0, *parse_steps("shifts", self.shifts)]
+            return square_shifts(min(DEFAULT_MAX_SHIFT, min(sizes) // 4), len(sizes))
+        steps = [0.0, *shifts_to_floats("shifts", self.shifts)]
         return shifts_to_tuples("shifts", steps, len(sizes))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
-        """Convert the settings to JSON data, with the shifts for the given image size."""
+        """Convert the settings to JSON data, with the shifts that images of the given size get."""
         content = encode(replace(self, shifts=self.shifts_for(sizes)))
         return {**content, "device": None if self.device is None else str(self.device)}
 
     def largest_steps(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the largest shift along each axis, rounded up to whole pixels."""
+        """Return the length in whole pixels of the longest step along each axis, rounded up.
+
+        Args:
+            sizes: Spatial sizes of the images, because the default shifts depend on them.
+        """
         steps_by_axis = zip(*self.shifts_for(sizes), strict=True)
         return tuple([math.ceil(max(map(abs, steps))) for steps in steps_by_axis])
 
     def movement(self, mode: str, sizes: Sequence[int]) -> Movement:
-        """Return the `Movement` that shifts images of the given size in the given mode.
+        """Create the `Movement` object that shifts images of the given size in the given mode.
 
-        By default, the canvas and the window have a size that allows every shift.
+        If the size of the canvas or window is not set, it is chosen so that every shift fits.
         """
         if mode not in ("canvas", "crop"):
             return Movement(mode, self.background)

@@ -1,4 +1,4 @@
-"""Functions that create, check and sort shifts, and that draw random permutations."""
+"""Sets of shifts and of random permutations: functions that create, check and sort them."""
 
 import itertools
 import math
@@ -12,14 +12,14 @@ from torch import Tensor
 from teka.checks import check_dense_tensor, check_iterable, check_number, check_sizes
 from teka.errors import wrong_argument, wrong_value
 
-MOST_STEPS = 500  # maximum number of shifts along an axis, in each direction
-MOST_SHIFTS = 100_000  # maximum number of shifts of a set
-MOST_AXES = 8  # maximum number of spatial axes
-MOST_TOKENS = 10_000_000  # maximum total length of the permutations of a set
+MAX_STEPS = 500  # along an axis, in each direction
+MAX_SHIFTS = 100_000  # of a set
+MAX_AXES = 8  # spatial axes
+MAX_TOKENS = 10_000_000  # total length of the permutations of a set
 
 # Integer of Python or NumPy for the last axis, or one integer for each axis.
 Shift = SupportsIndex | Sequence[SupportsIndex]
-# The same with fractions, for the sub-pixel modes.
+# The same with fractions of a pixel, for the modes that interpolate.
 SubpixelShift = SupportsFloat | SupportsIndex | Sequence[SupportsFloat | SupportsIndex]
 CheckedShift = tuple[int | float, ...]  # one step for each axis, as returned by `parse_shifts`
 CheckedShifts = tuple[CheckedShift, ...]
@@ -47,7 +47,7 @@ def axis_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
 
 
 def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
-    """List all shifts by at most m pixels along each axis: a square of shifts for images.
+    """Return all shifts of at most m pixels along each axis, including the zero shift.
 
     For n axes, there are (2 m + 1)^n shifts, in row-major order.
 
@@ -63,21 +63,21 @@ def square_shifts(max_shift: int, num_axes: int = 2) -> WholeShifts:
         ValueError: There are too many shifts.
     """
     steps = _step_range(max_shift, num_axes)
-    if len(steps) ** num_axes > MOST_SHIFTS:
-        expected = f"small enough for at most {MOST_SHIFTS:,} shifts"
+    if len(steps) ** num_axes > MAX_SHIFTS:
+        expected = f"small enough for at most {MAX_SHIFTS:,} shifts"
         hint = f"There are (2 · {max_shift} + 1)^{num_axes} shifts."
         raise wrong_value("max_shift", max_shift, expected, hint)
     return tuple(itertools.product(steps, repeat=num_axes))
 
 
 def _step_range(max_shift: int, num_axes: int) -> range:
-    check_sizes({"max_shift": max_shift}, least=0, most=MOST_STEPS)
-    check_sizes({"num_axes": num_axes}, most=MOST_AXES)
+    check_sizes({"max_shift": max_shift}, least=0, most=MAX_STEPS)
+    check_sizes({"num_axes": num_axes}, most=MAX_AXES)
     return range(-max_shift, max_shift + 1)
 
 
 def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> WholeShifts:
-    """Draw random permutations from the uniform distribution over all except the identity.
+    """Draw random permutations uniformly from all permutations except the identity.
 
     >>> from teka.audit import random_permutations
     >>> [sorted(permutation) for permutation in random_permutations(3, 2)]
@@ -91,8 +91,8 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> W
     Raises:
         ValueError: `num_tokens` is below 2, or `number` is below 1.
     """
-    check_sizes({"num_tokens": num_tokens}, least=2, most=MOST_TOKENS)
-    check_sizes({"number": number}, most=max(1, MOST_TOKENS // num_tokens))
+    check_sizes({"num_tokens": num_tokens}, least=2, most=MAX_TOKENS)
+    check_sizes({"number": number}, most=max(1, MAX_TOKENS // num_tokens))
     check_sizes({"seed": seed}, least=0)
     generator = torch.Generator().manual_seed(int(seed))
     drawn = []
@@ -103,10 +103,11 @@ def random_permutations(num_tokens: int, number: int = 8, *, seed: int = 0) -> W
     return tuple(drawn)
 
 
-def parse_steps(argument: str, shifts: object) -> list[list[float] | float]:
-    """Check that shifts are finite numbers, and convert them to floats.
+def shifts_to_floats(argument: str, shifts: object) -> list[list[float] | float]:
+    """Check that shifts consist of finite numbers, and convert these to floats.
 
-    A shift with one number for each axis becomes a list. A single number stays a single number.
+    The result is a list with an entry for each shift: a single number, or a list with one number
+    for each axis.
 
     Args:
         argument: Name of the shifts in error messages.
@@ -115,7 +116,7 @@ def parse_steps(argument: str, shifts: object) -> list[list[float] | float]:
     Raises:
         ValueError: The shifts are not finite numbers, or there are too many.
     """
-    expected = "a list of shifts, each a finite number or one for every axis"
+    expected = "a list of shifts, each a finite number or a list with one for each axis"
     if isinstance(shifts, Tensor):
         check_dense_tensor(argument, shifts)
     rows = []
@@ -133,7 +134,7 @@ def shifts_to_tuples(
 ) -> CheckedShifts:
     """Convert shifts to tuples with one step for each axis, and remove duplicates.
 
-    A shift that is a single number moves along the last axis. Whole steps become ints.
+    A single number is a step along the last axis. Whole steps become integers.
 
     Raises:
         ValueError: A shift has a wrong number of steps. The message names the argument.
@@ -151,7 +152,7 @@ def shifts_to_tuples(
 def parse_shifts(
     sizes: Sequence[int], shifts: Iterable[SubpixelShift], argument: str = "shifts"
 ) -> CheckedShifts:
-    """Check that shifts fit images of the given size, and convert them to tuples.
+    """Check that no shift is larger than the images, and convert the shifts to tuples.
 
     Args:
         sizes: Spatial sizes of the images or their canvas.
@@ -165,7 +166,7 @@ def parse_shifts(
     Raises:
         ValueError: There are no shifts, or a shift has a wrong length or is larger than the canvas.
     """
-    checked = shifts_to_tuples(argument, parse_steps(argument, shifts), len(sizes))
+    checked = shifts_to_tuples(argument, shifts_to_floats(argument, shifts), len(sizes))
     for steps in checked:
         if any(abs(step) > side for step, side in zip(steps, sizes, strict=True)):
             expected = f"at most the size of the canvas along each axis, {tuple(sizes)}"
@@ -176,12 +177,15 @@ def parse_shifts(
 
 
 def shift_order(shifts: Sequence[Sequence[int | float]]) -> tuple[int, ...]:
-    """Return the order in which shifts are measured: the zero shift, then from coarse to fine.
+    """Return the indices of shifts in the order in which they are measured, from coarse to fine.
 
     In this order, a measurement covers the whole range of shifts even if it runs out of time. For
-    example, the shifts −2 … 2 are measured in the order 0, −2, 2, −1, 1. Multiples of a larger
-    power of two come first, and among these, longer shifts come first. The powers refer to the
-    positions in the sorted list of steps, so steps of half a pixel have the same order.
+    example, the shifts −2 … 2 are measured in the order 0, −2, 2, −1, 1. The zero shift comes
+    first. It is followed by the multiples of the largest power of two, then by those of the next
+    smaller power, and so on. Among these, longer shifts come first.
+
+    The powers of two refer to the positions of the steps in the sorted list of all steps along an
+    axis, so that steps of half a pixel are ordered in the same way.
     """
     axes = [sorted({0, *steps}) for steps in zip(*shifts, strict=True)]
     ranks = []

@@ -1,9 +1,9 @@
-"""Verdict of an audit in sentences, and a description of the layers that explain it."""
+"""Verdict of an audit: sentences about its results, and statements about the layers involved."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from teka.audit.caveats import SEVERITIES
+from teka.audit.caveats import GUESSED_KINDS, SEVERITIES
 from teka.audit.layers.fixes import FIXES
 from teka.audit.layers.localize import LayerFindings, is_submodule
 from teka.audit.model_output import INVARIANT_OUTPUTS
@@ -27,22 +27,22 @@ BREAK_PLACES = {
 # Errors up to this multiple of the difference between two identical calls count as noise.
 NOISE_FACTOR = 10.0
 # Number of layers that are listed because they add the most error.
-MOST_JUMPS = 3
+NUM_LARGEST_INCREASES = 3
 
 
 def verdict(report: AuditReport) -> tuple[str, ...]:
     """Summarize the results of an audit in sentences, starting with the most important result.
 
-    Invalid results are not quoted. Instead, the first sentence says why they are invalid.
+    If the results are invalid, the first sentence says why, and no results are quoted.
     """
-    undecided = [metrics for metrics in report.metrics if _is_undecided(metrics, report)]
+    undecided = [metrics for metrics in report.metrics if _is_explained_by_noise(metrics, report)]
     if report.invalid:
         headline = f"{SEVERITIES['invalidates']}: {', '.join(report.invalid)}."
         modes = [_mode_sentence(metrics, report) for metrics in undecided]
         return headline, *modes, *_layer_sentences(report)
     sentences = [_headline_sentence(report, undecided)]
     if len(report.metrics) == 1:  # the headline describes the effect in this mode
-        if details := "; ".join(_describe_other_metrics(report.metrics[0])):
+        if details := "; ".join(_metric_clauses(report.metrics[0])):
             sentences.append(f"{details[0].upper()}{details[1:]}.")
     else:
         sentences += [_mode_sentence(metrics, report) for metrics in report.metrics]
@@ -56,11 +56,13 @@ def verdict(report: AuditReport) -> tuple[str, ...]:
 
 
 def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str:
-    """Return the first sentence of an audit's verdict: the effect of shifts in the worst mode.
+    """Return the first sentence of a verdict, which describes the effect of shifts.
+
+    If there are several modes, the sentence is about the mode with the largest effect.
 
     Args:
         report: Report of the audit.
-        undecided: Metrics of the modes in which the results do not show if the model is exact.
+        undecided: Metrics of the modes in which noise could explain all errors.
     """
     moved = [metrics for metrics in report.metrics if len(metrics.shifts) > 1]
     if not moved:
@@ -76,7 +78,7 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
     pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
     effect, detail = _describe_effect(worst)
     # Say in the first sentence if the kind of the output was guessed.
-    guesses = [caveat.name for caveat in report.caveats if " read as " in caveat.name]
+    guesses = [caveat.name for caveat in report.caveats if caveat.name in GUESSED_KINDS]
     notes = "; ".join([*detail, _describe_images_and_modes(described, report), *guesses])
     return f"Moving the image by up to {pixels} {effect} ({notes})."
 
@@ -84,7 +86,7 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
 def _effect_sort_key(metrics: Metrics) -> tuple[float, float, float]:
     """Return a key that sorts modes of shifting by how much shifts change the output.
 
-    It consists of the loss of overlap, the loss of consistency, and the relative error.
+    The key compares the loss of overlap first, then the loss of consistency, and then the error.
     """
     values = {name: number.value for name, number in metrics.numbers.items()}
     return (
@@ -97,8 +99,9 @@ def _effect_sort_key(metrics: Metrics) -> tuple[float, float, float]:
 def _describe_effect(metrics: Metrics) -> tuple[str, list[str]]:
     """Describe how shifts change the output of the model in one mode of shifting.
 
-    The result is a predicate such as "changes the prediction in 9.1 % of cases", and its confidence
-    interval or error as a note, if there is one.
+    Returns:
+        A verb phrase such as "changes the prediction in 9.1 % of cases", and a list that contains
+        the confidence interval or the largest error, or nothing.
     """
     numbers = metrics.numbers
     if metrics.is_exact:
@@ -147,8 +150,8 @@ def _format_ends(estimate: Estimate) -> str:
     return f"{format_share(estimate.lower)} to {format_share(estimate.upper)} %"
 
 
-def _is_undecided(metrics: Metrics, report: AuditReport) -> bool:
-    """Return True if randomness in the model could explain all errors in a mode of shifting."""
+def _is_explained_by_noise(metrics: Metrics, report: AuditReport) -> bool:
+    """Return True if randomness in the model could explain the errors at all shifts of a mode."""
     noise = report.noise_floor
     largest = metrics.numbers.get("maximum_error")
     if noise is None or largest is None or len(metrics.shifts) < 2:
@@ -175,19 +178,20 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
         return f"{mode}: no image was moved{_budget_note(report)}."
     images = format_count(metrics.num_images, "image")
     where = f"{mode} ({len(metrics.shifts)} shifts, {images})"
-    if _is_undecided(metrics, report):
+    if _is_explained_by_noise(metrics, report):
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
     effect, detail = _describe_effect(metrics)
     effect += "".join(f" ({note})" for note in detail)
-    parts = [f"{where}: moving the image {effect}", *_describe_other_metrics(metrics)]
+    parts = [f"{where}: moving the image {effect}", *_metric_clauses(metrics)]
     return f"{'; '.join(parts)}."
 
 
-def _describe_other_metrics(metrics: Metrics) -> list[str]:
-    """Describe the overlap, the retrieval and the accuracy in one mode of shifting.
+def _metric_clauses(metrics: Metrics) -> list[str]:
+    """Return clauses about the metrics of one mode that `_describe_effect` does not mention.
 
-    Each of them is a clause of a sentence.
+    There is a clause for the lowest overlap, for the retrieval of features and for the accuracy, if
+    the model has these metrics.
     """
     numbers = metrics.numbers
     if len(metrics.shifts) < 2:
@@ -198,8 +202,8 @@ def _describe_other_metrics(metrics: Metrics) -> list[str]:
         parts.append(f"the mean IoU is {overlap} % at the worst shift")
     if "retrieval" in numbers:
         parts.append(
-            "the features are nearest to those of the same unshifted image for "
-            f"{_format_estimate(numbers['retrieval'])} of the shifted images"
+            f"{_format_estimate(numbers['retrieval'])} of the shifted images have features that "
+            "are nearest to those of their own unshifted version"
         )
     if "accuracy" in numbers:
         accuracy = f"{_format_estimate(numbers['accuracy'])} of the images are classified correctly"
@@ -246,11 +250,14 @@ def _layer_sentences(report: AuditReport) -> list[str]:
 
 
 def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
-    """List the layers that explain the result of an audit, such as the first to break equivariance.
+    """Return statements about the layers that explain why the output of a model changes.
+
+    These are the first layers to break equivariance, the layers that add the most error, and
+    layers with absolute positions.
 
     Returns:
-        Three texts for each layer: a statement that continues its name, its name, and details (its
-        class, its error and a fix).
+        Three texts for each statement: its predicate, such as "adds the most error", the name of
+        the layer as its subject, and details such as the class of the layer, its error and a fix.
     """
     if layers is None:
         return []
@@ -268,7 +275,7 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         rows.append(("may be the first layer to break equivariance", layer.name, words))
     if not layers.breaks:
         return rows
-    for index, layer in enumerate(layers.largest_increases(MOST_JUMPS)):
+    for index, layer in enumerate(layers.largest_increases(NUM_LARGEST_INCREASES)):
         role = "also adds error" if index else "adds the most error"
         fixes = [fix for fix in layers.recommended_fixes if layer.name in layers.fixable(fix)]
         words = f"{layer.kind}, adds {format_number(layer.added or 0.0)}{_fix_command(fixes)}"
@@ -283,8 +290,5 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
 
 
 def _fix_command(fixes: Sequence[str]) -> str:
-    """Return a hint that names the command for fixing a layer.
-
-    If no fix is recommended, the result is empty.
-    """
+    """Return the command that applies the given fixes, as a hint, or "" if there are no fixes."""
     return f"; to fix it: teka fix --fix {','.join(fixes)}" if fixes else ""

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 import teka.audit
 from teka.audit.adapters.inputs import AuditInputs, is_trained_on, load_audit_images
-from teka.audit.model_comparison import ModelComparison, check_comparable, compare_models
+from teka.audit.model_comparison import ModelComparison, check_comparable_models, compare_models
 from teka.audit.page.badge import badge_svg
 from teka.audit.page.pages import write_page
 from teka.audit.page.text import (
@@ -23,7 +23,7 @@ from teka.audit.page.text import (
 )
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
-from teka.audit.statistics.comparison import Pair
+from teka.audit.statistics.comparison import ModelPair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.cli.app import CommandLine
 from teka.cli.audit_options import AuditOptions, ResultOptions
@@ -205,7 +205,7 @@ def audit_and_compare_models(
         command: Command line to record in the reports.
         result_options: The options `--resume` and `--debug`.
     """
-    check_comparable(audit_inputs)
+    check_comparable_models(audit_inputs)
     print("\n".join(line for inputs in audit_inputs for line in inputs.description), flush=True)
     reports = [
         audit_all_modes(inputs, command, result_options, str(index))
@@ -237,7 +237,7 @@ def print_and_write_results(
     json_content: Mapping[str, object],
     result_options: ResultOptions,
     terminal_text: str,
-    pairs: Sequence[Pair] = (),
+    pairs: Sequence[ModelPair] = (),
     badge: str | None = None,
 ) -> None:
     """Print the results of an audit, and write them to the files of --html, --json and so on.

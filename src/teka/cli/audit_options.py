@@ -23,8 +23,8 @@ from teka.audit.model_call import set_model_code_context
 from teka.audit.movement import MODES, TRANSLATION_MODES
 from teka.audit.settings import AuditSettings
 from teka.audit.shifts import (
-    MOST_SHIFTS,
-    MOST_STEPS,
+    MAX_SHIFTS,
+    MAX_STEPS,
     CheckedShifts,
     axis_shifts,
     shifts_to_tuples,
@@ -86,7 +86,7 @@ class ShiftOptions:
                 raise wrong_value("max_shift", None, "given, because shifts or step are given")
             return None
         check_number("step", step, "a positive number of pixels", low=0, exclude=(0,))
-        most = (math.isqrt(MOST_SHIFTS) - 1) // 2 if name == "square" else MOST_STEPS
+        most = (math.isqrt(MAX_SHIFTS) - 1) // 2 if name == "square" else MAX_STEPS
         expected = f"from 0 to {most * step:g} for the shifts {name!r} in steps of {step}"
         check_number("max_shift", max_shift, expected, low=0, high=(most + 0.5) * step)
         count = round(max_shift / step)

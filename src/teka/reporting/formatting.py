@@ -1,4 +1,4 @@
-"""Formatting of numbers and lists for people."""
+"""Functions that format numbers, shifts and lists for human readers."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_share(share: float) -> str:
-    """Format a share as a percentage with one decimal, such as "98.1".
+    """Format a share as a percentage with one decimal, such as "98.1" for 0.9814.
 
-    Only exact values give "100.0" and "0.0". Other values close to them give ">99.9" and "<0.1".
+    Only 1 and 0 themselves give "100.0" and "0.0". Values close to them give ">99.9" and "<0.1".
 
     >>> from teka.reporting.formatting import format_share
     >>> format_share(1.0), format_share(0.99999), format_share(0.9814)
@@ -46,7 +46,7 @@ def format_p_value(p_value: float) -> str:
 
 
 def format_step(step: int | float) -> str:
-    """Format the step of a shift along one axis with its sign, such as "−4", "0" or "+0.5"."""
+    """Format one step of a shift with its sign, such as "−4", "0" or "+0.5"."""
     return f"{step:+g}".replace("-", "−") if step else "0"
 
 
@@ -58,12 +58,15 @@ def format_shift(shift: Sequence[int | float]) -> str:
 
 
 def format_size(size: int | Sequence[int]) -> str:
-    """Format the size of an image, such as "224 × 224", or "a shorter side of 224" for a number."""
+    """Format the size of an image, such as "224 × 224".
+
+    A single number means the length of the shorter side, and becomes "a shorter side of 224".
+    """
     return f"a shorter side of {size}" if isinstance(size, int) else " × ".join(map(str, size))
 
 
 def join_words(values: Sequence[object]) -> str:
-    """Join values into a list for a sentence, such as "0, 1 and 2".
+    """Join values with commas and "and", such as "0, 1 and 2".
 
     Without values, the result is an empty string.
     """

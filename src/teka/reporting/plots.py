@@ -44,18 +44,18 @@ _SVG_CHANGES = {
 
 
 def line_color(index: int) -> str:
-    """Return the color of the model with this index in charts and tables."""
+    """Return the color of a model in charts and tables, given its index."""
     return COLORS[index % len(COLORS)]
 
 
-def make_axes(
+def create_chart(
     width: float | int,
     height: float | int,
     *,
     legend_rows: int = 0,
     layout: Literal["constrained"] | None = None,
 ) -> "tuple[Figure, Axes]":
-    """Create a figure and its axes in the style of the report pages.
+    """Create an empty chart in the style of the report pages: a figure and its axes.
 
     Args:
         width: Width in pixels.
@@ -91,9 +91,8 @@ def make_axes(
 
 def label_axes(axes: "Axes", horizontal: str, vertical: str) -> None:
     """Label both axes of a chart."""
-    horizontal, vertical = escape_unprintable(horizontal), escape_unprintable(vertical)
-    axes.set_xlabel(horizontal, color=_INK, fontsize=11, parse_math=False)
-    axes.set_ylabel(vertical, color=_INK, fontsize=11, parse_math=False)
+    for set_label, text in ((axes.set_xlabel, horizontal), (axes.set_ylabel, vertical)):
+        set_label(escape_unprintable(text), color=_INK, fontsize=11, parse_math=False)
 
 
 def add_legend(axes: "Axes", num_columns: int = 1) -> None:
@@ -136,7 +135,7 @@ def to_svg(figure: "Figure", description: str) -> str:
 
 
 def choose_ticks(steps: Sequence[float | int]) -> list[int]:
-    """Choose about nine evenly spaced steps for the ticks of an axis, and return their indices.
+    """Return the indices of about nine evenly spaced steps, for the ticks of an axis.
 
     If 0 is one of the steps, it gets a tick.
     """

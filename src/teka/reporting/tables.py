@@ -37,8 +37,8 @@ class Table:
         columns are printed below the first ones.
 
         Args:
-            width: Characters of a line.
-            narrowest: Smallest width of the first column.
+            width: Maximum number of characters in a line.
+            narrowest: Minimum width of the first column.
         """
         rows = [[_printable_lines(cell) for cell in row] for row in (self.heads, *self.rows)]
         columns = zip(*rows, strict=True)
@@ -94,5 +94,5 @@ def _printable_lines(cell: str) -> list[str]:
 
 
 def markdown_text(text: str, most: int = LONGEST_TEXT) -> str:
-    """Escape text, such as a file name, so that it is shown literally in one line of Markdown."""
+    """Escape a text, such as a file name, so that Markdown shows it literally and in one line."""
     return _MARKS.sub(lambda mark: _ENTITIES.get(mark[0], f"\\{mark[0]}"), to_one_line(text, most))

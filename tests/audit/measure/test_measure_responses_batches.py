@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from teka.audit import axis_shifts, square_shifts, translate
-from teka.audit.measure.measure_responses import Measurement, measure_responses, split_batches
+from teka.audit.measure.measure_responses import BatchEvaluator, measure_responses, split_batches
 from teka.audit.model_call import ModelError
 from teka.audit.movement import Movement
 from tests.audit.measure import models
@@ -49,12 +49,12 @@ def measure_and_record(images, shifts, movement, batch_size):
         batches.append(batch.clone())
         return batch.flatten(1).sum(1, keepdim=True).expand(-1, 3).clone()
 
-    measurement = Measurement(
+    evaluator = BatchEvaluator(
         model, images, shifts, movement, None, "logits", None, None, batch_size
     )
-    for batch in measurement.batches:
-        measurement.evaluate(batch)
-    assert measurement.responses().evaluated.all()
+    for batch in evaluator.batches:
+        evaluator.evaluate_batch(batch)
+    assert evaluator.responses().evaluated.all()
     return measurement, batches
 
 
@@ -62,9 +62,9 @@ def measure_and_record(images, shifts, movement, batch_size):
 @pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.mode)
 def test_model_receives_the_images_of_translate(movement, batch_size):
     measurement, batches = measure_and_record(IMAGES, SHIFTS, movement, batch_size)
-    for (shifts, images), batch in zip(measurement.batches, batches, strict=True):
+    for (shifts, images), batch in zip(evaluator.batches, batches, strict=True):
         expected = [
-            translated_image(movement, image, measurement.shifts[shift])
+            translated_image(movement, image, evaluator.shifts[shift])
             for shift in shifts
             for image in range(5)[images]
         ]

@@ -9,7 +9,7 @@ from teka.audit.caveats import Caveat
 from teka.audit.layers.localize import LayerBreak, LayerFinding, LayerFindings
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
-from teka.audit.report import AuditReport, Example, Failure
+from teka.audit.report import AuditReport, ExampleImage, Failure
 from teka.audit.statistics.intervals import Curve, Estimate
 from teka.audit.statistics.metrics import Metrics
 
@@ -38,7 +38,7 @@ def make_example(
     levels = base64.b64encode(example_pixels(index, channels, height, width).tobytes()).decode(
         "ascii"
     )
-    return Example(
+    return ExampleImage(
         mode=mode,
         index=index,
         label=index % 10 if label is None else label,

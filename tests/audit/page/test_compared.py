@@ -12,7 +12,7 @@ from teka.audit.page.compared import (
 from teka.audit.page.metric_formatting import format_differences
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.text import comparison_text, format_summary_as_markdown
-from teka.audit.statistics.comparison import Comparison, Difference, Pair
+from teka.audit.statistics.comparison import Comparison, Difference, ModelPair
 from teka.audit.statistics.intervals import Curve
 from tests.audit.page.audit_reports import SQUARE, make_report
 
@@ -32,7 +32,7 @@ def make_pair(first, second, value, p_value, mode="circular", method="bootstrap 
         "worst_shift_accuracy": difference(value, p_value),
         "mean_error": dataclasses.replace(difference(-value / 2, p_value), method=method),
     }
-    return Pair(
+    return ModelPair(
         first, second, Comparison(Movement(mode), 60, SQUARE, {"accuracy": curve}, numbers, 0.95)
     )
 

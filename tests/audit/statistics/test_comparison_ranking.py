@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from teka.audit.statistics.comparison import (
-    Pair,
+    ModelPair,
     compare_all_pairs,
     compare_responses,
     disagreement_mask,
@@ -98,7 +98,7 @@ def test_metric_that_one_pair_lacks_has_no_best_model(measure):
     )
     assert "accuracy" not in {best.metric for best in find_best_models(pairs)}
     lacking = replace(pairs[0].comparison, numbers={})
-    assert find_best_models([Pair(0, 1, lacking), *pairs[1:]]) == []
+    assert find_best_models([ModelPair(0, 1, lacking), *pairs[1:]]) == []
     assert find_best_models([]) == []
 
 

@@ -12,11 +12,11 @@ from teka.audit import wilson_interval
 from teka.audit.statistics.intervals import (
     BAND,
     BOOTSTRAP,
-    MOST_FACTOR,
+    MAX_FACTOR,
     NO_INTERVAL,
     NO_SPREAD,
     WILSON_IMAGES,
-    ImageAverage,
+    BootstrapAverage,
     ImageBootstrap,
     estimate_difference_curve,
     estimate_extreme,
@@ -130,7 +130,7 @@ def correlated_values(shifts, images, correlation, random):
 
 def average_estimate(values, bootstrap):
     means = values.mean(axis=1)
-    return ImageAverage(means, bootstrap.resample_means(values), values - means[:, None])
+    return BootstrapAverage(means, bootstrap.resample_means(values), values - means[:, None])
 
 
 def covers(lower, upper, truth):
@@ -176,8 +176,8 @@ def test_intervals_of_averages_are_bounded_if_one_image_dominates():
     means = np.array(curve.values)
     for lower, upper in ((curve.lower, curve.upper), (curve.band_lower, curve.band_upper)):
         # Without the bound, the ends differ by a factor of more than 10^50.
-        np.testing.assert_allclose(lower, means / MOST_FACTOR)
-        np.testing.assert_allclose(upper, means * MOST_FACTOR)
+        np.testing.assert_allclose(lower, means / MAX_FACTOR)
+        np.testing.assert_allclose(upper, means * MAX_FACTOR)
 
 
 def test_interval_of_a_mean_covers_with_correlated_shifts():

@@ -67,8 +67,8 @@ class LoadOptions:
             can run any code with your rights. Set it only for a file from a source whose scripts
             you would run.
         output_name: Output to measure of a model with several outputs, by its name or its index in
-            a tuple. Default: chosen by `teka.audit.model_output.FIELDS`, and for an ONNX file
-            "logits" or the first floating-point output.
+            a tuple. Default: chosen by `teka.audit.model_output.FIELD_READERS`, and for an ONNX
+            file "logits" or the first floating-point output.
 
     Raises:
         ValueError: The file of weights does not exist, only one of `mean` and `deviation` is given,

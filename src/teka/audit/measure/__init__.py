@@ -1,1 +1,1 @@
-"""Measurement of a model's outputs for shifted images, and of their numerical noise."""
+"""Measurement of how a model's output changes when images are shifted, and of its noise."""

@@ -1,4 +1,7 @@
-"""Evaluation of a model on every image at every shift, with checkpoints and a time budget."""
+"""The function `measure_responses`, which evaluates a model on every image at every shift.
+
+A measurement can have a time limit, and it can save checkpoints from which it resumes.
+"""
 
 import hashlib
 import json
@@ -12,7 +15,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from teka.audit.measure import outputs
+from teka.audit.measure import compare_outputs
 from teka.audit.measure.responses import WITH_ZERO, Responses
 from teka.audit.model_call import (
     Model,
@@ -24,7 +27,7 @@ from teka.audit.model_call import (
 )
 from teka.audit.model_output import OUTPUT_CHOICES, flatten_vectors, infer_kind
 from teka.audit.movement import ImageSet, Movement, Size, check_images
-from teka.audit.shifts import CheckedShifts, SubpixelShifts, parse_steps, shift_order
+from teka.audit.shifts import CheckedShifts, SubpixelShifts, shift_order, shifts_to_floats
 from teka.checks import (
     check_callable,
     check_device,
@@ -55,7 +58,7 @@ Progress = Callable[[int, int, float], None]
 
 
 def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> list[Batch]:
-    """Split all combinations of images and shifts into batches, with coarse shifts first.
+    """Split all combinations of images and shifts into batches, in the order of `shift_order`.
 
     A batch contains all images at several shifts, or some of the images at one shift.
     """
@@ -68,11 +71,11 @@ def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> li
     ]
 
 
-class Measurement:
-    """State of a call of `measure_responses`, to which each batch adds its results.
+class BatchEvaluator:
+    """Evaluator of a model on batches of shifted images, which collects errors and predictions.
 
-    The constructor checks the arguments of `measure_responses`. The first call of the model
-    determines the kind and the shape of the output.
+    The constructor takes the arguments of `measure_responses` and checks them. The first call of
+    the model determines the kind and the shape of the output.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Measurement:
         self._function = function
         self._images = images.detach()
         self._movement = movement
-        steps = parse_steps("shifts", shifts)
+        steps = shifts_to_floats("shifts", shifts)
         # Check in chunks, because all padded images together may not fit into memory.
         for chunk in self._images.split(CHECKED_IMAGES):
             self.shifts = movement.parse_shifts(
@@ -113,7 +116,7 @@ class Measurement:
         check_fits_in_memory("shifts", len(self.shifts), entries * ENTRY_BYTES, "responses")
         self._output = output
         self._stride = None if stride is None else check_stride(stride, images.ndim - 2)
-        self._labels = None if labels is None else outputs.parse_labels(labels, len(images))
+        self._labels = None if labels is None else compare_outputs.parse_labels(labels, len(images))
         self._epsilon = torch.finfo(images.dtype).eps if images.is_floating_point() else 0.0
         self._references = torch.empty(0)
         self._tables = {"evaluated": torch.zeros(len(self.shifts), len(images), dtype=torch.bool)}
@@ -123,21 +126,21 @@ class Measurement:
         """Mask (S, N) of the shifts and images for which the model was already evaluated."""
         return self._tables["evaluated"]
 
-    def evaluate(self, batch: Batch) -> None:
-        """Evaluate the model on a batch, and store the errors of its outputs.
+    def evaluate_batch(self, batch: Batch) -> None:
+        """Evaluate the model on a batch, and store its errors and predictions.
 
-        The errors refer to the outputs for the unshifted images, so batches with the zero shift
-        must be evaluated first.
+        Errors are differences from the outputs for the unshifted images. Therefore, the batches
+        with the zero shift must be evaluated first.
         """
         shifts, images = batch
-        output = self._call_model(batch)
+        output = self._call_on_shifted_images(batch)
         evaluated = self.evaluated
         for shift, part in zip(shifts, output.unflatten(0, (len(shifts), -1)), strict=True):
             is_finite = part.isfinite().reshape(len(part), -1).all(dim=1)
             if not is_finite.all():
                 raise ModelError(
-                    f"the output of the model holds NaN or infinity at shift {self.shifts[shift]} "
-                    f"for {int((~is_finite).sum())} of {len(part)} images"
+                    "the output of the model contains NaN or infinity at shift "
+                    f"{self.shifts[shift]} for {int((~is_finite).sum())} of {len(part)} images"
                 )
             if shift == self._zero:
                 self._references[images] = part.cpu()
@@ -152,11 +155,11 @@ class Measurement:
             evaluated[shift, images] = True
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the current results as named tensors, for a checkpoint."""
+        """Return the results so far as named tensors, so that a checkpoint can save them."""
         return {"references": self._references, **self._tables}
 
-    def resume(self, tensors: Mapping[str, Tensor]) -> float:
-        """Restore saved results, and measure how much the model differs from the saved model.
+    def restore(self, tensors: Mapping[str, Tensor]) -> float:
+        """Restore saved results, and compare the model with the one that produced them.
 
         Args:
             tensors: Tensors that `saved_tensors` returned.
@@ -166,7 +169,7 @@ class Measurement:
             saved outputs. It is infinite if the shape or the dtype of the outputs has changed.
         """
         images = self.batches[0][1]
-        output = self._call_model(((self._zero,), images)).cpu()
+        output = self._call_on_shifted_images(((self._zero,), images)).cpu()
         references = tensors["references"]
         if references.shape != self._references.shape or references.dtype != output.dtype:
             return math.inf
@@ -176,7 +179,7 @@ class Measurement:
         return output_difference(output[is_known].float(), references[images][is_known].float())
 
     def responses(self) -> Responses:
-        """Return the current results."""
+        """Return the results so far."""
         return Responses(
             self._movement,
             self.shifts,
@@ -186,8 +189,8 @@ class Measurement:
             **self._tables,
         )
 
-    def _call_model(self, batch: Batch) -> Tensor:
-        """Shift the images of a batch, and return the model's output for them."""
+    def _call_on_shifted_images(self, batch: Batch) -> Tensor:
+        """Shift the images of a batch, call the model on them, and return its output."""
         shifts, images = batch
         prepared = self._movement.prepare_images(self._images[images].to(self._device))
         # Concatenate even a single shift, because the model may write into its input.
@@ -209,7 +212,7 @@ class Measurement:
         return output
 
     def _infer_from_first_output(self, output: Tensor, kind: str) -> None:
-        """Determine the kind and the shape of all outputs from the first output."""
+        """Infer the kind of the output from the first output, and allocate memory for outputs."""
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
         self._output, self._stride = infer_kind(
@@ -217,51 +220,57 @@ class Measurement:
         )
         output = flatten_vectors(output, self._output)
         if self._stride is not None:
-            outputs.check_map_shifts(
+            compare_outputs.check_map_shifts(
                 self.shifts, output.shape[2:], self._stride, self._seen_size, self._movement
             )
         if output.is_floating_point():
             self._epsilon = max(self._epsilon, torch.finfo(output.dtype).eps)
-        self._labels = outputs.encode_labels(self._labels, self._output, output.shape[1])
+        self._labels = compare_outputs.encode_labels(self._labels, self._output, output.shape[1])
         self._references = torch.zeros(len(self._images), *output.shape[1:], dtype=output.dtype)
 
-    def _compare_with_unshifted(self, output: Tensor, shift: int, images: slice) -> outputs.Tables:
-        """Compare the outputs for shifted images with those for the unshifted images.
+    def _compare_with_unshifted(
+        self, output: Tensor, shift: int, images: slice
+    ) -> compare_outputs.Tables:
+        """Compare the outputs for images at one shift with the outputs for the unshifted images.
 
-        The tables in the result contain an error or a prediction for each image.
+        Returns:
+            Columns of the tables of `Responses`, with an entry for each image.
         """
         reference = self._references[images].to(output.device)
         if self._output == "boxes":
-            overlap = outputs.box_overlap(output, reference, self.shifts[shift], self._seen_size)
-            norm = torch.ones_like(overlap)
+            overlap = compare_outputs.box_overlap(
+                output, reference, self.shifts[shift], self._seen_size
+            )
             return {
                 "error_squared": (1 - overlap).square(),
-                "norm_squared": norm,
+                "norm_squared": torch.ones_like(overlap),
                 "overlap": overlap,
             }
         if self._stride is None:
-            errors = outputs.compare_vectors(output, reference, self._output)
+            errors = compare_outputs.compare_invariant_outputs(output, reference, self._output)
             if self._output == "features" and output.ndim == 2:
-                own = torch.arange(images.start, images.stop)
-                errors |= outputs.feature_distances(output.cpu(), self._references, own)
+                indices = torch.arange(images.start, images.stop)
+                errors |= compare_outputs.compare_features(output.cpu(), self._references, indices)
             return errors
-        compared = outputs.align_maps(
+        compared = compare_outputs.align_maps(
             output, reference, self.shifts[shift], self._stride, self._movement
         )
-        errors = outputs.squared_errors(*compared)
+        errors = compare_outputs.squared_errors(*compared)
         if self._output == "segmentation":
             predicted, expected = (maps.argmax(dim=1) for maps in compared)
-            errors["overlap"] = outputs.segmentation_overlap(predicted, expected, output.shape[1])
+            errors["overlap"] = compare_outputs.segmentation_overlap(
+                predicted, expected, output.shape[1]
+            )
         return errors
 
 
 class Checkpoint:
-    """File with the results of an unfinished measurement, in the safetensors format.
+    """File in the safetensors format with the results of an unfinished measurement.
 
     Args:
-        path: Path of the file. A missing folder is created with the file.
+        path: Path of the file. A missing folder is created together with the file.
         identity: Named strings that identify the measurement, such as the hash of the weights. A
-            file with a different identity is rejected.
+            file of another measurement is rejected.
     """
 
     def __init__(self, path: str | Path, identity: Mapping[str, str]) -> None:
@@ -278,7 +287,7 @@ class Checkpoint:
         """Return the saved tensors, or None if the file does not exist.
 
         Raises:
-            ValueError: The file is damaged or belongs to a different measurement.
+            ValueError: The file is damaged or belongs to another measurement.
         """
         if not self.path.exists():
             return None
@@ -313,7 +322,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """True if enough time has passed since the file was last written.
+        """True if it is time to write the file again.
 
         Two writes are at least 5 seconds apart, and writing takes at most 5 % of the time.
         """
@@ -326,7 +335,7 @@ def _content_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Deadline:
-    """Time limit of a measurement, counted from the creation of this object.
+    """Time limit of a measurement, which starts when the object is created.
 
     Args:
         budget_seconds: Available time in seconds, or None for no limit.
@@ -344,7 +353,7 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the time limit, at least 0. Infinite if there is no limit."""
+        """Seconds until the time limit, at least 0, or infinity if there is no limit."""
         return max(self._budget - self.seconds, 0.0)
 
 
@@ -365,19 +374,19 @@ def measure_responses(
 ) -> Responses:
     """Evaluate a model on every image at every shift, and measure how its outputs change.
 
-    Coarse shifts are evaluated first, so that a measurement that runs out of time still covers the
-    whole range of shifts. The mask `evaluated` of the result is False for images and shifts that
-    were not evaluated. The result is on the CPU.
+    An invariant model, such as an ideal classifier, returns the same output at every shift. If the
+    output is a map or boxes, the output of an equivariant model moves with the image. The result
+    contains the errors, which are the deviations from these expected outputs, and the predictions
+    of classifiers. Its tensors are on the CPU.
 
-    An equivariant model returns the same output at every shift. If the output is a map or boxes, it
-    moves with the image. The error of a map is its difference from the map of the unshifted image,
-    which is moved by s / r cells for a shift by s pixels and a stride of r pixels per cell. In
-    modes without circular edges, only cells whose content was inside the image before the shift are
-    compared.
+    If the time limit is reached, the mask `evaluated` of the result is False for the images and
+    shifts that are missing. Coarse shifts come first, so that the whole range is covered.
 
-    A map can be moved exactly only if s is a multiple of r, so other shifts are rejected. There are
-    two exceptions: mode "fourier" interpolates the map too, and mode "bilinear" does so at
-    stride 1.
+    The expected map for a shift by s pixels is the map of the unshifted image, moved by s / r cells
+    at a stride of r pixels per cell. In modes without circular edges, only cells whose content is
+    inside the image before and after the shift are compared. A map can be moved exactly only if s
+    is a multiple of r, so other shifts are rejected. There are two exceptions: mode "fourier"
+    interpolates the map too, and mode "bilinear" does so at stride 1.
 
     >>> import torch
     >>> from torch import nn
@@ -432,7 +441,7 @@ def measure_responses(
     if progress is not None:
         check_callable("progress", progress)
     deadline = Deadline(budget_seconds)
-    measurement = Measurement(
+    evaluator = BatchEvaluator(
         function, images, shifts, movement, labels, output, stride, device, batch_size
     )
     saved = None
@@ -441,37 +450,37 @@ def measure_responses(
             "weights": weights_hash(function),
             "images": tensor_hash(images),
             "labels": "none" if labels is None else tensor_hash(labels),
-            "shifts": json.dumps(measurement.shifts),
+            "shifts": json.dumps(evaluator.shifts),
             "movement": json.dumps(encode(movement)),
             "output": json.dumps([output, stride]),
         }
         saved = Checkpoint(checkpoint, identity)
         tensors = saved.read()
-        difference = 0.0 if tensors is None else measurement.resume(tensors)
+        difference = 0.0 if tensors is None else evaluator.restore(tensors)
         if not difference <= SAME_MODEL:
             hint = f"Its outputs for the unshifted images differ by {difference:.2g} of their norm."
             raise wrong_value("checkpoint", str(saved.path), "the state of this model", hint)
-    evaluated = measurement.evaluated
+    evaluated = evaluator.evaluated
     start = done = int(evaluated.sum())
     try:
-        for batch in measurement.batches:
+        for batch in evaluator.batches:
             if done > start and not deadline.seconds_left:
                 break
             if evaluated[list(batch[0]), batch[1]].all():
                 continue
-            measurement.evaluate(batch)
+            evaluator.evaluate_batch(batch)
             done = int(evaluated.sum())
             if progress is not None:
                 total = evaluated.numel()
                 seconds = deadline.seconds / (done - start) * (total - done)
                 progress(done, total, min(seconds, deadline.seconds_left))
             if saved is not None and saved.is_due:
-                saved.write(measurement.saved_tensors())
+                saved.write(evaluator.saved_tensors())
     except ModelError as error:
         if evaluated.any():
-            error.responses = measurement.responses()
+            error.responses = evaluator.responses()
         raise
     finally:
         if saved is not None and int(evaluated.sum()) > start:
-            saved.write(measurement.saved_tensors())
-    return measurement.responses()
+            saved.write(evaluator.saved_tensors())
+    return evaluator.responses()

@@ -1,4 +1,4 @@
-"""Numerical noise of a model: differences between repeated outputs for the same images."""
+"""Noise of a model: differences between its outputs for the same images."""
 
 import copy
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from teka.audit.model_call import Model, evaluate_model, output_difference
+from teka.audit.model_call import Model, evaluate_in_batches, output_difference
 from teka.errors import EXTERNAL_ERRORS
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Relative differences between outputs of a model f for the same images x.
+    """Relative differences between the outputs of a model f for the same images x.
 
-    A shift has no measurable effect if it changes the output by less than these differences.
+    If a shift changes the output by less than these differences, its effect cannot be measured.
 
     Args:
         repeat: ‖f(x) − f(x)‖ / ‖f(x)‖ for two calls on the same images.
@@ -34,7 +34,7 @@ def noise_floor(
     """Measure how much a model's output varies for the same images.
 
     A second call on the same images reveals randomness in the model. A comparison of single and
-    double precision measures its rounding errors. For this comparison, a copy of the module is cast
+    double precision measures its rounding errors. For this comparison, a copy of the model is cast
     to float64, or to float32 if the images are float64.
 
     Args:
@@ -44,8 +44,8 @@ def noise_floor(
         precision: Whether to compare single and double precision.
     """
     where = "on the images, for the noise floor"
-    output = evaluate_model(function, images, where, batch_size)
-    repeat = output_difference(evaluate_model(function, images, where, batch_size), output)
+    output = evaluate_in_batches(function, images, where, batch_size)
+    repeat = output_difference(evaluate_in_batches(function, images, where, batch_size), output)
     if not precision:
         return NoiseFloor(repeat, None, "it was not requested")
     if not isinstance(function, nn.Module):
@@ -55,7 +55,7 @@ def noise_floor(
     dtype = torch.float32 if is_double else torch.float64
     try:
         cast_function = copy.deepcopy(function).to(dtype)
-        cast = evaluate_model(cast_function, images.to(dtype), where, batch_size)
+        cast = evaluate_in_batches(cast_function, images.to(dtype), where, batch_size)
     # Modules that do not support the dtype raise errors of many classes.
     except EXTERNAL_ERRORS as error:
         reason = f"the copy in {dtype} fails: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Errors and predictions of a model at every shift, from which metrics are computed."""
+"""Responses of a model to shifts: the errors and predictions from which metrics are computed."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from teka.audit.model_output import KINDS
 from teka.audit.movement import Movement
-from teka.audit.shifts import CheckedShifts, parse_steps
+from teka.audit.shifts import CheckedShifts, shifts_to_floats
 from teka.checks import (
     BOOL_DTYPES,
     INTEGER_DTYPES,
@@ -42,8 +42,8 @@ TABLES = (
 class Responses:
     """Errors and predictions of a model for every image at every shift.
 
-    Most attributes are tables of shape (S, N) for S shifts and N images. Entries that were not
-    evaluated are −1 in `predictions` and `rank`, and 0 in all other tables.
+    Most attributes are tables of shape (S, N) for S shifts and N images. Entries for which the
+    model was not evaluated are −1 in `predictions` and `rank`, and 0 in all other tables.
 
     In the formulas, f is the model, x is an image, and T_s x is the image shifted by s. The
     expected output is T_s f(x). For maps, it is the map of the unshifted image, moved by the shift.
@@ -54,7 +54,7 @@ class Responses:
         shifts: S shifts, including the zero shift, with one step for each spatial axis, such as
             (dy, dx).
         output: Kind of the output, a name in `teka.audit.model_output.KINDS`.
-        evaluated: Mask of the entries that were evaluated.
+        evaluated: Mask of the entries for which the model was evaluated.
         error_squared: ‖f(T_s x) − T_s f(x)‖². For maps, only over the cells that are compared.
         norm_squared: ‖T_s f(x)‖² over the same cells.
         labels: Classes of the images, or codes of their label sets
@@ -100,7 +100,7 @@ class Responses:
         check_instance("movement", self.movement, Movement)
         if not isinstance(self.shifts, Sequence):  # an iterator can be read only once
             raise wrong_value("shifts", self.shifts, "a list of shifts")
-        parse_steps("shifts", self.shifts)
+        shifts_to_floats("shifts", self.shifts)
         check_tensor("evaluated", self.evaluated, len(self.shifts), "images", dtypes=BOOL_DTYPES)
         for name, table in self.tables().items():
             check_dense_tensor(name, table, *self.evaluated.shape, dtypes=None)
@@ -126,19 +126,19 @@ class Responses:
 
     @property
     def complete(self) -> Bool[Tensor, " shifts"]:
-        """Mask of the shifts at which the model was evaluated on all images."""
+        """Mask (S,) of the shifts at which the model was evaluated on all images."""
         return self.evaluated.all(dim=1)
 
     @cached_property
     def correct(self) -> Mask | None:
-        """Mask of correct predictions. It is None if there are no labels or no predictions."""
+        """Mask (S, N) of correct predictions, or None without labels or predictions."""
         if self.predictions is None or self.labels is None:
             return None
         return self.predictions == self.labels
 
     @cached_property
     def agreement(self) -> Mask | None:
-        """Mask of predictions that are equal to the prediction for the unshifted image.
+        """Mask (S, N) of predictions that agree with the prediction for the unshifted image.
 
         It is None if the model is not a classifier.
         """
@@ -146,10 +146,10 @@ class Responses:
 
     @property
     def errors(self) -> tuple[Table, Table] | None:
-        """Squared errors and squared norms of each image at each shift, in float64.
+        """Squared errors and squared norms (S, N) in float64, from which relative errors follow.
 
-        They are None if all expected outputs at a shift are 0 but some outputs are not, because the
-        relative error is then undefined.
+        This is None if a relative error is undefined: all expected outputs at a shift are 0, but
+        some outputs are not.
         """
         error = self.error_squared.to(torch.float64)
         norm = self.norm_squared.to(torch.float64)
@@ -160,7 +160,7 @@ class Responses:
         return error, torch.where(is_empty[:, None], 1.0, norm)
 
     def select_complete_shifts(self) -> "Responses":
-        """Return a copy without the shifts at which some images were not evaluated.
+        """Return a copy with only the shifts at which the model was evaluated on all images.
 
         Raises:
             ValueError: Some images were not evaluated at the zero shift.
@@ -181,7 +181,7 @@ class Responses:
 
 
 def select_common_shifts(responses: Sequence[Responses]) -> list[Responses]:
-    """Return copies that contain only the shifts at which every model saw all images."""
+    """Return copies with only the shifts at which every model was evaluated on all images."""
     complete = torch.stack([each.complete for each in responses]).all(dim=0)
     return [
         replace(each, evaluated=each.evaluated & complete[:, None]).select_complete_shifts()
@@ -190,10 +190,10 @@ def select_common_shifts(responses: Sequence[Responses]) -> list[Responses]:
 
 
 def check_same_images(first: Responses, second: Responses) -> None:
-    """Check that two models were evaluated on the same images, labels, shifts and movement.
+    """Raise an error if two models were evaluated on different images, labels or shifts.
 
     Raises:
-        ValueError: The images, labels, shifts or movements differ.
+        ValueError: The number of images, the labels, the shifts or the movements differ.
     """
     for name in ("movement", "shifts", "num_images"):
         mine = getattr(second, name)

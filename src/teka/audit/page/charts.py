@@ -73,7 +73,7 @@ def draw_curves(
                 values = result.curves[curve]
                 lines.append(CurveLine(model, reports[model], steps, rows, values, factor))
         if lines:
-            figure, axes = plots.make_axes(
+            figure, axes = plots.create_chart(
                 380, 240, legend_rows=len(lines) if len(lines) > 1 else 0
             )
             description = _draw_lines(axes, lines)
@@ -193,7 +193,7 @@ def draw_heat_map(
 
     rows = sorted({down for down, _ in heat_map.values})
     columns = sorted({right for _, right in heat_map.values})
-    figure, axes = plots.make_axes(
+    figure, axes = plots.create_chart(
         380, 380 * min(1.4, max(0.4, len(rows) / len(columns))), layout="constrained"
     )
     colors = LinearSegmentedColormap.from_list("heat", _HEAT)
@@ -225,7 +225,7 @@ def draw_layer_errors(layers: LayerFindings) -> str:
     Vertical lines mark the first layers that break equivariance.
     """
     findings = layers.findings
-    figure, axes = plots.make_axes(860, 280, legend_rows=1)
+    figure, axes = plots.create_chart(860, 280, legend_rows=1)
     indices = range(1, len(findings) + 1)
     noise = np.maximum([layer.noise for layer in findings], _LOWEST_ERROR)
     axes.fill_between(

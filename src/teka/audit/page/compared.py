@@ -15,7 +15,7 @@ from teka.audit.statistics.comparison import (
     BestModel,
     Comparison,
     Difference,
-    Pair,
+    ModelPair,
     find_best_models,
 )
 from teka.audit.statistics.intervals import has_interval
@@ -27,7 +27,9 @@ MOST_NAMED = 2  # number of models whose names are in the headline
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
-def select_valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> list[Pair]:
+def select_valid_pairs(
+    pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
+) -> list[ModelPair]:
     """Return the pairs of models in which both models have valid results."""
     return [
         pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
@@ -35,7 +37,7 @@ def select_valid_pairs(pairs: Sequence[Pair], reports: Sequence[AuditReport]) ->
 
 
 def describe_best_model(
-    pairs: Sequence[Pair], reports: Sequence[AuditReport]
+    pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
 ) -> tuple[str, list[str]]:
     """Return a headline about the best model in a mode, and sentences with the evidence.
 
@@ -117,7 +119,7 @@ def _format_with_interval(metric: str, difference: Difference) -> str:
     return f"{value}{unit} ({interval}, {format_p_value(difference.p_value)})"
 
 
-def describe_accuracy_cost(pairs: Sequence[Pair]) -> str:
+def describe_accuracy_cost(pairs: Sequence[ModelPair]) -> str:
     """Describe how a fix changes the accuracy of a model on unshifted images.
 
     Modes with the same result share a sentence.
@@ -159,7 +161,7 @@ def describe_differing_shifts(comparison: Comparison) -> str:
 
 
 def comparison_sections(
-    pairs: Sequence[Pair], reports: Sequence[AuditReport]
+    pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
 ) -> list[dict[str, Any]]:
     """Return the best model and all differences, separately for each mode of shifting.
 

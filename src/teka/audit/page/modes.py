@@ -75,7 +75,7 @@ def describe_movement(movement: Movement) -> str:
     The text also states the background and the size of the canvas or window, if there are any.
     """
     mode = MODES[movement.mode]
-    words = mode.words
+    words = mode.description
     if mode.has_background:
         values = parse_background(movement.background)
         words += f" Background: {', '.join(f'{value:g}' for value in values)}."

@@ -17,8 +17,8 @@ from teka.audit.page.metric_formatting import (
     metric_title,
 )
 from teka.audit.page.modes import format_confidence_levels, make_mode_sections
-from teka.audit.report import AuditReport, Example
-from teka.audit.statistics.comparison import Pair
+from teka.audit.report import AuditReport, ExampleImage
+from teka.audit.statistics.comparison import ModelPair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
 from teka.checks import check_instances
@@ -200,7 +200,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _movement_for_script(movement: Movement, example: Example) -> dict[str, Any]:
+def _movement_for_script(movement: Movement, example: ExampleImage) -> dict[str, Any]:
     """Return what the page's script needs to shift an image: mode, background and output size."""
     background = parse_background(movement.background)
     if len(background) == 1:
@@ -213,7 +213,7 @@ def _movement_for_script(movement: Movement, example: Example) -> dict[str, Any]
 
 
 def write_page(
-    reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[Pair] = ()
+    reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[ModelPair] = ()
 ) -> Path:
     """Write an HTML page about one or more audits. The file is written atomically.
 
@@ -239,13 +239,13 @@ def write_page(
         ValueError: No report, or a path that cannot be written.
     """
     reports = check_instances("reports", reports, AuditReport, "a list of reports")
-    pairs = check_instances("pairs", pairs, Pair, "a list of comparisons")
+    pairs = check_instances("pairs", pairs, ModelPair, "a list of comparisons")
     path = check_file_is_writable("path", path)
     write_bytes(path, render_audit_page(reports, pairs).encode("utf-8"))
     return path
 
 
-def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
+def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[ModelPair] = ()) -> str:
     """Return the HTML of a page about one or more audits."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")

@@ -14,7 +14,7 @@ from teka.audit.page.pages import (
     models_by_caveat,
 )
 from teka.audit.report import AuditReport
-from teka.audit.statistics.comparison import Pair
+from teka.audit.statistics.comparison import ModelPair
 from teka.audit.statistics.metrics import NUMBERS
 from teka.audit.verdict import explain_layers
 from teka.errors import to_one_line
@@ -117,7 +117,7 @@ def _wrap(words: str, first: str = "") -> str:
     )
 
 
-def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> str:
+def comparison_text(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) -> str:
     """Describe the best model in each mode, and list the differences from the first model."""
     texts = []
     for section in comparison_sections(pairs, reports):
@@ -136,7 +136,7 @@ def comparison_text(pairs: Sequence[Pair], reports: Sequence[AuditReport]) -> st
     return "\n\n".join(filter(None, texts))
 
 
-def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
+def _format_differences(pair: ModelPair, reports: Sequence[AuditReport]) -> str:
     """Format a table of the differences between two models in all metrics."""
     comparison = pair.comparison
     rows = []
@@ -155,7 +155,9 @@ def _format_differences(pair: Pair, reports: Sequence[AuditReport]) -> str:
     return "\n".join(lines)
 
 
-def format_summary_as_markdown(reports: Sequence[AuditReport], pairs: Sequence[Pair] = ()) -> str:
+def format_summary_as_markdown(
+    reports: Sequence[AuditReport], pairs: Sequence[ModelPair] = ()
+) -> str:
     """Summarize audits in Markdown: the best model, verdicts, main metrics and caveats.
 
     Args:

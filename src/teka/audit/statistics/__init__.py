@@ -1,4 +1,4 @@
-"""Metrics of an audit with confidence intervals, computed from a model's outputs.
+"""Metrics of an audit with confidence intervals, and comparisons of models.
 
-For the formulas and their sources, see docs/audit_statistics.md.
+The formulas and their sources are in docs/audit_statistics.md.
 """

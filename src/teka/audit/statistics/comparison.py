@@ -16,13 +16,13 @@ from teka.audit.measure.responses import Responses, check_same_images, select_co
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import (
-    MOST_RESAMPLES,
+    MAX_RESAMPLES,
     Curve,
     Estimate,
     ImageBootstrap,
-    append_artificial_images,
+    append_artificial_differences,
     estimate_difference_curve,
-    estimate_mean,
+    estimate_from_resamples,
     has_interval,
 )
 from teka.audit.statistics.metrics import CURVES, NUMBERS, average_metric
@@ -54,10 +54,10 @@ class Difference(Estimate):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences between two models (first minus second) in all metrics, on the same images.
+    """Differences between two models in all metrics that both have, first minus second.
 
-    It contains the metrics that are defined for both models, and the shifts at which both models
-    were evaluated on all images.
+    The models were evaluated on the same images. Only shifts at which both were evaluated on all
+    images are included.
     """
 
     movement: Movement
@@ -84,10 +84,10 @@ def compare_responses(
     over the images, and a p-value from a sign-flip test.
 
     For shares, the bootstrap adds two artificial images: one that only the first model classifies
-    correctly, and one that only the second model does. The interval then has a positive width even
-    if the models agree on all images. Source: Bonett and Price, "Adjusted Wald confidence interval
-    for a difference of binomial proportions based on paired data", Journal of Educational and
-    Behavioral Statistics 37 (2012), 479–488.
+    correctly, and one that only the second model does. As a result, the interval has a positive
+    width even if the models agree on all images. Source: Bonett and Price, "Adjusted Wald
+    confidence interval for a difference of binomial proportions based on paired data", Journal of
+    Educational and Behavioral Statistics 37 (2012), 479–488.
 
     Even exactly invariant models differ in their rounding errors. Therefore, a difference that
     rounding errors or noise could explain gets the p-value 1, and all intervals are widened by the
@@ -118,7 +118,7 @@ def compare_responses(
         ValueError: The models were evaluated on different images, labels, shifts or movements, or
             `summarize` rejects an argument.
     """
-    check_sizes({"num_flips": num_flips}, most=MOST_RESAMPLES)
+    check_sizes({"num_flips": num_flips}, most=MAX_RESAMPLES)
     check_number("noise", noise, "a number of at least 0", low=0)
     check_instance("first", first, Responses)
     check_instance("second", second, Responses)
@@ -129,8 +129,8 @@ def compare_responses(
     padded_bootstrap = replace(bootstrap, num_images=first.num_images + 2)
     curves = {}
     for name, metric in CURVES.items():
-        tables = [metric.values_and_norms(responses) for responses in pair]
-        if metric.is_share and tables[0] is not None and tables[1] is not None:
+        tables: list[Any] = [metric.values_and_norms(responses) for responses in pair]
+        if metric.is_share and all(tables):
             values = tables[0][0].astype(float) - tables[1][0]
             curves[name] = estimate_difference_curve(values, padded_bootstrap)
     numbers = {}
@@ -141,18 +141,19 @@ def compare_responses(
         values, others = (metric.values_per_image(responses) for responses in pair)
         differences = values.astype(float) - others
         if metric.is_share:
-            draws = padded_bootstrap.resample_means(append_artificial_images(differences))
-            mean = estimate_mean(float(differences.mean()), draws, padded_bootstrap)
+            draws = padded_bootstrap.resample_means(append_artificial_differences(differences))
+            mean = estimate_from_resamples(float(differences.mean()), draws, padded_bootstrap)
         else:
+            curve = CURVES[metric.curve]
             average, other = (
-                average_metric(CURVES[metric.curve].values_and_norms(each), bootstrap).mean_over(
+                average_metric(curve.values_and_norms(each), bootstrap).average_over_shifts(
                     each.moved
                 )
                 for each in pair
             )
             value = float(average.values[0] - other.values[0])
-            mean = estimate_mean(value, (average.draws - other.draws)[:, 0], bootstrap)
-        level = _noise_level(metric.curve, noise)
+            mean = estimate_from_resamples(value, (average.draws - other.draws)[:, 0], bootstrap)
+        level = _difference_from_noise(metric.curve, noise)
         p_value = 1.0
         if abs(mean.value) > level:
             p_value = sign_flip_test(differences, num_flips=num_flips, seed=seed)
@@ -162,8 +163,8 @@ def compare_responses(
     return Comparison(first.movement, first.num_images, pair[0].shifts, curves, numbers, confidence)
 
 
-def _noise_level(curve: str, noise: float) -> float:
-    """Return the largest difference between two models in a metric that noise alone can cause.
+def _difference_from_noise(curve: str, noise: float) -> float:
+    """Return the largest difference between two models in a metric that noise alone could cause.
 
     Args:
         curve: Name of the metric in `CURVES`.
@@ -180,9 +181,9 @@ def sign_flip_test(
     """Test whether the differences between two models are due to chance, by random sign flips.
 
     Under the null hypothesis, each image's difference is equally likely to be positive or negative.
-    The test therefore flips the signs at random n times, and counts the m times in which the mean
-    is at least as far from zero as the observed mean. The two-sided p-value is (1 + m) / (1 + n).
-    For outcomes of 0 and 1, it approximates the p-value of McNemar's exact test.
+    The test therefore flips the signs at random n times. If the mean is at least as far from zero
+    as the observed mean m times, the two-sided p-value is (1 + m) / (1 + n). For outcomes of 0 and
+    1, it approximates the p-value of McNemar's exact test.
 
     Sources: Fisher, "The Design of Experiments", 1935; Phipson and Smyth, "Permutation p-values
     should never be zero", Statistical Applications in Genetics and Molecular Biology 9 (2010).
@@ -206,8 +207,8 @@ def sign_flip_test(
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two models from a list of models, and the differences between them.
+class ModelPair:
+    """Pair of models from a list of models, and the differences between the two.
 
     Args:
         first: Index of the first model.
@@ -222,16 +223,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class BestModel:
-    """Best model in one metric, and its advantage over each of the other models.
+    """Best of several models in one metric, and its advantage over each of the others.
 
-    The p-values are adjusted for all pairs of models with Holm's method. This keeps them valid
-    although the same images were used to choose the best model.
+    The p-values of the advantages are adjusted for all pairs of models with Holm's method. They are
+    therefore valid although the best model was chosen on the same images.
 
     Args:
         metric: Name of the metric.
         model: Index of the best model.
-        advantages: Advantage over each other model, by the index of that model, from the smallest
-            to the largest advantage.
+        advantages: Advantage over each other model, by the index of the other model, from the
+            smallest to the largest advantage.
     """
 
     metric: str
@@ -240,7 +241,7 @@ class BestModel:
 
     @property
     def tied_models(self) -> list[int]:
-        """Indices of the models that are not significantly worse than the best model."""
+        """Indices of the other models that are not significantly worse than the best model."""
         return [
             model
             for model, advantage in self.advantages.items()
@@ -255,7 +256,7 @@ class BestModel:
 
 def compare_all_pairs(
     responses: Sequence[Responses], *, noise: Sequence[float] | None = None, **options: Any
-) -> tuple[Pair, ...]:
+) -> tuple[ModelPair, ...]:
     """Compare each pair of models with `compare_responses`.
 
     Args:
@@ -268,16 +269,16 @@ def compare_all_pairs(
     pairs = []
     for first, second in itertools.combinations(range(len(responses)), 2):
         level = max(noise[first], noise[second])
-        both = responses[first], responses[second]
-        pairs.append(Pair(first, second, compare_responses(*both, noise=level, **options)))
+        comparison = compare_responses(responses[first], responses[second], noise=level, **options)
+        pairs.append(ModelPair(first, second, comparison))
     return tuple(pairs)
 
 
-def find_best_models(pairs: Sequence[Pair]) -> list[BestModel]:
-    """Find the best model in each metric.
+def find_best_models(pairs: Sequence[ModelPair]) -> list[BestModel]:
+    """Find the best model in each metric, given the comparisons of all pairs of models.
 
-    All models that define a metric must have been compared with each other, or the metric is
-    skipped. If several models are equally good, the first of them is returned.
+    If some pairs are missing in a metric, its best model is unknown, and the metric is left out.
+    If several models are equally good, the first of them counts as the best.
     """
     best_models = []
     for metric in COMPARED_NUMBERS:
@@ -316,10 +317,10 @@ def holm_adjust(p_values: Sequence[float]) -> list[float]:
 
 
 def disagreement_mask(responses: Sequence[Responses]) -> Bool[Tensor, "shifts images"]:
-    """Return a mask of the shifts and images for which the classifiers disagree.
+    """Return a mask (S, N) of the shifts and images for which several classifiers disagree.
 
-    With labels, they disagree if some of them are correct and some are wrong. Without labels, they
-    disagree if they do not all predict the same class.
+    With labels, they disagree if some are correct and some are wrong. Without labels, they disagree
+    if they do not all predict the same class.
     """
     common = select_common_shifts(responses)
     outcomes = [each.predictions if each.correct is None else each.correct for each in common]

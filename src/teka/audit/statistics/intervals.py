@@ -1,4 +1,4 @@
-"""Confidence intervals: Wilson intervals for shares of images, and a bootstrap for averages."""
+"""Confidence intervals: Wilson intervals for shares of images, bootstrap intervals for averages."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from teka.checks import check_number, check_sizes, is_number
 from teka.errors import wrong_type, wrong_value
 
 # Maximum number of resamples and of sign flips, because more would exhaust the memory.
-MOST_RESAMPLES = 100_000
+MAX_RESAMPLES = 100_000
 # Minimum number of images for a bootstrap. For an average of shares, at least this many images must
 # also have a share that differs from the most common share.
 MINIMUM_IMAGES = 10
@@ -23,7 +23,7 @@ ROUNDING = 1e-12
 # Limit of value / lower end and of upper end / value. If a few values are much larger than the
 # others, the ends of a bootstrap-t interval have no bound. The limit changes no coverage in the
 # study reproduction/studies/interval_coverage.md.
-MOST_FACTOR = 30.0
+MAX_FACTOR = 30.0
 NO_INTERVAL = f"none, which needs {MINIMUM_IMAGES} images or more"
 NO_SPREAD = "none, all images have this value"
 WILSON = "wilson"
@@ -36,7 +36,7 @@ Ends = tuple[Any, Any]
 
 
 def has_interval(method: str) -> bool:
-    """Return True if the method of an estimate yields an interval, so it is not "none, …"."""
+    """Return True if estimates with this method have an interval. Methods "none, …" have none."""
     return not method.startswith("none")
 
 
@@ -77,16 +77,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of a metric at every shift, with a confidence interval for each value.
+    """Values of a metric at every shift, with confidence intervals and a simultaneous band.
 
-    A wider band contains the values at all shifts at the same time, with the same confidence.
+    The interval at a shift contains the true value at this shift with the probability given by the
+    confidence level. The band is wider than the intervals, because it contains the true values at
+    all shifts at the same time with this probability.
 
     Args:
         values: Value at each shift.
         lower: Lower end of the interval at each shift.
         upper: Upper end of the interval at each shift.
-        band_lower: Lower end of the band at each shift. With the probability given by the
-            confidence level, the band contains the true values at all shifts.
+        band_lower: Lower end of the band at each shift.
         band_upper: Upper end of the band at each shift.
         method: Method that computed the intervals.
     """
@@ -171,9 +172,9 @@ def _as_floats(argument: str, numbers: object) -> ndarray:
 class ImageBootstrap:
     """Bootstrap over images, in which each resample draws N of N images with replacement.
 
-    All averages use the same resamples. A resample contains an image together with its outputs at
-    all shifts, so that the dependence between shifts is preserved. Source: Efron, "Bootstrap
-    methods: another look at the jackknife", Annals of Statistics 7 (1979), 1–26.
+    The same resamples are used for all averages. A resample contains an image together with its
+    outputs at all shifts, so that the dependence between shifts is preserved. Source: Efron,
+    "Bootstrap methods: another look at the jackknife", Annals of Statistics 7 (1979), 1–26.
 
     Args:
         num_images: Number of images N.
@@ -192,7 +193,7 @@ class ImageBootstrap:
 
     def __post_init__(self) -> None:
         check_confidence(self.confidence)
-        check_sizes({"num_resamples": self.num_resamples}, most=MOST_RESAMPLES)
+        check_sizes({"num_resamples": self.num_resamples}, most=MAX_RESAMPLES)
         check_sizes({"seed": self.seed}, least=0)
         # NumPy rejects a confidence of type Fraction.
         object.__setattr__(self, "confidence", float(self.confidence))
@@ -221,7 +222,9 @@ class ImageBootstrap:
         return np.concatenate([chunk.astype(float) @ values.T for chunk in chunks]) / len(values.T)
 
     def percentile_interval(self, value: Any, draws: Draws) -> Ends:
-        """Return the percentile interval of an average, extended so that it contains the average.
+        """Return the percentile interval of an average.
+
+        If the average lies outside the interval, the interval is extended to contain it.
 
         Args:
             value: Average over the images.
@@ -232,24 +235,26 @@ class ImageBootstrap:
         return np.minimum(lower, value), np.maximum(upper, value)
 
     def standardized_deviations(self, values: Float[ndarray, " rows"], draws: Draws) -> Draws:
-        """Return how far the average of each resample is from the average, in standard errors.
+        """Return the distance of each resample from the data, in standard errors.
+
+        The standard error at a shift is the standard deviation of the averages of the resamples.
+        Where it is 0, the distance is 0.
 
         Args:
-            values: Average at each shift.
-            draws: Average of each resample at each shift. The standard error is the standard
-                deviation of these averages.
+            values: Average over the images at each shift.
+            draws: Average over the images of each resample at each shift.
         """
         error = draws.std(axis=0)
         varies = error > ROUNDING * np.abs(values)
         zeros = np.zeros_like(draws)
         return np.divide(np.abs(draws - values), error, out=zeros, where=varies)
 
-    def bootstrap_t_deviations(self, average: "ImageAverage") -> Draws:
-        """Measure the distance of each resample from the data, in standard errors (bootstrap-t).
+    def bootstrap_t_deviations(self, average: "BootstrapAverage") -> Draws:
+        """Return the distance of each resample from the data on a logarithmic scale (bootstrap-t).
 
         Let θ be the average of the data, θ* that of a resample, and σ* the standard error of θ*.
-        The distance is |log(θ* / θ)| θ* / σ*. The logarithm makes the interval longer on the side
-        of large values, where averages of skewed values vary more.
+        The distance is |log(θ* / θ)| θ* / σ*, in standard errors of log θ*. The logarithm makes the
+        interval longer on the side of large values, where averages of skewed values vary more.
 
         Source: Hall, "Theoretical comparison of bootstrap confidence intervals", Annals of
         Statistics 16 (1988), 927–953.
@@ -264,14 +269,18 @@ class ImageBootstrap:
         return np.abs(np.log(ratio)) * draws / np.where(varies, error, 1.0)
 
     def critical_value(self, deviations: Draws) -> float:
-        """Return the c for which a band of ± c standard errors covers the values at all shifts.
+        """Return the number c of standard errors for a band that covers the values at all shifts.
 
-        In each resample, take the largest deviation at any shift. The result is a quantile of these
-        largest deviations, or the normal quantile if that is larger. Shifts without deviations are
-        treated as independent (Šidák), because their dependence is unknown.
+        The band extends c standard errors to both sides of the average. The function takes the
+        largest deviation of each resample over all shifts, and returns the quantile of these
+        maxima at the confidence level. The result is at least the normal quantile. Shifts at which
+        no resample deviates are treated as independent (Šidák), which increases this quantile.
 
         Source: Montiel Olea and Plagborg-Møller, "Simultaneous confidence bands", Journal of
         Applied Econometrics 34 (2019), 1–17.
+
+        Args:
+            deviations: Deviation of each resample at each shift, in standard errors.
         """
         confidence = self.confidence
         num_constant = max(int((~deviations.any(axis=0)).sum()), 1)
@@ -281,8 +290,8 @@ class ImageBootstrap:
 
 
 @dataclass(frozen=True)
-class ImageAverage:
-    """Average of a metric over the images at each shift, and over each bootstrap resample.
+class BootstrapAverage:
+    """Averages of a metric at each shift, over all images and over each bootstrap resample.
 
     Args:
         values: Average over all images at each shift.
@@ -295,19 +304,20 @@ class ImageAverage:
     draws: Draws
     influence: Float[ndarray, "shifts images"]
 
-    def mean_over(self, shifts: list[int]) -> "ImageAverage":
-        """Average over the shifts with the given indices. The result has a single row."""
-        return ImageAverage(
+    def average_over_shifts(self, shifts: list[int]) -> "BootstrapAverage":
+        """Return the averages over the shifts with the given indices, as a single row."""
+        return BootstrapAverage(
             self.values[shifts].mean(keepdims=True),
             self.draws[:, shifts].mean(axis=1, keepdims=True),
             self.influence[shifts].mean(axis=0, keepdims=True),
         )
 
 
-def make_estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
-    """Create an `Estimate`, without an interval if the interval would have width 0.
+def create_estimate(value: Any, ends: Ends, confidence: float, method: str) -> Estimate:
+    """Create an `Estimate` from a value and the ends of its interval.
 
-    The width is 0 if all images have the same value. Such an interval would suggest certainty.
+    If the interval has width 0, because all images have the same value, the estimate is marked as
+    one without an interval. Otherwise, it would suggest certainty.
     """
     value, lower, upper = map(float, (value, *ends))
     if has_interval(method) and upper - lower <= ROUNDING * abs(value):
@@ -315,10 +325,10 @@ def make_estimate(value: Any, ends: Ends, confidence: float, method: str) -> Est
     return Estimate(value, lower, upper, confidence, method)
 
 
-def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Estimate:
-    """Estimate an average over images with a bootstrap interval.
+def estimate_from_resamples(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Estimate:
+    """Create an `Estimate` of an average, with a percentile interval from bootstrap resamples.
 
-    With too few images, the estimate has no interval.
+    If there are too few images, the estimate has no interval.
 
     Args:
         value: Average over the images.
@@ -327,23 +337,28 @@ def estimate_mean(value: float, draws: Draws, bootstrap: ImageBootstrap) -> Esti
     """
     confidence = bootstrap.confidence
     if bootstrap.num_images < MINIMUM_IMAGES:
-        return make_estimate(value, (value, value), confidence, NO_INTERVAL)
-    return make_estimate(value, bootstrap.percentile_interval(value, draws), confidence, BOOTSTRAP)
+        return create_estimate(value, (value, value), confidence, NO_INTERVAL)
+    return create_estimate(
+        value, bootstrap.percentile_interval(value, draws), confidence, BOOTSTRAP
+    )
 
 
 def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap) -> Estimate:
     """Estimate a share of images, or a mean of shares, with a confidence interval.
 
-    A share of images, such as the accuracy, has a Wilson interval. If each image has a share
-    itself, such as the share of shifts with the same prediction, the mean of these shares has a
-    bootstrap interval. If too few images differ from the most common share, the mean has a Wilson
-    interval instead, with each image as one trial. This interval is conservative, because zeros and
-    ones have the largest variance of all values in [0, 1] with the same mean.
+    - If each image is a success or a failure, the share of successes, such as the accuracy, has a
+      Wilson interval.
+    - If each image has a share itself, such as the share of shifts with the same prediction, the
+      mean of these shares has a bootstrap interval.
+    - If fewer than `MINIMUM_IMAGES` images differ from the most common share, the bootstrap is
+      unreliable. The mean then has a Wilson interval, with each image as one trial. This interval
+      is conservative, because zeros and ones have the largest variance of all values in [0, 1]
+      with the same mean.
 
     Args:
         shares: For each image a share, or a boolean that is True for a success.
-        bootstrap: Bootstrap over the images. For a different number of images, new resamples are
-            drawn.
+        bootstrap: Bootstrap over the images. If it has a different number of images, new resamples
+            are drawn.
     """
     mean = shares.mean()
     num_images = len(shares)
@@ -352,27 +367,27 @@ def estimate_share(shares: Shaped[ndarray, " images"], bootstrap: ImageBootstrap
     if method == WILSON_IMAGES and num_different >= MINIMUM_IMAGES:
         if num_images != bootstrap.num_images:
             bootstrap = replace(bootstrap, num_images=num_images)
-        return estimate_mean(float(mean), bootstrap.resample_means(shares), bootstrap)
+        return estimate_from_resamples(float(mean), bootstrap.resample_means(shares), bootstrap)
     # A rounding error of the mean must not change a whole number of successes.
     successes = round(mean * num_images, 9)
     whole = np.array([math.floor(successes), math.ceil(successes)])
     lower, upper = wilson_interval(whole, num_images, bootstrap.confidence)
-    return make_estimate(mean, (lower[0], upper[1]), bootstrap.confidence, method)
+    return create_estimate(mean, (lower[0], upper[1]), bootstrap.confidence, method)
 
 
 def estimate_share_curve(
     outcomes: Bool[ndarray, "shifts images"], bootstrap: ImageBootstrap, known: int | None = None
 ) -> Curve:
-    """Return the share of successful images at each shift, with intervals and a band.
+    """Estimate the share of successes at each shift, with intervals and a band.
 
     The intervals are Wilson intervals. The band consists of Wilson intervals with a higher
-    confidence level, chosen so that they cover the shares at all shifts.
+    confidence level, which the bootstrap chooses so that they cover the shares at all shifts.
 
     Args:
         outcomes: Whether each image is a success at each shift.
         bootstrap: Bootstrap over the images.
-        known: Index of a shift at which all images are successes by definition. This shift needs no
-            interval.
+        known: Index of a shift at which all images are successes by definition, if there is one.
+            This shift needs no interval.
     """
     shares = outcomes.mean(axis=1)
     unknown = np.arange(len(outcomes)) != known
@@ -383,33 +398,36 @@ def estimate_share_curve(
         ends += wilson_interval(outcomes.sum(axis=1), outcomes.shape[1], level)
     for end in ends:
         end[~unknown] = 1.0
-    return make_curve(shares, ends, WILSON)
+    return create_curve(shares, ends, WILSON)
 
 
 def estimate_mean_curve(
-    average: ImageAverage, bootstrap: ImageBootstrap, *, is_share: bool = False
+    average: BootstrapAverage, bootstrap: ImageBootstrap, *, is_share: bool = False
 ) -> Curve:
-    """Return a positive average over images at each shift, with bootstrap-t intervals and a band.
+    """Estimate a positive average at each shift, with bootstrap-t intervals and a band.
 
     The ends of an interval are θ exp(± c σ / θ), where θ is the average and σ its standard error.
-    For the interval at one shift, c is a quantile of the `bootstrap_t_deviations` at this shift, or
-    the normal quantile if that is larger. For the band, c is the `critical_value` of all shifts.
-    The factor exp(c σ / θ) is limited to `MOST_FACTOR`.
+    The factor exp(c σ / θ) is at most `MAX_FACTOR`. The number c of standard errors comes from the
+    `bootstrap_t_deviations` of the resamples:
+
+    - For the interval at a shift, c is their quantile at this shift, but at least the normal
+      quantile.
+    - For the band, c is their `critical_value` over all shifts.
 
     Args:
         average: Average θ at each shift.
         bootstrap: Bootstrap over the images.
-        is_share: Whether θ is a share. The intervals are then computed for 1 − θ, which is close to
-            0.
+        is_share: Whether θ is a share. The intervals are then computed for 1 − θ, because shares
+            are usually close to 1.
     """
     values = average.values
     if bootstrap.num_images < MINIMUM_IMAGES:
-        return make_curve(values, [values] * 4, NO_INTERVAL)
+        return create_curve(values, [values] * 4, NO_INTERVAL)
     if is_share:
-        lost = ImageAverage(1 - values, 1 - average.draws, -average.influence)
+        lost = BootstrapAverage(1 - values, 1 - average.draws, -average.influence)
         curve = estimate_mean_curve(lost, bootstrap)
         ends = (curve.upper, curve.lower, curve.band_upper, curve.band_lower)
-        return make_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
+        return create_curve(values, [1 - np.clip(end, 0, 1) for end in ends], curve.method)
     deviations = bootstrap.bootstrap_t_deviations(average)
     confidence = bootstrap.confidence
     each_shift = np.quantile(deviations, confidence, axis=0).clip(_normal_quantile(confidence))
@@ -417,13 +435,13 @@ def estimate_mean_curve(
     relative_error = np.divide(error, values, out=np.zeros_like(values), where=values > 0)
     ends = []
     for critical in (each_shift, bootstrap.critical_value(deviations)):
-        factor = np.exp((critical * relative_error).clip(max=math.log(MOST_FACTOR)))
+        factor = np.exp((critical * relative_error).clip(max=math.log(MAX_FACTOR)))
         ends += [values / factor, values * factor]
-    return make_curve(values, ends, BOOTSTRAP)
+    return create_curve(values, ends, BOOTSTRAP)
 
 
-def append_artificial_images(differences: Values) -> ndarray:
-    """Append two artificial images with the differences 1 and −1 (Bonett and Price 2012)."""
+def append_artificial_differences(differences: Values) -> ndarray:
+    """Append the differences 1 and −1 of two artificial images, see `compare_responses`."""
     ends = np.broadcast_to([1.0, -1.0], (*differences.shape[:-1], 2))
     return np.concatenate([differences, ends], axis=-1)
 
@@ -435,10 +453,11 @@ def estimate_difference_curve(differences: Values, bootstrap: ImageBootstrap) ->
 
     Args:
         differences: Difference between two models for each image at each shift.
-        bootstrap: Bootstrap over the images and the two images from `append_artificial_images`.
+        bootstrap: Bootstrap over the images and two artificial images, because the result uses
+            `append_artificial_differences`.
     """
     values = differences.mean(axis=1)
-    padded = append_artificial_images(differences)
+    padded = append_artificial_differences(differences)
     center = padded.mean(axis=1)
     draws = bootstrap.resample_means(padded)
     critical = bootstrap.critical_value(bootstrap.standardized_deviations(center, draws))
@@ -446,10 +465,10 @@ def estimate_difference_curve(differences: Values, bootstrap: ImageBootstrap) ->
     lower, upper = bootstrap.percentile_interval(values, draws)
     band = np.minimum(center - width, lower), np.maximum(center + width, upper)
     ends = [end.clip(-1, 1) for end in (lower, upper, *band)]
-    return make_curve(values, ends, BOOTSTRAP)
+    return create_curve(values, ends, BOOTSTRAP)
 
 
-def make_curve(values: Any, ends: Any, method: str) -> Curve:
+def create_curve(values: Any, ends: Any, method: str) -> Curve:
     """Create a `Curve` from arrays.
 
     Args:
@@ -462,9 +481,10 @@ def make_curve(values: Any, ends: Any, method: str) -> Curve:
 
 
 def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
-    """Estimate the lowest or the highest value of a curve over all shifts.
+    """Estimate the lowest or the highest value of a curve.
 
-    The interval is taken from the band, because the band covers the values at all shifts.
+    The ends of the interval are the lowest or highest ends of the band. They are valid without
+    knowing the shift with the lowest or highest value, because the band covers all shifts.
 
     Args:
         curve: The curve.
@@ -474,4 +494,4 @@ def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
     extreme = min if over == "lowest" else max
     ends = extreme(curve.band_lower), extreme(curve.band_upper)
     method = BAND if has_interval(curve.method) else curve.method
-    return make_estimate(extreme(curve.values), ends, confidence, method)
+    return create_estimate(extreme(curve.values), ends, confidence, method)

@@ -11,15 +11,15 @@ from teka.audit.measure.responses import SINGLE_PRECISION, Responses
 from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShifts
 from teka.audit.statistics.intervals import (
+    BootstrapAverage,
     Curve,
     Estimate,
-    ImageAverage,
     ImageBootstrap,
+    create_estimate,
     estimate_extreme,
     estimate_mean_curve,
     estimate_share,
     estimate_share_curve,
-    make_estimate,
 )
 from teka.checks import check_instance
 from teka.precision import rounding_error_bound
@@ -29,8 +29,8 @@ from teka.precision import rounding_error_bound
 class CurveMetric:
     """Metric that has a value at every shift, such as the accuracy.
 
-    The value is either a mean over the images, or a ratio √(Σ error / Σ norm) of sums over the
-    images.
+    The value is a mean over the images. The relative error is an exception: it is the ratio
+    √(Σ error / Σ norm) of two sums over the images.
 
     Args:
         label: Short name in tables and charts.
@@ -48,10 +48,10 @@ class CurveMetric:
     is_one_at_zero: bool = False
 
     def values_and_norms(self, responses: Responses) -> tuple[ndarray, ndarray | None] | None:
-        """Return the values and the norms of all images at all shifts, as arrays (S, N).
+        """Return the value of each image at each shift, and the norm by which it is divided.
 
-        Only ratios have norms. For all other metrics, the norms are None. If the model's outputs do
-        not define the metric, the result is None.
+        Both are arrays (S, N). The norms are None unless the metric is a ratio. The result is None
+        if the model's outputs do not define the metric.
         """
         values = self.read(responses)
         if values is None:
@@ -62,8 +62,8 @@ class CurveMetric:
 
 
 @dataclass(frozen=True)
-class NumberMetric:
-    """Metric that summarizes a `CurveMetric` over all shifts in one number.
+class SummaryMetric:
+    """Metric that summarizes the values of a `CurveMetric` at all shifts in one number.
 
     Args:
         label: Short name in tables.
@@ -85,7 +85,7 @@ class NumberMetric:
 
     @property
     def is_share(self) -> bool:
-        """True if the metric is a share, which is displayed in percent."""
+        """True if the metric is a share of images or shifts, which is displayed in percent."""
         return CURVES[self.curve].is_share
 
     def is_defined(self, responses: Responses) -> bool:
@@ -100,9 +100,9 @@ class NumberMetric:
     def values_per_image(self, responses: Responses) -> ndarray:
         """Return the value of each image, such as its share of shifts with the same prediction.
 
-        If the metric is a share, it is the mean of these values. For the summary "correct", only
-        the correctly classified images have a value. The summaries "lowest" and "highest" are not
-        supported, because they are not means over images.
+        If the metric is a share, the mean of these values is the metric. For the summary "correct",
+        only images that are classified correctly without a shift have a value. The summaries
+        "lowest" and "highest" are not supported, because they are not means over images.
         """
         values: Any = CURVES[self.curve].values_and_norms(responses)
         table, norms = values
@@ -119,7 +119,7 @@ class NumberMetric:
         return means
 
 
-_OVERLAP = "intersection over union with the shifted classes or boxes"
+_OVERLAP = "intersection over union of the output with the shifted output for the original image"
 _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖ for the model f and a shift Tₛ of the images x"
 
 CURVES = {
@@ -141,74 +141,74 @@ CURVES = {
     "cosine_distance": CurveMetric("1 − cosine", lambda r: r.cosine_distance),
     "error": CurveMetric("relative error", lambda r: r.errors),
 }
-"""Metrics that have a value at every shift, by their names in saved reports."""
+"""Metrics that have a value at every shift. The keys are their names in saved reports."""
 
 NUMBERS = {
-    "accuracy": NumberMetric(
+    "accuracy": SummaryMetric(
         "unshifted", "share of unshifted images that are classified correctly", "accuracy", "zero"
     ),
-    "minimum_accuracy": NumberMetric(
+    "minimum_accuracy": SummaryMetric(
         "worst shift",
         "share of images classified correctly at the shift with the lowest accuracy",
         "accuracy",
         "lowest",
     ),
-    "worst_shift_accuracy": NumberMetric(
+    "worst_shift_accuracy": SummaryMetric(
         "every shift", "share of images classified correctly at every shift", "accuracy", "every"
     ),
-    "consistency": NumberMetric(
+    "consistency": SummaryMetric(
         "consistency",
         "share of shifted images with the same prediction as the unshifted image",
         "agreement",
         "mean",
     ),
-    "consistency_when_correct": NumberMetric(
+    "consistency_when_correct": SummaryMetric(
         "consistency when correct",
         "consistency of the images that are classified correctly without a shift",
         "agreement",
         "correct",
     ),
-    "probability_change": NumberMetric(
+    "probability_change": SummaryMetric(
         "mean |Δp|",
         "mean change, over shifts, of the probability of the class predicted without a shift",
         "probability_change",
         "mean",
     ),
-    "overlap": NumberMetric(
+    "overlap": SummaryMetric(
         "mean IoU", f"mean over the shifts of the {_OVERLAP}", "overlap", "mean"
     ),
-    "minimum_overlap": NumberMetric(
+    "minimum_overlap": SummaryMetric(
         "IoU at the worst shift",
         f"lowest mean over images of the {_OVERLAP}, at one shift",
         "overlap",
         "lowest",
     ),
-    "retrieval": NumberMetric(
+    "retrieval": SummaryMetric(
         "nearest to itself",
-        "share of shifted images whose features are nearest to those of the same unshifted image",
+        "share of shifted images whose features are nearest to those of their unshifted version",
         "retrieval",
         "mean",
     ),
-    "cosine_distance": NumberMetric(
+    "cosine_distance": SummaryMetric(
         "1 − cosine",
-        "mean cosine distance between the features of shifted and unshifted images",
+        "mean cosine distance between the features of an image with and without a shift",
         "cosine_distance",
         "mean",
     ),
-    "mean_error": NumberMetric(
+    "mean_error": SummaryMetric(
         "mean error",
         f"mean over the shifts of the relative change of the output, {_ERROR}",
         "error",
         "mean",
     ),
-    "maximum_error": NumberMetric(
+    "maximum_error": SummaryMetric(
         "largest error",
         f"largest relative change of the output at any shift, {_ERROR}",
         "error",
         "highest",
     ),
 }
-"""Metrics that are one number, by their names in saved reports.
+"""Metrics that summarize all shifts in one number. The keys are their names in saved reports.
 
 Means over shifts do not include the zero shift.
 """
@@ -218,11 +218,11 @@ Means over shifts do not include the zero shift.
 class Metrics:
     """All metrics of a model in one mode of shifting, with confidence intervals.
 
-    It contains the metrics that the model's outputs define, at the shifts at which all images were
-    evaluated.
+    Only metrics that suit the kind of the model's output are present. Only shifts at which the
+    model was evaluated on all images are included.
 
     Args:
-        movement: How the images were moved.
+        movement: How the images were shifted.
         output: Kind of the model's output.
         num_images: Number of images.
         shifts: Shifts at which all images were evaluated.
@@ -245,7 +245,7 @@ class Metrics:
 
     @property
     def is_exact(self) -> bool:
-        """True if shifts change the output only by rounding errors of its dtype."""
+        """True if the model is equivariant or invariant up to the rounding errors of its dtype."""
         largest = self.numbers.get("maximum_error")
         return largest is not None and largest.value <= rounding_error_bound(self.epsilon)
 
@@ -253,11 +253,12 @@ class Metrics:
 def summarize(
     responses: Responses, *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> Metrics:
-    """Compute all metrics that a model's outputs define, with confidence intervals.
+    """Compute the metrics of a model, such as accuracy and consistency, with confidence intervals.
 
-    Shares of images have Wilson intervals, and averages have bootstrap intervals over the images.
-    Metrics that have a value at every shift also have a confidence band that covers the values at
-    all shifts. Shifts at which some images were not evaluated are left out.
+    The kind of the model's output determines which metrics exist. Shares of images have Wilson
+    intervals, and averages have bootstrap intervals over the images. Metrics that have a value at
+    every shift also have a confidence band that covers the values at all shifts. Shifts at which
+    some images were not evaluated are left out.
 
     >>> import torch
     >>> from torch import nn
@@ -270,7 +271,7 @@ def summarize(
     True
 
     Args:
-        responses: Responses of the model at all shifts, from `measure_responses`.
+        responses: Errors and predictions of the model at all shifts, from `measure_responses`.
         confidence: Confidence level of intervals and bands.
         num_resamples: Number of bootstrap resamples of the images.
         seed: Seed of the resamples.
@@ -301,9 +302,10 @@ def summarize(
         if metric.over in ("lowest", "highest"):
             numbers[name] = estimate_extreme(curves[metric.curve], metric.over, confidence)
         elif not metric.is_share:
-            mean = estimate_mean_curve(averages[metric.curve].mean_over(complete.moved), bootstrap)
+            average = averages[metric.curve].average_over_shifts(complete.moved)
+            mean = estimate_mean_curve(average, bootstrap)
             ends = mean.lower[0], mean.upper[0]
-            numbers[name] = make_estimate(mean.values[0], ends, confidence, mean.method)
+            numbers[name] = create_estimate(mean.values[0], ends, confidence, mean.method)
         else:
             numbers[name] = estimate_share(metric.values_per_image(complete), bootstrap)
     return Metrics(
@@ -319,14 +321,14 @@ def summarize(
     )
 
 
-def average_metric(values_and_norms: Any, bootstrap: ImageBootstrap) -> ImageAverage:
-    """Compute the average of a metric over all images and over each resample, at each shift.
+def average_metric(values_and_norms: Any, bootstrap: ImageBootstrap) -> BootstrapAverage:
+    """Average a metric over all images and over the images of each resample, at each shift.
 
-    If a ratio is not defined in a resample because all norms are 0, the ratio over all images is
-    used instead.
+    If all norms in a resample are 0, a ratio is undefined, and the ratio over all images is used
+    instead.
 
     Args:
-        values_and_norms: Values of the metric from `CurveMetric.values_and_norms`.
+        values_and_norms: Values and norms of all images, from `CurveMetric.values_and_norms`.
         bootstrap: Bootstrap over the images.
     """
     values, norms = values_and_norms
@@ -334,7 +336,7 @@ def average_metric(values_and_norms: Any, bootstrap: ImageBootstrap) -> ImageAve
     means = values.mean(axis=1)
     draws = bootstrap.resample_means(values)
     if norms is None:
-        return ImageAverage(means, draws, values - means[:, None])
+        return BootstrapAverage(means, draws, values - means[:, None])
     scale = norms.mean(axis=1)
     scales = bootstrap.resample_means(norms)
     ratios = means / scale
@@ -343,4 +345,4 @@ def average_metric(values_and_norms: Any, bootstrap: ImageBootstrap) -> ImageAve
     influence = (values - ratios[:, None] * norms) / scale[:, None]
     # The derivative of √r is 1 / 2√r. If r is 0, no image has an error.
     influence /= 2 * np.where(roots > 0, roots, 1.0)[:, None]
-    return ImageAverage(roots, np.sqrt(draws), influence)
+    return BootstrapAverage(roots, np.sqrt(draws), influence)

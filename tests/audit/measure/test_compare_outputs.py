@@ -8,14 +8,14 @@ from torch import nn
 from torch.nn.functional import avg_pool2d
 
 from teka.audit import axis_shifts, square_shifts
-from teka.audit.measure.measure_responses import measure_responses
-from teka.audit.measure.outputs import (
+from teka.audit.measure.compare_outputs import (
     align_maps,
     check_map_shifts,
-    compare_vectors,
+    compare_invariant_outputs,
     segmentation_overlap,
     squared_errors,
 )
+from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.movement import Movement
 from teka.audit.statistics.metrics import summarize
 from tests.audit.measure import models
@@ -261,11 +261,11 @@ def test_probability_change_is_that_of_the_unshifted_prediction(kind):
     shifted = torch.tensor([[0.1, 0.8, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64)
     if kind == "logits":
         unshifted, shifted = unshifted.log(), shifted.log()
-    change = compare_vectors(shifted, unshifted, kind)["probability_change"]
+    change = compare_invariant_outputs(shifted, unshifted, kind)["probability_change"]
     torch.testing.assert_close(change, torch.tensor([0.5, 0.1], dtype=torch.float64))
 
 
 def test_probability_change_of_a_single_logit():
     logits = torch.tensor([[0.7], [0.9]], dtype=torch.float64).logit()
-    change = compare_vectors(logits[:1], logits[1:], "logits")["probability_change"]
+    change = compare_invariant_outputs(logits[:1], logits[1:], "logits")["probability_change"]
     torch.testing.assert_close(change, torch.tensor([0.2], dtype=torch.float64))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from teka.audit import Movement, measure_responses
-from teka.audit.measure.outputs import box_overlap
+from teka.audit.measure.compare_outputs import box_overlap
 from teka.audit.model_output import intersection_over_union
 from tests.audit.measure.models import relative_errors
 

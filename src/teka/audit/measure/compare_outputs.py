@@ -1,4 +1,7 @@
-"""Functions that compare a model's outputs for shifted and unshifted images, and check labels."""
+"""Comparison of a model's outputs for shifted images with those for unshifted images.
+
+Labels are checked here too, and encoded like the predictions of a classifier.
+"""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -7,7 +10,7 @@ from torch import Tensor
 from teka.audit.model_output import (
     CLASSIFIERS,
     KINDS,
-    LEAST_SCORE,
+    MIN_SCORE,
     MULTILABEL,
     Boxes,
     Sizes,
@@ -29,7 +32,7 @@ Tables = dict[str, Shaped[Tensor, " batch"]]
 
 
 def box_overlap(found: Boxes, reference: Boxes, shift: CheckedShift, size: Sizes) -> Row:
-    """Measure how well the objects detected in shifted images overlap with the expected objects.
+    """Measure how well the objects detected in each shifted image overlap with the expected ones.
 
     The expected objects are those detected in the original image, moved by the shift. Detected and
     expected objects of the same class are matched in pairs. The overlap is the mean intersection
@@ -74,11 +77,11 @@ def _find_complete_objects(
 ) -> tuple[Tensor, Tensor]:
     """Return the boxes and classes of objects that are inside the image before and after a shift.
 
-    Objects with a score below `LEAST_SCORE` are left out.
+    Objects with a score below `MIN_SCORE` do not count as detected.
     """
     boxes = detections[:, :4]
     score, kind = detections[:, 4:].max(dim=1)
-    counts = (score >= LEAST_SCORE) & _is_inside(boxes, size) & _is_inside(boxes + step, size)
+    counts = (score >= MIN_SCORE) & _is_inside(boxes, size) & _is_inside(boxes + step, size)
     return boxes[counts], kind[counts]
 
 
@@ -117,10 +120,11 @@ def parse_labels(labels: Tensor, num_images: int) -> Tensor:
 
 
 def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Tensor | None:
-    """Convert labels to the format of a classifier's predictions.
+    """Convert labels to the format of a classifier's predictions, so that they can be compared.
 
-    Multi-label targets become integers, see `encode_label_sets`. If the model is not a classifier,
-    classes remain unchanged, and multi-label targets are dropped.
+    For a multi-label classifier, each row of targets becomes an integer, see `encode_label_sets`.
+    Classes are returned unchanged. If the model is not a classifier, multi-label targets are
+    replaced by None.
 
     Raises:
         ValueError: The classifier cannot predict these labels.
@@ -151,9 +155,9 @@ def encode_labels(labels: Tensor | None, kind: str, num_values: int) -> Tensor |
 def check_map_shifts(
     shifts: CheckedShifts, size: Sizes, stride: Sizes, seen_size: Sizes, movement: Movement
 ) -> None:
-    """Check that an output map can be moved by every shift, as if it were part of the image.
+    """Check that an output map can be moved along with the image by every shift.
 
-    A shift of the image moves the map by a whole number of cells, unless the mode interpolates.
+    The shifts must move the map by whole cells, unless the mode interpolates between cells.
 
     Args:
         shifts: The shifts of the images.
@@ -169,7 +173,7 @@ def check_map_shifts(
     sides = list(zip(size, stride, strict=True))
     if movement.wraps and [cells * pixels for cells, pixels in sides] != list(seen_size):
         expected = f"{tuple(seen_size)} over {tuple(size)} in mode {mode!r}"
-        hint = "The map must cover the image because this mode has circular edges."
+        hint = "In a mode with circular edges, the output must cover the whole image."
         raise wrong_value("stride", tuple(stride), expected, hint)
     for shift in shifts:
         for (cells, pixels), step in zip(sides, shift, strict=True):
@@ -178,7 +182,7 @@ def check_map_shifts(
                 expected = f"multiples of the stride {tuple(stride)} of the dense output"
                 hint = (
                     f"Mode {mode!r} does not interpolate the output. Choose shifts in steps of "
-                    f"{pixels}. If the output is not a map of the image, set output to features."
+                    f"{pixels}. If the output does not move with the image, set output to features."
                 )
                 raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected, hint)
             if not movement.wraps and abs(step) >= cells * pixels:
@@ -189,10 +193,11 @@ def check_map_shifts(
 def align_maps(
     response: Maps, reference: Maps, shift: CheckedShift, stride: Sizes, movement: Movement
 ) -> tuple[Compared, Compared]:
-    """Align the output map of the unshifted images with the output map of the shifted images.
+    """Align the output maps of shifted and unshifted images, so that they can be compared.
 
-    With circular edges, the map of the unshifted images is moved like the images. Without circular
-    edges, both maps are cropped to the cells whose content was inside the image before the shift.
+    With circular edges, the map of the unshifted images is moved like the images. In all other
+    modes, both maps are cropped to the cells whose content is inside the image before and after the
+    shift.
 
     Args:
         response: Map f(T_s x) of the shifted images.
@@ -234,38 +239,39 @@ def segmentation_overlap(found: Classes, expected: Classes, num_classes: int) ->
     return shares.sum(dim=1) / seen.sum(dim=1)
 
 
-def feature_distances(
+def compare_features(
     output: Float[Tensor, "batch features"],
     unshifted: Float[Tensor, "images features"],
-    own: Int[Tensor, " batch"],
+    indices: Int[Tensor, " batch"],
 ) -> Tables:
     """Compare the features of each shifted image with the features of all unshifted images.
 
     Args:
         output: Features of the shifted images.
         unshifted: Features of all unshifted images.
-        own: Index of the unshifted image that belongs to each row of `output`.
+        indices: Index in `unshifted` of the image that was shifted, for each row of `output`.
 
     Returns:
-        For each shifted image, the cosine distance to its unshifted image, and the rank of its
-        unshifted image among all unshifted images. The nearest image has rank 1.
+        For each shifted image, the cosine distance to its unshifted version, and the rank of its
+        unshifted version among all unshifted images, sorted by distance. The nearest has rank 1.
     """
     features, references = (
         torch.nn.functional.normalize(to_widest_dtype(each)) for each in (output, unshifted)
     )
     cosines = features @ references.T
     # Ignore differences of the size of rounding errors, so that copies of an image rank equally.
-    nearer = (cosines > cosines.gather(1, own[:, None]) + 1e-6).sum(dim=1)
+    nearer = (cosines > cosines.gather(1, indices[:, None]) + 1e-6).sum(dim=1)
     # Compute 1 − cosine of unit vectors without a difference of nearly equal numbers.
-    distance = (features - references[own]).square().sum(dim=1) / 2
+    distance = (features - references[indices]).square().sum(dim=1) / 2
     return {"cosine_distance": distance, "rank": 1 + nearer}
 
 
-def compare_vectors(output: Tensor, reference: Tensor, kind: str) -> Tables:
-    """Compare outputs that should not change under a shift, such as logits.
+def compare_invariant_outputs(output: Tensor, reference: Tensor, kind: str) -> Tables:
+    """Compare outputs that should not change if the image is shifted, such as logits.
 
-    The result contains squared errors and norms. For classifiers, it also contains the predictions
-    and the changes of probabilities.
+    Returns:
+        Squared errors and squared norms for each image. For classifiers, also the predictions and
+        the changes of probabilities, as in `Responses`.
     """
     if kind == "classes":
         # Treat classes as one-hot vectors.
