@@ -163,8 +163,7 @@ def warn_about_batch_dependence(
             if isinstance(part, _BatchNorm) and not part.track_running_stats
         ]
         if parts:
-            layers = ", ".join(parts[:3])
-            message += f" Batch normalization has no running statistics in {layers}."
+            message += f" Batch normalization has no running statistics in {', '.join(parts[:3])}."
         yield Caveat("batch statistics", "invalidates", message)
 
 
@@ -175,7 +174,6 @@ def warn_about_constant_output(
 
     The warning also covers detectors that find no objects, and segmentations with only one class.
     """
-    differ = len(images) > 1 and not torch.equal(images[1:], images[:1].expand_as(images[1:]))
     if kind == "boxes" and not bool((outputs[..., 4:] >= MIN_SCORE).any()):
         yield Caveat(
             "no objects found",
@@ -191,7 +189,9 @@ def warn_about_constant_output(
             f"Every pixel of {len(images)} images is of {_describe_class(classes, class_names)}. A "
             "model that ignores the image also gives the same output at every shift.",
         )
-    elif differ and (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max():
+    elif (images != images[:1]).any() and (
+        (outputs - outputs[:1]).abs().max() <= REPEAT_ROUNDING * outputs.abs().max()
+    ):
         yield Caveat(
             "constant output",
             "invalidates",
@@ -215,7 +215,7 @@ def warn_about_fill_value(images: ImageSet, movement: Movement) -> Iterator[Cave
     """
     if movement.mode not in ("zero", "canvas"):
         return
-    edges = (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1])
+    edges = [images.select(axis, index) for axis in (2, 3) for index in (0, -1)]
     border = torch.cat([edge.transpose(0, 1).flatten(1) for edge in edges], dim=1)
     fill = background_to_tensor(images, movement.background).flatten().expand(images.shape[1])
     commonest = border.mode(dim=1).values

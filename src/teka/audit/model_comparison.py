@@ -56,21 +56,17 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
         reports: Audit report of each model. All audits used the same modes and shifts.
     """
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
-    responses_by_mode = list(zip(*responses, strict=True))
-    intervals = cases[0].settings.interval_options
+    settings = cases[0].settings
     noise = [_output_noise(report) for report in reports]
-    pairs = [
-        pair
-        for mode in responses_by_mode
-        for pair in compare_all_pairs(mode, noise=noise, **intervals)
-    ]
+    pairs = []
     examples = [[] for _ in cases]
-    for mode in responses_by_mode:
+    for mode in zip(*responses, strict=True):
+        pairs += compare_all_pairs(mode, noise=noise, **settings.interval_options)
         if any(response.predictions is None for response in mode):
             continue
         num_shifts = disagreement_mask(mode).sum(dim=0)
-        order = num_shifts.argsort(descending=True, stable=True).tolist()
-        indices = order[: cases[0].settings.num_examples]
+        order = num_shifts.argsort(descending=True, stable=True)
+        indices = order[: settings.num_examples].tolist()
         for case, response, shown in zip(cases, mode, examples, strict=True):
             with evaluation_mode(find_owning_module(case.function)):
                 shown += create_examples(
@@ -98,10 +94,8 @@ def check_comparable_models(cases: Sequence[AuditInputs]) -> None:
     Raises:
         ValueError: The image sizes or the orders of the classes differ.
     """
-    sizes = [tuple(case.images.shape[2:]) for case in cases]
-    if len(set(sizes)) > 1:
-        named = zip(cases, sizes, strict=True)
-        value = ", ".join(f"{case.subject.name}: {size}" for case, size in named)
+    if len({case.images.shape[2:] for case in cases}) > 1:
+        value = ", ".join(f"{case.subject.name}: {tuple(case.images.shape[2:])}" for case in cases)
         expected = "the same, because the effect of a shift by one pixel depends on it"
         hint = "Use --shift-before-resize or --input-size."
         raise wrong_argument("the size of the models' images", value, expected, hint)

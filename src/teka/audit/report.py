@@ -214,8 +214,9 @@ class AuditReport:
             if failure.part.startswith("mode ") or failure.part in (VALIDITY, NOISE)
         ]
         if failures:
-            words = ", ".join(failures)
-            raise ValueError(f"the threshold needs every mode, but these failed: {words}")
+            raise ValueError(
+                f"the threshold needs every mode, but these failed: {', '.join(failures)}"
+            )
         numbers = [metrics.numbers for metrics in self.metrics]
         values = [each[metric].value for each in numbers if metric in each]
         if not values:

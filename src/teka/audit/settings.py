@@ -122,8 +122,8 @@ class AuditSettings:
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
         """Convert the settings to JSON data, with the shifts that images of the given size get."""
-        content = encode(replace(self, shifts=self.shifts_for(sizes)))
-        return {**content, "device": None if self.device is None else str(self.device)}
+        device = self.device and str(self.device)
+        return encode(replace(self, shifts=self.shifts_for(sizes), device=device))
 
     def largest_steps(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the length in whole pixels of the longest step along each axis, rounded up.
@@ -144,7 +144,7 @@ class AuditSettings:
         argument = f"{mode}_size"
         size = getattr(self, argument)
         if size is None:
-            sign = 1 if mode == "canvas" else -1
+            factor = 2 if mode == "canvas" else -2
             sides = zip(sizes, self.largest_steps(sizes), strict=True)
-            size = tuple(side + sign * 2 * step for side, step in sides)
+            size = tuple(side + factor * step for side, step in sides)
         return Movement(mode, self.background, **{argument: size})

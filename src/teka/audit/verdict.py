@@ -71,8 +71,8 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
     described = [worst]
     if all(metrics.is_exact for metrics in moved if metrics not in undecided):
         if undecided:
-            notes = _describe_images_and_modes(undecided, report)
-            return f"{_undecided_sentence(report)} ({notes})."
+            images = _describe_images_and_modes(undecided, report)
+            return f"{_undecided_sentence(report)} ({images})."
         described = moved
     longest = max(abs(step) for metrics in described for shift in metrics.shifts for step in shift)
     pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
@@ -176,8 +176,7 @@ def _mode_sentence(metrics: Metrics, report: AuditReport) -> str:
     mode = f"Mode {metrics.movement.mode}"
     if len(metrics.shifts) < 2:
         return f"{mode}: no image was moved{_budget_note(report)}."
-    images = format_count(metrics.num_images, "image")
-    where = f"{mode} ({len(metrics.shifts)} shifts, {images})"
+    where = f"{mode} ({len(metrics.shifts)} shifts, {format_count(metrics.num_images, 'image')})"
     if _is_explained_by_noise(metrics, report):
         sentence = _undecided_sentence(report)
         return f"{where}: {sentence[0].lower()}{sentence[1:]}."
@@ -198,8 +197,8 @@ def _metric_clauses(metrics: Metrics) -> list[str]:
         return []
     parts = []
     if "minimum_overlap" in numbers:
-        overlap = format_share(numbers["minimum_overlap"].value)
-        parts.append(f"the mean IoU is {overlap} % at the worst shift")
+        overlap = numbers["minimum_overlap"].value
+        parts.append(f"the mean IoU is {format_share(overlap)} % at the worst shift")
     if "retrieval" in numbers:
         parts.append(
             f"{_format_estimate(numbers['retrieval'])} of the shifted images have features that "
@@ -265,13 +264,15 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
     for kind, layer in layers.breaks.items():
         place = f", between {layer.between[0]} and {layer.between[1]}" if layer.between else ""
         cause = f", {layer.cause}" if layer.cause else ""
-        words = f"{layer.module}{place}{cause}, error {format_number(layer.error)}"
         fixes = [fix for fix in layers.recommended_fixes if FIXES[fix].kind == kind]
+        words = f"{layer.module}{place}{cause}, error {format_number(layer.error)}"
         role = f"is the first layer to break equivariance {BREAK_PLACES[kind]}"
         rows.append((role, layer.name, f"{words}{_fix_command(fixes)}"))
     for layer in layers.undecided[:1]:
-        error, noise = format_number(layer.error or 0.0), format_number(layer.noise)
-        words = f"{layer.kind}, error {error}, but copies of the same images differ by {noise}"
+        words = (
+            f"{layer.kind}, error {format_number(layer.error or 0.0)}, but copies of the same "
+            f"images differ by {format_number(layer.noise)}"
+        )
         rows.append(("may be the first layer to break equivariance", layer.name, words))
     if not layers.breaks:
         return rows
@@ -284,8 +285,9 @@ def explain_layers(layers: LayerFindings | None) -> list[tuple[str, str, str]]:
         embeddings = layers.fixable("positions")
         is_fixable = any(each == name or is_submodule(each, name) for each in embeddings)
         command = _fix_command(["positions"] if is_fixable else [])
-        words = f"according to its name and shape{command}"
-        rows.append(("contains absolute positions", name, words))
+        rows.append(
+            ("contains absolute positions", name, f"according to its name and shape{command}")
+        )
     return rows
 
 

@@ -54,8 +54,7 @@ class Table:
                 blocks.append([0, column])
             else:
                 blocks[-1] = block
-        texts = [self._format_columns(rows, block, sizes) for block in blocks]
-        return "\n\n".join(texts)
+        return "\n\n".join(self._format_columns(rows, block, sizes) for block in blocks)
 
     def _format_columns(
         self, rows: Sequence[Sequence[list[str]]], columns: Sequence[int], sizes: Sequence[int]

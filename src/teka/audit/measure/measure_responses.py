@@ -202,12 +202,12 @@ class BatchEvaluator:
         if len(self._tables) == 1:
             self._infer_from_first_output(output, kind)
         output = flatten_vectors(output, self._output)
-        if output.shape[1:] != self._references.shape[1:] or output.dtype != self._references.dtype:
-            shape = (len(moved), *self._references.shape[1:])
+        references = self._references
+        if output.shape[1:] != references.shape[1:] or output.dtype != references.dtype:
+            shape = (len(moved), *references.shape[1:])
             raise ModelError(
                 f"the output of the model {where} is {output.dtype} of shape "
-                f"{tuple(output.shape)}, expected {self._references.dtype} of shape {shape}, as at "
-                "first"
+                f"{tuple(output.shape)}, expected {references.dtype} of shape {shape}, as at first"
             )
         return output
 
@@ -300,10 +300,9 @@ class Checkpoint:
             if not isinstance(identity, dict):
                 raise ValueError("the metadata are not a mapping")
         except (self._library.SafetensorError, ValueError, RecursionError) as error:
-            expected = f"a whole file of a measurement ({error})"
-            raise wrong_file(expected) from error
-        parts = self._identity.keys() | identity.keys()
-        different = sorted(part for part in parts if identity.get(part) != self._identity.get(part))
+            raise wrong_file(f"a whole file of a measurement ({error})") from error
+        names = self._identity.keys() | identity.keys()
+        different = sorted(name for name in names if identity.get(name) != self._identity.get(name))
         if different:
             hint = f"These differ: {', '.join(different)}. Use another file."
             raise wrong_file("the state of this measurement", hint)
@@ -315,8 +314,7 @@ class Checkpoint:
         """Write tensors to the file, atomically."""
         start = time.perf_counter()
         notes = {"identity": json.dumps(self._identity), "sha256": _content_hash(tensors)}
-        content = self._library.torch.save(dict(tensors), metadata=notes)
-        write_bytes(self.path, content)
+        write_bytes(self.path, self._library.torch.save(dict(tensors), metadata=notes))
         self._written = time.perf_counter()
         self._pause = max(SECONDS_BETWEEN, TIMES_BETWEEN * (self._written - start))
 

@@ -58,7 +58,8 @@ def noise_floor(
         cast = evaluate_in_batches(cast_function, images.to(dtype), where, batch_size)
     # Modules that do not support the dtype raise errors of many classes.
     except EXTERNAL_ERRORS as error:
-        reason = f"the copy in {dtype} fails: {type(error).__name__}: {error}"
-        return NoiseFloor(repeat, None, reason)
+        return NoiseFloor(
+            repeat, None, f"the copy in {dtype} fails: {type(error).__name__}: {error}"
+        )
     single, double = (cast, output) if is_double else (output, cast)
     return NoiseFloor(repeat, output_difference(single, double))

@@ -117,7 +117,7 @@ class Responses:
     @cached_property
     def zero(self) -> int:
         """Index of the zero shift."""
-        return next(index for index, shift in enumerate(self.shifts) if not any(shift))
+        return list(map(any, self.shifts)).index(False)
 
     @cached_property
     def moved(self) -> list[int]:
