@@ -46,20 +46,22 @@ class ModelComparison:
         }
 
 
-def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport]) -> ModelComparison:
+def compare_models(
+    audit_inputs: Sequence[AuditInputs], reports: Sequence[AuditReport]
+) -> ModelComparison:
     """Compare each pair of models, and replace the example images of the reports by common ones.
 
     The common examples are the images on which the models disagree at most shifts.
 
     Args:
-        cases: The models and their images, which `check_comparable_models` accepted.
+        audit_inputs: The models and their images, which `check_comparable_models` accepted.
         reports: Audit report of each model. All audits used the same modes and shifts.
     """
     responses = [[packed.unpack() for packed in report.responses] for report in reports]
-    settings = cases[0].settings
+    settings = audit_inputs[0].settings
     noise = [_output_noise(report) for report in reports]
     pairs = []
-    examples = [[] for _ in cases]
+    examples = [[] for _ in audit_inputs]
     for mode in zip(*responses, strict=True):
         pairs += compare_all_pairs(mode, noise=noise, **settings.interval_options)
         if any(response.predictions is None for response in mode):
@@ -67,10 +69,10 @@ def compare_models(cases: Sequence[AuditInputs], reports: Sequence[AuditReport])
         num_shifts = disagreement_mask(mode).sum(dim=0)
         order = num_shifts.argsort(descending=True, stable=True)
         indices = order[: settings.num_examples].tolist()
-        for case, response, shown in zip(cases, mode, examples, strict=True):
-            with evaluation_mode(find_owning_module(case.function)):
+        for inputs, response, shown in zip(audit_inputs, mode, examples, strict=True):
+            with evaluation_mode(find_owning_module(inputs.function)):
                 shown += create_examples(
-                    case.function, case.images, response, indices, case.settings
+                    inputs.function, inputs.images, response, indices, inputs.settings
                 )
     same_examples = [
         replace(report, examples=tuple(shown))
@@ -88,18 +90,22 @@ def _output_noise(report: AuditReport) -> float:
     return max(levels, default=0.0)
 
 
-def check_comparable_models(cases: Sequence[AuditInputs]) -> None:
+def check_comparable_models(audit_inputs: Sequence[AuditInputs]) -> None:
     """Check that models can be compared: they need the same image size and order of classes.
 
     Raises:
         ValueError: The image sizes or the orders of the classes differ.
     """
-    if len({case.images.shape[2:] for case in cases}) > 1:
-        value = ", ".join(f"{case.subject.name}: {tuple(case.images.shape[2:])}" for case in cases)
+    if len({inputs.images.shape[2:] for inputs in audit_inputs}) > 1:
+        value = ", ".join(
+            f"{inputs.subject.name}: {tuple(inputs.images.shape[2:])}" for inputs in audit_inputs
+        )
         expected = "the same, because the effect of a shift by one pixel depends on it"
         hint = "Use --shift-before-resize or --input-size."
         raise wrong_argument("the size of the models' images", value, expected, hint)
-    labelled = [(case.subject.name, case.labels) for case in cases if case.labels is not None]
+    labelled = [
+        (inputs.subject.name, inputs.labels) for inputs in audit_inputs if inputs.labels is not None
+    ]
     for name, labels in labelled:
         first, first_labels = labelled[0]
         if not torch.equal(labels, first_labels):

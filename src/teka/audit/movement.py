@@ -47,7 +47,7 @@ def check_images(images: Tensor, argument: str = "images", *, least: int = 0) ->
     """
     check_dense_tensor(argument, images)
     if images.ndim < 3 or 0 in images.shape[1:] or len(images) < least:
-        expected = "(batch, channels, one or more spatial sizes), none of them empty"
+        expected = "(batch, channels, *sizes), with at least one spatial axis and no empty axis"
         raise wrong_shape(argument, images.shape, expected)
     if torch.is_complex(images):
         raise wrong_value(f"{argument}.dtype", images.dtype, "a real dtype")

@@ -181,8 +181,8 @@ def check_map_shifts(
             if step % pixels and not is_interpolated:
                 expected = f"multiples of the stride {tuple(stride)} of the dense output"
                 hint = (
-                    f"Mode {mode!r} does not interpolate the output. Choose shifts in steps of "
-                    f"{pixels}. If the output does not move with the image, set output to features."
+                    f"Mode {mode!r} only moves the output by whole cells. Choose steps of {pixels} "
+                    f"pixels. If the output does not move with the image, set output to features."
                 )
                 raise wrong_argument("shifts", f"a set with {tuple(shift)}", expected, hint)
             if not movement.wraps and abs(step) >= cells * pixels:

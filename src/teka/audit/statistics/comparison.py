@@ -25,7 +25,7 @@ from teka.audit.statistics.intervals import (
     estimate_from_resamples,
     has_interval,
 )
-from teka.audit.statistics.metrics import CURVES, NUMBERS, average_metric
+from teka.audit.statistics.metrics import CURVES, NUMBERS, average_over_images
 from teka.checks import check_instance, check_number, check_sizes
 from teka.precision import rounding_error_bound
 
@@ -146,7 +146,7 @@ def compare_responses(
         else:
             curve = CURVES[metric.curve]
             average, other = (
-                average_metric(curve.values_and_norms(each), bootstrap).average_over_shifts(
+                average_over_images(curve.values_and_norms(each), bootstrap).average_over_shifts(
                     each.moved
                 )
                 for each in pair

@@ -119,7 +119,7 @@ class SummaryMetric:
         return means
 
 
-_OVERLAP = "intersection over union of the output with the shifted output for the original image"
+_OVERLAP = "intersection over union with the shifted output for the original image"
 _ERROR = "‖f(Tₛx) − Tₛf(x)‖ / ‖Tₛf(x)‖ for the model f and a shift Tₛ of the images x"
 
 CURVES = {
@@ -170,16 +170,16 @@ NUMBERS = {
     ),
     "probability_change": SummaryMetric(
         "mean |Δp|",
-        "mean change, over shifts, of the probability of the class predicted without a shift",
+        "mean change of the probability of the class that is predicted without a shift",
         "probability_change",
         "mean",
     ),
     "overlap": SummaryMetric(
-        "mean IoU", f"mean over the shifts of the {_OVERLAP}", "overlap", "mean"
+        "mean IoU", f"{_OVERLAP}, averaged over the shifts", "overlap", "mean"
     ),
     "minimum_overlap": SummaryMetric(
         "IoU at the worst shift",
-        f"lowest mean over images of the {_OVERLAP}, at one shift",
+        f"{_OVERLAP}, averaged over the images, at the worst shift",
         "overlap",
         "lowest",
     ),
@@ -196,16 +196,10 @@ NUMBERS = {
         "mean",
     ),
     "mean_error": SummaryMetric(
-        "mean error",
-        f"mean over the shifts of the relative change of the output, {_ERROR}",
-        "error",
-        "mean",
+        "mean error", f"relative error {_ERROR}, averaged over the shifts", "error", "mean"
     ),
     "maximum_error": SummaryMetric(
-        "largest error",
-        f"largest relative change of the output at any shift, {_ERROR}",
-        "error",
-        "highest",
+        "largest error", f"relative error {_ERROR}, at the worst shift", "error", "highest"
     ),
 }
 """Metrics that summarize all shifts in one number. The keys are their names in saved reports.
@@ -293,7 +287,7 @@ def summarize(
             known = complete.zero if metric.is_one_at_zero else None
             curves[name] = estimate_share_curve(table[0], bootstrap, known)
         else:
-            averages[name] = average_metric(table, bootstrap)
+            averages[name] = average_over_images(table, bootstrap)
             curves[name] = estimate_mean_curve(averages[name], bootstrap, is_share=metric.is_share)
     numbers = {}
     for name, metric in NUMBERS.items():
@@ -321,7 +315,7 @@ def summarize(
     )
 
 
-def average_metric(values_and_norms: Any, bootstrap: ImageBootstrap) -> BootstrapAverage:
+def average_over_images(values_and_norms: Any, bootstrap: ImageBootstrap) -> BootstrapAverage:
     """Average a metric over all images and over the images of each resample, at each shift.
 
     If all norms in a resample are 0, a ratio is undefined, and the ratio over all images is used
