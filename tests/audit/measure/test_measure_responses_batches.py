@@ -42,7 +42,7 @@ def translated_image(movement, image, shift):
 
 
 def measure_and_record(images, shifts, movement, batch_size):
-    """Return a complete measurement and a copy of each batch of images that the model received."""
+    """Return a complete evaluator and a copy of each batch of images that the model received."""
     batches = []
 
     def model(batch):
@@ -55,13 +55,13 @@ def measure_and_record(images, shifts, movement, batch_size):
     for batch in evaluator.batches:
         evaluator.evaluate_batch(batch)
     assert evaluator.responses().evaluated.all()
-    return measurement, batches
+    return evaluator, batches
 
 
 @pytest.mark.parametrize("batch_size", [3, 12, 100])
 @pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.mode)
 def test_model_receives_the_images_of_translate(movement, batch_size):
-    measurement, batches = measure_and_record(IMAGES, SHIFTS, movement, batch_size)
+    evaluator, batches = measure_and_record(IMAGES, SHIFTS, movement, batch_size)
     for (shifts, images), batch in zip(evaluator.batches, batches, strict=True):
         expected = [
             translated_image(movement, image, evaluator.shifts[shift])
