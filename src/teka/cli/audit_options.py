@@ -37,7 +37,7 @@ from teka.errors import require, wrong_value
 from teka.files import check_file_is_writable, check_folder_is_writable, resolve_path
 
 MODE_HELP = "How images are shifted:\n\n" + "\n".join(
-    f"- {name}: {mode.words}" for name, mode in MODES.items()
+    f"- {name}: {mode.description}" for name, mode in MODES.items()
 )
 SHIFT_SETS = ("square", "axes", "dy", "dx")
 
