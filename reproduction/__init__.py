@@ -1,6 +1,6 @@
-"""Reproductions of two papers, studies of attention kernels, and benchmarks.
+"""Experiments with teka: reproductions of two papers, studies of attention kernels, and benchmarks.
 
-The installed library does not contain this package.
+This package is part of the repository but not of the installed library.
 """
 
 from reproduction import baselines

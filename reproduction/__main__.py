@@ -12,32 +12,35 @@ from teka.cli import main, make_app
 
 REPRODUCTION_COMMANDS = {
     "study": (
-        "reproduction.commands:study",
+        "reproduction.study_commands:train_study",
         "Train the models described in a YAML file and compare them.",
     ),
     "reproduce": (
-        "reproduction.commands:reproduce",
+        "reproduction.study_commands:reproduce_paper",
         "Reproduce Table 1 or Figure 1 of Horn et al. (2021).",
     ),
     "heads": (
-        "reproduction.heads.figures:heads",
+        "reproduction.heads.figures:plot_heads",
         "Plot which tokens the attention heads of a network attend to.",
     ),
     "sample-efficiency": (
-        "reproduction.commands:sample_efficiency",
+        "reproduction.study_commands:compare_sample_efficiency",
         "Train models on increasing numbers of images and compare them.",
     ),
-    "invariant": ("reproduction.invariant:invariant", "Train a shift-invariant classifier."),
+    "invariant": (
+        "reproduction.invariant:train_invariant_classifier",
+        "Train a shift-invariant classifier.",
+    ),
     "long-inputs": (
-        "reproduction.long_inputs:long_inputs",
+        "reproduction.long_inputs:train_on_long_inputs",
         "Train a segmentation model on images with 65,536 tokens.",
     ),
     "all-shifts": (
-        "reproduction.all_shifts:all_shifts",
+        "reproduction.all_shifts:count_unchanged_images",
         "Count the test images whose prediction is the same at every circular shift.",
     ),
     "prune": (
-        "reproduction.heads.prune:prune",
+        "reproduction.heads.prune:prune_run",
         "Remove degenerate attention heads from a network and fine-tune it.",
     ),
 }

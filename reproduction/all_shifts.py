@@ -1,4 +1,4 @@
-"""The command `all-shifts`, which classifies test images at every circular shift."""
+"""The command `all-shifts`, which counts images whose prediction no circular shift changes."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from teka.provenance import gather_provenance
 BATCH_SIZE = 250
 
 
-def all_shifts(
+def count_unchanged_images(
     model: str,
     /,
     *,

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from reproduction.baselines.blocks import Images  # its package registers ResNet-18
-from reproduction.study.measure import compute_logits, measure_accuracy
+from reproduction.study.model_metrics import compute_logits, measure_accuracy
 from reproduction.training import MakeBatch, train_steps
 from teka.audit import Movement, measure_responses, square_shifts, summarize, wilson_interval
 from teka.checks import check_sizes
@@ -69,7 +69,7 @@ CONSISTENCY_IMAGES = 1000
 MAX_SHIFT = 2
 
 
-def invariant(
+def train_invariant_classifier(
     *,
     data: Literal["cifar10", "fashion-mnist", "mnist"],
     seed: int,
@@ -83,8 +83,9 @@ def invariant(
 ) -> None:
     """Train an image classifier, and save it with its accuracy and its consistency under shifts.
 
-    The images are resized to 32 × 32 pixels. Run the same command again to resume an interrupted
-    training run after its last complete epoch.
+    The default model is exactly invariant to circular shifts by whole pixels. The images are
+    resized to 32 × 32 pixels. Run the same command again to resume an interrupted training run
+    after its last complete epoch.
 
     Args:
         data: Data set.
@@ -111,7 +112,7 @@ def invariant(
         pictures=encode(choose_picture_settings(data, dataset.image_size)),
     )
     path = make_directory("out", out) / f"{data}-{model}-seed-{seed}"
-    network, result = train_classifier(
+    network, result = train_and_evaluate_classifier(
         config.make_model,
         dataset,
         seed=seed,
@@ -134,7 +135,7 @@ def invariant(
     print(f"written: {write_json(path.with_suffix('.json'), result)}")
 
 
-def train_classifier(
+def train_and_evaluate_classifier(
     make_model: Callable[[], nn.Module],
     dataset: Dataset,
     *,
@@ -144,9 +145,10 @@ def train_classifier(
     is_flipped: bool,
     is_compiled: bool,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train an image classifier and measure its accuracy.
+    """Train an image classifier, and measure its accuracy on held-out images.
 
-    For `EVALUATION_SEEDS`, also measure the test accuracy and the consistency under shifts.
+    The test accuracy and the consistency under shifts are measured only for `EVALUATION_SEEDS`,
+    because the hyperparameters were chosen with other seeds.
 
     Args:
         make_model: Function that creates the model.
@@ -180,7 +182,7 @@ def train_classifier(
     train_steps(
         model.train(),
         make_optimizers(model),
-        make_batch_function(dataset.train, steps_per_epoch, seed, is_flipped=is_flipped),
+        make_augmented_batch_function(dataset.train, steps_per_epoch, seed, is_flipped=is_flipped),
         num_steps=num_steps,
         rate_factor=lambda step: compute_rate_factor(step, num_steps),
         label_smoothing=LABEL_SMOOTHING,
@@ -196,10 +198,10 @@ def train_classifier(
         "epochs": epochs,
         "seconds": None if is_resumed else round(seconds, 1),
         "parameters": count_parameters(model),
-        "held_out": measure_accuracies(model, dataset.validation, is_flipped),
+        "held_out": measure_accuracy_with_interval(model, dataset.validation, is_flipped),
     }
     if seed in EVALUATION_SEEDS:
-        result["test"] = measure_accuracies(model, dataset.test, is_flipped)
+        result["test"] = measure_accuracy_with_interval(model, dataset.test, is_flipped)
         result["consistency"] = measure_consistency(model, dataset.test.images)
     return model, result
 
@@ -242,13 +244,14 @@ def compute_rate_factor(step: int, num_steps: int) -> float:
     return float(np.interp(step / num_steps, list(SCHEDULE), list(SCHEDULE.values())))
 
 
-def make_batch_function(
+def make_augmented_batch_function(
     split: Split, steps_per_epoch: int, seed: int, *, is_flipped: bool
 ) -> MakeBatch:
-    """Return a function that takes the index of a training step and returns its augmented batch.
+    """Return a function that creates the augmented batch of a training step from its index.
 
-    If `is_flipped` is true, each image is flipped in every second epoch: a random half of the
-    images in even epochs, and the other half in odd epochs.
+    Each image is shifted at random by up to two pixels. If `is_flipped` is true, it is also
+    mirrored in every second epoch: a random half of the images in even epochs, and the other half
+    in odd epochs.
     """
     is_first_half = torch.rand(len(split), generator=Generator().manual_seed(seed)) < 0.5
 
@@ -276,11 +279,13 @@ def shift_images(images: Images, shifts: Int[Tensor, "batch 2"]) -> Images:
     return windows[torch.arange(len(images)), :, rows, columns]
 
 
-def measure_accuracies(model: nn.Module, split: Split, is_flipped: bool) -> dict[str, Any]:
+def measure_accuracy_with_interval(
+    model: nn.Module, split: Split, is_flipped: bool
+) -> dict[str, Any]:
     """Measure the accuracy of a model with its 95 % Wilson interval.
 
-    If training flips images, also measure the accuracy with test-time flipping, which adds the
-    logits of each image and of its mirror image.
+    If `is_flipped` is true, also measure the accuracy with test-time flipping: the prediction is
+    then based on the sum of the logits of an image and of its mirror image.
     """
     result: dict[str, Any] = {"images": len(split)}
     scores = {"accuracy": compute_logits(model, split.images)}

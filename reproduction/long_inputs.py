@@ -1,8 +1,8 @@
 """The command `long-inputs`, which trains segmentation models on images of 65,536 tokens.
 
-Each image is a scene with two handwritten digits at random positions. Every pixel is a token. The
-model labels the pixels of each digit with the class of this digit and the class of the other digit,
-so that it must combine distant pixels.
+Each image is a scene with two handwritten digits at random positions, and every pixel is a token.
+For each pixel of a digit, the model predicts two classes: that of the digit itself and that of the
+other digit. The second prediction requires information from distant pixels.
 """
 
 import resource
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from reproduction.study.report import compute_margin_of_error
+from reproduction.study.summary_page import compute_margin_of_error
 from reproduction.training import train_steps
 from teka.checks import check_sizes
 from teka.cli.app import CommandLine
@@ -40,7 +40,7 @@ INK = 0.25
 IGNORED = -100
 
 
-def long_inputs(
+def train_on_long_inputs(
     *,
     seed: int,
     attention: AttentionName = "linear",
@@ -79,7 +79,7 @@ def long_inputs(
         "steps": steps,
         "seconds_per_step": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "test": measure_accuracies_with_margins(model.eval(), dataset.test),
+        "test": measure_pixel_accuracy(model.eval(), dataset.test),
         **gather_provenance(command),
     }
     print(f"written: {write_json(folder / f'{name}.json', result)}")
@@ -115,7 +115,7 @@ class SceneModel(nn.Module):
     def forward(
         self, scenes: Float[Tensor, "batch 1 height width"]
     ) -> Float[Tensor, "batch classes 2 height width"]:
-        """Return logits of two labels per pixel: the class of its own and of the other digit."""
+        """Return the logits of two classes per pixel: that of its digit and of the other digit."""
         features = self.stem(scenes)
         grid = Grid(features.shape[2:])
         tokens = grid.flatten(features)
@@ -204,11 +204,12 @@ def train_scene_model(
 
 
 @torch.inference_mode()
-def measure_accuracies_with_margins(model: nn.Module, digits: Split) -> dict[str, Any]:
-    """Measure the share of digit pixels that a model labels correctly in random test scenes.
+def measure_pixel_accuracy(model: nn.Module, digits: Split) -> dict[str, Any]:
+    """Measure the fraction of digit pixels that a model labels correctly in random test scenes.
 
-    The result gives the mean over scenes and its 95 % margin of error. "own_class" is for
-    the class of the digit at a pixel, and "other_class" for the class of the other digit.
+    "own_class" is the accuracy for the class of the digit that contains a pixel, and "other_class"
+    the accuracy for the class of the other digit. Both are means over scenes. Their 95 % margins of
+    error have the suffix "_margin".
     """
     generator = Generator().manual_seed(0)
     shares = []

@@ -32,9 +32,10 @@ def train_steps(
     save_every: int = 1,
     after_save: Callable[[int], object] = lambda step: None,
 ) -> list[float]:
-    """Train a model for a fixed number of steps with the cross-entropy loss.
+    """Train a model with the cross-entropy loss for a fixed number of steps.
 
-    If the checkpoint file exists, training resumes from it.
+    The caller provides the images and labels of each step. If the checkpoint file exists, training
+    resumes from it.
 
     Args:
         model: Model from images to logits, in training mode.

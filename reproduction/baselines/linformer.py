@@ -68,18 +68,18 @@ class LinformerAttention(nn.Module):
     def forward(self, tokens: Tokens) -> Tokens:
         outputs = scaled_dot_product_attention(
             project_heads(self.query, tokens, self.dim_head),
-            self._project_keys_or_values(self.key, self.key_projection, tokens),
-            self._project_keys_or_values(self.value, self.value_projection, tokens),
+            self._project_along_tokens(self.key, self.key_projection, tokens),
+            self._project_along_tokens(self.value, self.value_projection, tokens),
             dropout_p=self.dropout if self.training else 0.0,
         )
         return join_heads(self.output, outputs)
 
-    def _project_keys_or_values(
+    def _project_along_tokens(
         self, linear: nn.Linear, projection: Float[Tensor, "k tokens"], tokens: Tokens
     ) -> Values:
-        """Project the keys or values of all tokens to k learned combinations of tokens.
+        """Combine the keys or values of all tokens into k keys or values with learned weights.
 
-        The linear layer and the projection along the token axis are applied in the cheaper order.
+        The linear layer and the combination of tokens are applied in the cheaper order.
         """
         if projection.shape[0] < projection.shape[1]:
             return project_heads(linear, projection @ tokens, self.dim_head)

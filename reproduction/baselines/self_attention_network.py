@@ -20,15 +20,16 @@ INITIAL_PRECISION = 0.5  # α of a Gaussian with a standard deviation of one tok
 PRECISION_NOISE = 0.01
 
 
-def make_position_attention(
+def make_relative_kernel(
     position: str, *, heads: int, sides: tuple[int, ...], embedding_dim: int
 ) -> RelativeModule:
-    """Create the relative kernel of a transformer block: Gaussians or a learned table.
+    """Create the relative kernel of an attention layer, which determines where its heads attend.
 
-    The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code.
-    Centers of Gaussians are drawn from N(0, 2²) along every axis. The standard deviation is one
-    token. For Gaussians of any shape, the square root of the precision matrix is the identity plus
-    N(0, 0.01²).
+    The attention weights of a head are either a Gaussian of the offset or given by a learned table.
+    The initial values are those of Cordonnier et al. 2020 (§4.2, §4.3, A.1) and of their code: the
+    centers of Gaussians are drawn from N(0, 2²) along every axis, and their standard deviation is
+    one token. For Gaussians of any shape, the square root of the precision matrix is the identity
+    plus N(0, 0.01²).
 
     Args:
         position: "quadratic", "generalized_quadratic" or "table".
@@ -133,7 +134,7 @@ class SelfAttentionNetwork(ImageClassifier):
         self.stem = nn.Linear(in_channels * downsampling**2, dim)
         self.blocks = nn.ModuleList()
         for num_heads in self.heads:
-            relative = make_position_attention(
+            relative = make_relative_kernel(
                 position, heads=num_heads, sides=self.grid.shape, embedding_dim=dim
             )
             attention = Attention(

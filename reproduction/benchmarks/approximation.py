@@ -26,8 +26,8 @@ from torch import Generator, Tensor
 from torch.nn.functional import normalize
 
 from reproduction.benchmarks.measurement import run_script, save_results
-from reproduction.heads.measure import compute_attention_weights
-from reproduction.study.report import compute_margin_of_error
+from reproduction.heads.attention_patterns import compute_attention_weights
+from reproduction.study.summary_page import compute_margin_of_error
 from teka.files import read_json
 from teka.functional import PROJECTIONS, ContentKernel, draw_projection
 from teka.functional.kernels import RANDOM_KERNELS
@@ -49,8 +49,9 @@ def draw_queries_keys_values(kind: str, size: float, num_tokens: int, dim: int) 
     """Draw the queries, keys and values of one head in float64.
 
     For the kind "output", queries and keys are normally distributed, and `size` is the standard
-    deviation of their entries. For the kind "ball", their lengths are drawn uniformly between 0 and
-    size · dim^(1/4), and the first query and the first key have the maximum length.
+    deviation of their entries. For the kind "ball", they lie in a ball of radius size · dim^(1/4):
+    their lengths are drawn uniformly, and the first query and the first key have the maximum
+    length.
     """
     generator = Generator().manual_seed(0)
     shape = 3, 1, 1, num_tokens, dim
@@ -75,10 +76,12 @@ def draw_random_feature_kernels(
         yield kernel_class(draw_projection(count, dim, generator=generator, projection=projection))
 
 
-def measure_kernel_errors(
+def measure_approximation_errors(
     dim: int, num_tokens: int, num_features: Sequence[int], num_draws: int
 ) -> pd.DataFrame:
-    """Measure the approximation error of each random-feature kernel, averaged over projections.
+    """Measure how closely each random-feature kernel approximates softmax attention.
+
+    The errors are averaged over random projections.
 
     Args:
         dim: Size of queries and keys.
@@ -146,7 +149,7 @@ def main(*, table: bool = False, out: Path = OUT) -> None:
         out: Result file.
     """
     if not table:
-        rows = measure_kernel_errors(**SETTINGS)
+        rows = measure_approximation_errors(**SETTINGS)
         save_results(out, settings=SETTINGS, rows=rows.to_dict("records"))
     print_error_tables(pd.DataFrame(read_json(out)["rows"]))
 

@@ -2,7 +2,7 @@
 
     python -m reproduction.benchmarks.audited_models --out runs/audited
     teka audit runs/audited/vit --data digits --image-size 32 --mode circular --html vit.html
-    teka audit reproduction/benchmarks/audited_models.py:make_invariant \
+    teka audit reproduction/benchmarks/audited_models.py:make_invariant_network \
         --weights runs/audited/invariant.safetensors --data digits --image-size 32 --mode circular
 
 The models are a ViT, a Swin, a ResNet and a ConvNeXt from `transformers`, saved as model folders. A
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from reproduction.benchmarks.measurement import run_script
-from reproduction.study.measure import measure_accuracy
+from reproduction.study.model_metrics import measure_accuracy
 from reproduction.training import train_custom_model
 from teka.data import Normalize, load
 from teka.files import read_yaml, write_json
@@ -57,7 +57,7 @@ def make_transformers_model(name: str) -> nn.Module:
     return AutoModelForImageClassification.from_config(config)
 
 
-def make_invariant() -> nn.Module:
+def make_invariant_network() -> nn.Module:
     """Create a convolutional network that is exactly invariant to circular shifts."""
     layers: list[nn.Module] = []
     for in_channels, out_channels in ((1, 16), (16, 24), (24, 32)):
@@ -102,7 +102,7 @@ def main(*, out: Path = Path("runs/audited")) -> None:
         train(name, classifier, 2e-3)
         save_transformers_model(classifier, out / name)
     torch.manual_seed(0)
-    classifier = NormalizedClassifier(make_invariant(), Normalize((0.0,), (1.0,)))
+    classifier = NormalizedClassifier(make_invariant_network(), Normalize((0.0,), (1.0,)))
     # The features of a small digit are small after averaging over all positions, and learn slowly.
     train("invariant", classifier, 1e-2)
     save_file(classifier.model.state_dict(), out / "invariant.safetensors")

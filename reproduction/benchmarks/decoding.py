@@ -1,6 +1,9 @@
-"""Benchmark of the time per generated token, compared with a forward pass of all tokens.
+"""Benchmark of decoding with the causal default layer, which processes one token at a time.
 
-python -m reproduction.benchmarks.decoding
+    python -m reproduction.benchmarks.decoding
+
+The time per decoded token is compared with the time per token of a forward pass over the whole
+sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +24,13 @@ TIMED_TOKENS = 32
 
 
 def make_decoder(step: Callable[..., tuple[Tensor, object]], tokens: Tensor) -> Callable[[], None]:
-    """Return a function that decodes the next `TIMED_TOKENS` tokens in each call."""
+    """Return a function that decodes `TIMED_TOKENS` more tokens in each call.
+
+    Args:
+        step: Method `step` of a layer, which takes a token and a state, and returns the output and
+            the next state.
+        tokens: Tokens of each sequence in the batch. The first `WARMUP_TOKENS` are decoded at once.
+    """
     state = None
     for position in range(WARMUP_TOKENS):
         _, state = step(tokens[:, position], state)
@@ -34,8 +43,8 @@ def make_decoder(step: Callable[..., tuple[Tensor, object]], tokens: Tensor) -> 
     return decode
 
 
-def measure_decoding(layer: Attention, batch: int, num_tokens: int, seconds: float) -> dict:
-    """Measure the time per token of a causal layer in microseconds."""
+def measure_time_per_token(layer: Attention, batch: int, num_tokens: int, seconds: float) -> dict:
+    """Measure the microseconds per token of a causal layer in decoding and in a full pass."""
     tokens = torch.randn(batch, num_tokens, DIM)
     functions = {
         "full pass": lambda: layer(tokens, num_tokens),
@@ -51,7 +60,7 @@ def measure_decoding(layer: Attention, batch: int, num_tokens: int, seconds: flo
 def main(
     *, batches: Sequence[int] = (1, 8, 32), tokens: int = 1024, seconds: float = 10, out: Path = OUT
 ) -> None:
-    """Time the default causal layer, then print and save its time per token.
+    """Time the causal default layer, then print and save its time per token.
 
     Args:
         batches: Batch sizes to measure.
@@ -63,7 +72,7 @@ def main(
     rows = []
     for batch in batches:
         torch.compiler.reset()
-        rows.append(measure_decoding(layer, batch, tokens, seconds))
+        rows.append(measure_time_per_token(layer, batch, tokens, seconds))
         print({name: round(value) for name, value in rows[-1].items()}, flush=True)
     save_results(out, tokens=tokens, dim=DIM, heads=HEADS, microseconds_per_token=rows)
 

@@ -39,7 +39,7 @@ NUM_CALLS = 10
 MAX_SOFTMAX_TOKENS = {torch.bfloat16: 16384, torch.float32: 4096}
 
 
-def draw_inputs(num_samples: int, length: int, dtype: torch.dtype) -> list[Tensor]:
+def draw_queries_keys_values(num_samples: int, length: int, dtype: torch.dtype) -> list[Tensor]:
     """Draw queries, keys and values with the memory layout of a linear layer's output."""
     shape = 3, num_samples, length, HEADS, DIM
     inputs = torch.randn(shape, device=DEVICE, dtype=dtype).transpose(2, 3)
@@ -62,10 +62,10 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
     )
 
 
-def run_ten_calls(
+def call_ten_times(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], *, use_triton: bool, backward: bool
 ) -> None:
-    """Call an attention function ten times in a row, so that the GPU does not wait for Python.
+    """Call an attention function ten times without a pause, so that the GPU never waits for Python.
 
     Args:
         function: Attention function.
@@ -81,14 +81,14 @@ def run_ten_calls(
                 torch.autograd.grad(output, inputs, output.detach())
 
 
-def make_implementations(
+def make_attention_functions(
     inputs: list[Tensor], is_rotary: bool, is_causal: bool
 ) -> dict[str, Callable[..., None]]:
     """Return the attention functions that the benchmark compares, by name.
 
     Three functions compute linear attention with Triton, with `torch.compile` and in plain PyTorch.
     Without rotary positions, a fourth function computes fused softmax attention. Each function
-    takes the argument `backward` of `run_ten_calls`.
+    computes attention ten times, and takes the argument `backward` of `call_ten_times`.
     """
     prefix = "causal " if is_causal else ""
     name = f"{prefix}squared_relu × rotary" if is_rotary else f"{prefix}squared_relu"
@@ -96,9 +96,9 @@ def make_implementations(
     arguments = list(inputs)
     if is_rotary:
         arguments.append(torch.rand(HEADS, DIM // 2, 1, device=DEVICE, requires_grad=True))
-    plain = partial(run_ten_calls, inputs=arguments, use_triton=False)
+    plain = partial(call_ten_times, inputs=arguments, use_triton=False)
     variants = {
-        name: partial(run_ten_calls, function, arguments, use_triton=True),
+        name: partial(call_ten_times, function, arguments, use_triton=True),
         f"{name}, compiled": partial(plain, torch.compile(function)),
         f"{name}, without Triton": partial(plain, function),
     }
@@ -109,10 +109,16 @@ def make_implementations(
     return variants
 
 
-def time_implementations(
+def time_attention_functions(
     variants: dict[str, Callable[..., None]], query: Tensor, seconds: float
 ) -> list[dict[str, Any]]:
-    """Time several implementations of attention, with and without the backward pass."""
+    """Time attention functions with and without the backward pass.
+
+    Args:
+        variants: Functions to time, by name.
+        query: Queries, whose dtype and number of tokens are saved with the times.
+        seconds: Mean total time per function and measurement.
+    """
     rows = []
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}
@@ -135,7 +141,7 @@ def main(
     table: bool = False,
     out: Path = OUT,
 ) -> None:
-    """Time all implementations for each dtype and sequence length, and save the times.
+    """Time linear and softmax attention for each dtype and sequence length, and save the times.
 
     Args:
         lengths: Sequence lengths.
@@ -149,9 +155,9 @@ def main(
         cases = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
         for dtype, length, is_causal, is_rotary in cases:
             torch.compiler.reset()  # so that each length is compiled separately
-            inputs = draw_inputs(max(1, tokens // length), length, dtype)
-            variants = make_implementations(inputs, is_rotary, is_causal)
-            rows += time_implementations(variants, inputs[0], seconds)
+            inputs = draw_queries_keys_values(max(1, tokens // length), length, dtype)
+            variants = make_attention_functions(inputs, is_rotary, is_causal)
+            rows += time_attention_functions(variants, inputs[0], seconds)
             print(rows[-2:], flush=True)
             save_results(out, tokens=tokens, heads=HEADS, dim=DIM, rows=rows)
     print(pd.json_normalize(rows).to_string())

@@ -1,4 +1,4 @@
-"""Timing, result files and command line of the benchmark scripts."""
+"""Functions for benchmark scripts: timing, result files and the command line."""
 
 import shlex
 import sys

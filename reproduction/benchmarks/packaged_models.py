@@ -8,7 +8,7 @@ The printed results are copied to each model card, `README.md` in the folder of 
 from collections.abc import Sequence
 
 from reproduction.benchmarks.measurement import run_script
-from reproduction.study.measure import measure_accuracy, measure_stability
+from reproduction.study.model_metrics import measure_accuracy, measure_prediction_stability
 from reproduction.study.study import StabilitySettings
 from teka.audit import wilson_interval
 from teka.data import load
@@ -30,7 +30,7 @@ KINDS = {
 }
 
 
-def measure_packaged_model(name: str, data_dir: str) -> None:
+def print_accuracy_and_stability(name: str, data_dir: str) -> None:
     """Print a packaged model's accuracy, and the share of predictions that shifts do not change."""
     model = load_model(name)
     test = load(name, data_dir=data_dir, image_size=model.image_size).test
@@ -43,7 +43,7 @@ def measure_packaged_model(name: str, data_dir: str) -> None:
         crops = StabilitySettings(NEIGHBORS, 1000, crop_size)
         kinds[f"crops of {crop_size} × {crop_size}"] = ("crop", crops)
     for kind, settings in kinds.items():
-        print(f"{kind}: {measure_stability(model, test, *settings)}", flush=True)
+        print(f"{kind}: {measure_prediction_stability(model, test, *settings)}", flush=True)
 
 
 def main(*, data_dir: str = "data", models: Sequence[str] = PRETRAINED) -> None:
@@ -54,7 +54,7 @@ def main(*, data_dir: str = "data", models: Sequence[str] = PRETRAINED) -> None:
         models: Names of packaged models.
     """
     for name in models:
-        measure_packaged_model(name, data_dir)
+        print_accuracy_and_stability(name, data_dir)
 
 
 if __name__ == "__main__":

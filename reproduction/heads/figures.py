@@ -1,4 +1,4 @@
-"""The command `heads`, which plots where the attention heads of a network attend."""
+"""Figures of where the attention heads of a network attend, and the command `heads`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from reproduction.heads.measure import LAYER_NUMBERS, compute_attention_maps
-from reproduction.heads.prune import require_self_attention
+from reproduction.heads.attention_patterns import RESEMBLANCE_METRICS, compute_attention_maps
+from reproduction.heads.prune import require_self_attention_network
 from reproduction.heads.record import HEADS_FILE
 from teka.files import make_directory
 from teka.training import restore
@@ -20,7 +20,7 @@ Record = Mapping[str, NDArray]  # content of the file of a `HeadRecorder`
 NUM_IMAGES = 100
 
 
-def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
+def plot_heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None) -> None:
     """Plot which tokens the attention heads of a self_attention network attend to.
 
     The first figure shows how the attention centers move during training, and the second figure
@@ -33,7 +33,7 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
         data_dir: Folder with the files of the data set.
     """
     trained = restore(run, data_dir=data_dir)
-    model = require_self_attention(trained)
+    model = require_self_attention_network(trained)
     record = dict(np.load(run / HEADS_FILE, allow_pickle=False))
     # The record ends with the last epoch, which need not be the best one.
     load_weights(model, run / CHECKPOINTS / LAST)
@@ -42,17 +42,18 @@ def heads(run: Path, /, *, out: Path | None = None, data_dir: str | None = None)
     draw_attention_centers(record).savefig(folder / "head_centers.png")
     draw_attention_maps(maps).savefig(folder / "attention_maps.png")
     print("Attention before → after training (mean over random initializations):")
-    print(compare_heads_over_training(record).to_string(), f"written: {folder}", sep="\n\n")
+    print(make_resemblance_table(record).to_string(), f"written: {folder}", sep="\n\n")
 
 
-def compare_heads_over_training(record: Record) -> pd.DataFrame:
-    """Return a table that compares each layer's attention heads before and after training.
+def make_resemblance_table(record: Record) -> pd.DataFrame:
+    """Return a table of how closely the heads of each layer resemble a convolution.
 
-    An entry such as "1 → 9 (2.3)" gives the value before training, the value after training, and in
-    parentheses the mean over random initializations. The columns are those of `summarize_heads`.
+    The columns are the metrics of `measure_resemblance_to_convolution`. An entry such as
+    "1 → 9 (2.3)" gives the value before training, the value after training and, in parentheses, the
+    mean over random initializations.
     """
     table = pd.DataFrame(index=pd.RangeIndex(1, record["layer"].max() + 2, name="layer"))
-    for name in LAYER_NUMBERS:
+    for name in RESEMBLANCE_METRICS:
         rows = zip(record[name][0], record[name][-1], record[f"chance_{name}"], strict=True)
         table[name] = [f"{first:.3g} → {last:.3g} ({chance:.3g})" for first, last, chance in rows]
     return table

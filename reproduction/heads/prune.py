@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.study.measure import count_flops_per_image, measure_accuracy
+from reproduction.study.model_metrics import count_flops_per_image, measure_accuracy
 from teka.cli.app import CommandLine
 from teka.data import Dataset
 from teka.errors import wrong_argument, wrong_value
@@ -31,7 +31,7 @@ LARGEST_PRECISION = 1e-5
 CONDITION_NUMBER = 1e5
 
 
-def prune(
+def prune_run(
     run: Path,
     /,
     *,
@@ -96,7 +96,7 @@ def prune_network(
     dataset = trained.dataset
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise wrong_value("out", str(out), "a folder that is empty or does not exist")
-    model = require_self_attention(trained)
+    model = require_self_attention_network(trained)
     heads = find_degenerate_heads(model, condition_number)
     if not heads.pruned.any():
         largest = f"The largest condition_number is {heads.condition_number.max():.3g}."
@@ -131,11 +131,11 @@ def prune_network(
     return heads, pd.DataFrame(models).T
 
 
-def require_self_attention(trained: TrainedRun) -> SelfAttentionNetwork:
-    """Return the model of a run, or raise an error if it is not a self-attention network.
+def require_self_attention_network(trained: TrainedRun) -> SelfAttentionNetwork:
+    """Return the network of a run, or raise an error if it is not a `SelfAttentionNetwork`.
 
     Raises:
-        ValueError: The model is not a self-attention network.
+        ValueError: The run has another model.
     """
     if not isinstance(trained.model, SelfAttentionNetwork):
         raise wrong_value("run", trained.run.model, "a run of model 'self_attention'")

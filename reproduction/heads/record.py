@@ -9,7 +9,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.heads.measure import measure_heads, measure_random_layers
+from reproduction.heads.attention_patterns import (
+    measure_attended_offsets,
+    measure_resemblance_by_chance,
+)
 from teka.files import write_bytes
 from teka.training import Run
 
@@ -22,10 +25,10 @@ class HeadRecorder(Callback):
     It measures the heads before training and after every epoch. The measurements are saved in the
     checkpoints and in the file `heads.npz`, which contains these arrays:
 
-    - The results of `measure_heads`. The first dimension is the time: the start of the training,
-      then the end of every epoch.
+    - The results of `measure_attended_offsets`. The first dimension is the time: the start of the
+      training, then the end of every epoch.
     - "epoch": the number of finished epochs at these times.
-    - The results of `measure_random_layers`, for random initial parameters.
+    - The results of `measure_resemblance_by_chance`, as a baseline.
     - "layer": the layer of each head.
     - "grid": the height and width of the token grid.
 
@@ -42,7 +45,7 @@ class HeadRecorder(Callback):
         self.facts = {
             "grid": model.grid.shape,
             "layer": np.repeat(np.arange(len(model.heads)), model.heads),
-            **measure_random_layers(run, model.heads, model.grid),
+            **measure_resemblance_by_chance(run, model.heads, model.grid),
         }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -60,7 +63,7 @@ class HeadRecorder(Callback):
 
     def _record(self, epoch: int) -> None:
         kernels = [layer.relative for layer in self.model.attention_layers() if layer.relative]
-        self.moments.append({"epoch": epoch, **measure_heads(kernels, self.model.grid)})
+        self.moments.append({"epoch": epoch, **measure_attended_offsets(kernels, self.model.grid)})
         arrays = {
             name: np.stack([np.asarray(moment[name]) for moment in self.moments])
             for name in self.moments[-1]

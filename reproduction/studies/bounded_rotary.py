@@ -1,6 +1,7 @@
-"""Study that compares denominators of rotary linear attention.
+"""Study that compares denominators of linear attention with rotary positions.
 
-The models are compared by accuracy and by the magnitude of their outputs and gradients.
+Some denominators bound the attention outputs, and others do not. The models are compared by their
+accuracy and by the magnitude of their outputs and gradients.
 
     python -m reproduction.studies.bounded_rotary --data-dir data --processes 2
     python -m reproduction.studies.tables
@@ -47,8 +48,10 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
     layer.output.register_forward_pre_hook(record_ratio)
 
 
-def train_and_measure(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
-    """Train a model with one of the denominators, and measure the magnitude of its outputs."""
+def train_and_measure_outputs(
+    study_model: StudyModel, folder: Path, **options: Any
+) -> dict[str, Any]:
+    """Train a model with one of the denominators, and measure how large its outputs become."""
     ratios: list[float] = []
 
     def change_attention(layer: Attention) -> None:
@@ -68,7 +71,7 @@ def main(*, data_dir: str | None = None, processes: int = 1) -> None:
     run_tuned_study(
         STUDY,
         RESULTS,
-        train_and_measure,
+        train_and_measure_outputs,
         last_rate=largest_rate,
         data_dir=data_dir,
         processes=processes,

@@ -16,8 +16,8 @@ import torch
 from joblib import Memory
 from torch import nn
 
-from reproduction.study.measure import measure_accuracy, select_random_images
-from reproduction.study.report import format_mean
+from reproduction.study.model_metrics import measure_accuracy, select_random_images
+from reproduction.study.summary_page import format_mean_percentage
 from reproduction.training import train_custom_model
 from teka.audit import Movement, axis_shifts, locate_layers, measure_responses
 from teka.convert import fix
@@ -41,7 +41,7 @@ NUM_IMAGES, NUM_SHIFTED = 2500, 300
 SHIFTS, MOVEMENT = axis_shifts(3), Movement("circular")
 
 
-def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
+def measure_accuracy_under_shifts(model: nn.Module, test: Split) -> dict[str, float]:
     """Measure a model's accuracy and the share of images that are correct at every shift."""
     images, labels = test[:NUM_SHIFTED]
     responses = measure_responses(model, images, SHIFTS, MOVEMENT, labels=labels)
@@ -54,7 +54,11 @@ def measure_accuracies(model: nn.Module, test: Split) -> dict[str, float]:
 
 
 def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
-    """Train and measure the four networks of a seed, and return a table with a row for each."""
+    """Train an original and a fixed network, and measure both before and after fine-tuning.
+
+    Returns:
+        A table with one row for each of the four networks.
+    """
     folder = RUNS / f"seed-{seed}"
     run = Run.from_fields(**BASE, seed=seed, data_dir=data_dir)
     train(run, folder, resume=True, progress_bar=False)
@@ -63,24 +67,24 @@ def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
     layers = locate_layers(trained.model, test.images[:16], SHIFTS, MOVEMENT)
     fixed, _ = fix(trained.model, layers, ("circular", "polyphase"))
     models = {"original": trained.model, "fixed": fixed}
-    networks = {name: measure_accuracies(model, test) for name, model in models.items()}
+    networks = {name: measure_accuracy_under_shifts(model, test) for name, model in models.items()}
     for name, model in models.items():
         train_custom_model(model, trained.dataset, run.replace(**FINE_TUNING))
-        networks[f"{name}, fine-tuned"] = measure_accuracies(model, test)
+        networks[f"{name}, fine-tuned"] = measure_accuracy_under_shifts(model, test)
     return pd.DataFrame(networks).T.assign(seed=seed)
 
 
 def main(*, data_dir: str) -> None:
-    """Train and measure the networks of all seeds, save a table, and print means over seeds."""
+    """Compare original and fixed networks: save the accuracies for all seeds, and print means."""
     torch.set_num_threads(1)
     run: Any = Memory(RUNS, verbose=0).cache(train_and_measure_networks)
     results = pd.concat([run(seed, data_dir) for seed in SEEDS])
     results.to_csv(RESULTS, index_label="network")
     networks = results.groupby(level=0, sort=False)
-    means = networks[["accuracy", "worst_shift_accuracy"]].agg(format_mean)
+    means = networks[["accuracy", "worst_shift_accuracy"]].agg(format_mean_percentage)
     original = networks.get_group("original, fine-tuned").to_numpy()
     gain = networks.get_group("fixed, fine-tuned") - original
-    print(means, gain.agg(format_mean, signed=True), sep="\n\n")
+    print(means, gain.agg(format_mean_percentage, signed=True), sep="\n\n")
 
 
 if __name__ == "__main__":

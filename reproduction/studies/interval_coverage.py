@@ -47,14 +47,15 @@ ROUNDING = 1e-12
 class SimulatedModel(NamedTuple):
     """Parameters of a simulated classifier.
 
-    A shifted image is classified correctly if the image's margin plus the effect of the shift is
-    positive.
+    Each image has a random margin with standard deviation 1, and each shift of an image has a
+    random effect. The shifted image is classified correctly if their sum is positive.
 
     Attributes:
-        margin: Mean margin of the images, in standard deviations.
-        effect: Standard deviation of the shift effect, as the median over images.
-        spread: Standard deviation over images of the logarithm of `effect`.
-        tail: Standard deviation over images of the logarithm of the output error.
+        margin: Mean margin of the images.
+        effect: Standard deviation of the effects, for the median image.
+        spread: Standard deviation over images of the logarithm of this standard deviation.
+        tail: Standard deviation over images of the logarithm of the output error. The larger the
+            value, the heavier the tail of the errors.
     """
 
     margin: float
@@ -106,9 +107,13 @@ def simulate_responses(model: SimulatedModel, images: Tensor, seed: int) -> Resp
 
 @cache
 def simulate_population(model: SimulatedModel, seed: int = 0) -> tuple[Responses, dict[str, Any]]:
-    """Simulate a model's responses to all 20,000 images, and compute the true metrics.
+    """Simulate a model's responses to all 20,000 images, and compute the metrics from them.
 
-    True values at each shift are stored under the name of the metric with the prefix "curve ".
+    Audits estimate these true values from a sample of the images.
+
+    Returns:
+        The responses, and the true value of each metric. The values of a metric at each shift are
+        stored under its name with the prefix "curve ".
     """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(4, NUM_POPULATION, generator=generator, dtype=torch.float64)

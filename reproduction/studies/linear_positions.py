@@ -45,8 +45,16 @@ FeatureMap = Callable[[Tensor, float], Tensor]  # from vectors and the attention
 
 
 @dataclass(frozen=True)
-class PositionDependentFeatures(FeatureKernel):
-    """Kernel whose nonnegative features depend on the tokens and their positions."""
+class PositionDependentKernel(FeatureKernel):
+    """Content kernel whose nonnegative features depend on each token and on its position.
+
+    PermuteFormer and stochastic positions use this kernel instead of a relative kernel.
+
+    Args:
+        count: Number of features.
+        map_query: Function that computes the features of queries.
+        map_key: Function that computes the features of keys.
+    """
 
     name: ClassVar[str] = "positioned_features"
     nonnegative = True
@@ -96,9 +104,9 @@ class PermutedFeatures(nn.Module):
         index = CYCLE * rows[tokens // side % SIDE, :, None] + columns[tokens % SIDE, None]
         return features.gather(-1, index.flatten(1).expand_as(features))
 
-    def forward(self) -> PositionDependentFeatures:
+    def forward(self) -> PositionDependentKernel:
         kernel = self.random_features()
-        return PositionDependentFeatures(
+        return PositionDependentKernel(
             CYCLE**2,
             lambda query, scale: self.permute_features(kernel.query_features(query, scale=scale)),
             lambda key, scale: self.permute_features(kernel.key_features(key, scale=scale)),
@@ -106,16 +114,15 @@ class PermutedFeatures(nn.Module):
 
 
 class StochasticPositions(nn.Module):
-    """Random features of queries and keys multiplied by random sinusoids of their positions.
+    """Random features of queries and keys that were multiplied by random sinusoids of positions.
 
     On average over the random draws, the inner product of a query and a key depends on their
-    positions only through their offset. Entry d of a query at
-    position x is multiplied by Ω(ω_d x + θ_d) λ_d z, and entry d of a key at position y by
-    Ω(ω_d y) λ_d z:
+    positions only through their offset. Entry d of a query at position x is multiplied by
+    Ω(ω_d x + θ_d) λ_d z, and entry d of a key at position y by Ω(ω_d y) λ_d z:
 
     - Ω consists of cosines and sines.
-    - Frequencies ω, phases θ and gains λ are learned.
-    - z ~ N(0, 1/R) consists of R draws, which queries and keys share.
+    - The frequencies ω, phases θ and gains λ are learned.
+    - z contains R draws from N(0, 1/R), which queries and keys share.
 
     The mean of the product over z is Σ_dw λ²_dw cos(ω_dw · (x − y) + θ_dw).
 
@@ -131,7 +138,12 @@ class StochasticPositions(nn.Module):
         self.random_features = RandomFeatures("positive", DRAWS, num_features=DRAWS)
 
     def multiply_by_sinusoids(self, vectors: Tensor, phase: Tensor) -> Tensor:
-        """Multiply vectors by the random sinusoids of their positions."""
+        """Encode the positions of vectors by multiplying the vectors by random sinusoids.
+
+        Args:
+            vectors: Queries or keys.
+            phase: Phases θ of the sinusoids.
+        """
         positions = Positions(Grid((math.isqrt(vectors.shape[-2]),) * 2, periodic=True))
         frequency = positions.round_frequency_to_periods(self.frequency).to(vectors)
         coordinates = positions.coordinates(vectors.device).to(vectors)
@@ -142,12 +154,12 @@ class StochasticPositions(nn.Module):
         noise = self.get_buffer("noise").to(vectors)
         return torch.einsum("bhld,hldw,hdwr->bhlr", vectors, waves, noise) / DRAWS**0.25
 
-    def forward(self) -> PositionDependentFeatures:
+    def forward(self) -> PositionDependentKernel:
         if self.training:
             self.get_buffer("noise").normal_(std=DRAWS**-0.5)
         kernel = self.random_features()
         key_phase = torch.zeros_like(self.phase)
-        return PositionDependentFeatures(
+        return PositionDependentKernel(
             DRAWS,
             lambda query, scale: kernel.query_features(
                 self.multiply_by_sinusoids(query, self.phase), scale=1.0
@@ -158,11 +170,10 @@ class StochasticPositions(nn.Module):
         )
 
 
-def replace_kernel(layer: Attention, candidate: str) -> None:
-    """Replace an attention layer's kernel for PermuteFormer and stochastic positions.
+def set_candidate_kernel(layer: Attention, candidate: str) -> None:
+    """Set the kernel of an attention layer to that of PermuteFormer or stochastic positions.
 
-    This module implements the kernels of these two candidates. For all other candidates, the layer
-    does not change, because teka provides their kernels.
+    For all other candidates, the layer does not change, because teka provides their kernels.
     """
     if candidate == "PermuteFormer, positive":
         layer.kernel = PermutedFeatures(layer.kernel)
@@ -173,9 +184,11 @@ def replace_kernel(layer: Attention, candidate: str) -> None:
     layer.backend = "linear"
 
 
-def train_and_measure(study_model: StudyModel, folder: Path, **options: Any) -> dict[str, Any]:
+def train_and_measure_equivariance(
+    study_model: StudyModel, folder: Path, **options: Any
+) -> dict[str, Any]:
     """Train one model of the study, and measure its accuracy and its equivariance error."""
-    change_attention = partial(replace_kernel, candidate=study_model.labels["candidate"])
+    change_attention = partial(set_candidate_kernel, candidate=study_model.labels["candidate"])
     model, dataset, result = train_small_model(study_model, change_attention, **options)
     if "accuracy" in result:
         images = dataset.test.images[:100].double()
@@ -200,7 +213,7 @@ def time_attention_layers() -> dict[str, dict[str, float]]:
             position = options.pop("position")
             relative = None if position == "none" else position
             layer = Attention(128, 4, relative=relative, **options)
-            replace_kernel(layer, candidate)
+            set_candidate_kernel(layer, candidate)
             steps[candidate] = partial(run_layer, layer, tokens, grid if relative else None)
         medians = measure_median_times(steps, seconds=1.0)
         times[str(side**2)] = {name: 1000 * seconds for name, seconds in medians.items()}
@@ -225,7 +238,9 @@ def main(*, data_dir: str | None = None, processes: int = 1, times: bool = False
     if times:
         write_json(TIMES, time_attention_layers())
     else:
-        run_tuned_study(STUDY, RESULTS, train_and_measure, data_dir=data_dir, processes=processes)
+        run_tuned_study(
+            STUDY, RESULTS, train_and_measure_equivariance, data_dir=data_dir, processes=processes
+        )
 
 
 if __name__ == "__main__":

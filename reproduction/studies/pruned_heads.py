@@ -1,11 +1,13 @@
-"""Study that removes degenerate attention heads from networks, before and after fine-tuning.
+"""Study that removes degenerate attention heads from trained networks and fine-tunes the networks.
 
     python -m reproduction.studies.pruned_heads
 
-The networks are those of cordonnier2020_small.yaml with Gaussians of any shape. The command writes
-pruned_heads.json and stores its runs in runs/pruned_heads. Run it again to resume. Each network is
-pruned with the first of `THRESHOLDS` that removes a head. The thresholds are condition numbers: 1e5
-is the threshold in the paper, and 1,000 the threshold in its code.
+The command trains the networks of cordonnier2020_small.yaml whose heads attend to Gaussians of any
+shape, one for each seed. It writes their accuracies to pruned_heads.json and stores its runs in
+runs/pruned_heads. Run it again to resume.
+
+A head is degenerate if the condition number of its Gaussian exceeds a threshold: 1e5 in the paper,
+1,000 in its code. Each network is pruned with the first of `THRESHOLDS` that removes a head.
 """
 
 from pathlib import Path

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from reproduction.study import Study, read_results_table, run_study
-from reproduction.study.measure import compute_logits, measure_accuracy
+from reproduction.study.model_metrics import compute_logits, measure_accuracy
 from reproduction.study.study import StudyModel
 from reproduction.study.train_and_measure import load_cached_dataset
 from reproduction.training import train_steps
@@ -31,7 +31,9 @@ def train_small_model(
     data_dir: str | None = None,
     command: str = "",
 ) -> tuple[nn.Module, Dataset, dict[str, Any]]:
-    """Train a small model on one thread with AdamW and a one-cycle schedule, and measure it.
+    """Train a small model after a change of its attention layers, and measure it.
+
+    The model is trained on one thread with AdamW and a one-cycle schedule.
 
     Args:
         study_model: Configuration of the model, with the number of epochs, the peak learning rate
@@ -129,8 +131,8 @@ def run_tuned_study(
 def find_best_learning_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     """Find the best learning rate of each candidate on each data set.
 
-    The best rate has the smallest held-out loss, averaged over the tuning seeds. These are the
-    models without a test accuracy.
+    The best rate has the smallest loss on held-out images, averaged over the tuning seeds. Only
+    models with a tuning seed have no test accuracy.
 
     Returns:
         For each candidate and data set, the levels that select the models with the best rate.

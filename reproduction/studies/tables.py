@@ -1,8 +1,9 @@
-"""Script that updates the tables of two Markdown pages from the results of the studies.
+"""Script that updates the tables of studies/README.md and studies/interval_coverage.md.
 
     python -m reproduction.studies.tables
 
-A page has a line `<!-- table: TITLE -->` before each table.
+The tables are computed from the saved results of the studies. The pages mark the place of each
+table with a line `<!-- table: TITLE -->`.
 """
 
 import re
@@ -15,8 +16,12 @@ import pandas as pd
 
 from reproduction.studies import bounded_rotary, interval_coverage, linear_positions
 from reproduction.study import read_study
-from reproduction.study.report import add_accuracy_deltas, format_markdown_table, summarize_seeds
 from reproduction.study.results import read_results_table
+from reproduction.study.summary_page import (
+    add_accuracy_differences,
+    format_markdown_table,
+    summarize_seeds,
+)
 from teka.files import read_json, write_bytes
 
 STUDIES = Path(__file__).parent
@@ -51,11 +56,11 @@ def load_results_with_accuracy_differences(name: str) -> Any:
     if study.script:
         # Models that only tuned the learning rate have no test accuracy.
         results = results.dropna(subset="accuracy").droplevel("rate")
-    return add_accuracy_deltas(results, study.reference)
+    return add_accuracy_differences(results, study.reference)
 
 
-def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of means over seeds, with one column for each data set and quantity.
+def summarize_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of means over seeds, in which each data set has its own columns.
 
     Args:
         results: Table of `load_results_with_accuracy_differences`.
@@ -67,8 +72,8 @@ def make_table_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) -
 
 
 def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of a study's results, as means over seeds for each data set."""
-    return make_table_by_data_set(load_results_with_accuracy_differences(name), headings)
+    """Return a table of a study's results: means over seeds, with columns for each data set."""
+    return summarize_by_data_set(load_results_with_accuracy_differences(name), headings)
 
 
 def make_kernel_table() -> pd.DataFrame:
@@ -78,25 +83,24 @@ def make_kernel_table() -> pd.DataFrame:
     after the same training time.
     """
     results = load_results_with_accuracy_differences("kernels").xs("rotary", level="position")
-    table = make_table_by_data_set(results, {"at_equal_steps": "steps", "at_equal_time": "time"})
+    table = summarize_by_data_set(results, {"at_equal_steps": "steps", "at_equal_time": "time"})
     return table.drop(index="softmax")
 
 
 def make_denominator_accuracy_table(
     seeds: Iterable[int], headings: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return a table of the accuracy with each denominator of rotary attention, for some seeds."""
+    """Return a table of the mean accuracy over some seeds with each denominator of attention."""
     results = load_results_with_accuracy_differences("bounded_rotary")
-    table = make_table_by_data_set(results[results.index.isin(seeds, level="seed")], headings)
+    table = summarize_by_data_set(results[results.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))
 
 
 def make_denominator_table() -> pd.DataFrame:
-    """Return a table that compares four denominators of linear attention with rotary positions.
+    """Return a table that compares denominators of linear attention with rotary positions.
 
-    Each row is a value of the option `rotary_normalizer`. The columns are the accuracy on each data
-    set, the bound of the attention outputs in theory, the largest output and the largest gradient
-    norm in training.
+    The columns are the accuracy on each data set, the theoretical bound of the attention outputs,
+    the largest output in training and the largest gradient norm in training.
     """
     results = load_results_with_accuracy_differences("bounded_rotary")
     results = results.assign(largest_gradient=results.gradient_norm.str.get("largest"))
@@ -114,7 +118,7 @@ def make_linear_attention_table() -> pd.DataFrame:
     results = load_results_with_accuracy_differences("linear_positions")
     errors = results.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
-    table = make_table_by_data_set(results, ACCURACY | DIFFERENCE).assign(
+    table = summarize_by_data_set(results, ACCURACY | DIFFERENCE).assign(
         **{"change of the logits": errors}
     )
     return table.join(times.rename(columns="ms, {} tokens".format))

@@ -59,9 +59,10 @@ def save_model_results(path: Path, name: str, content: dict[str, Any]) -> None:
 def read_results_table(study: Study, folder: str | Path) -> pd.DataFrame:
     """Read a study's results as a table with one row for each trained model.
 
-    The index gives the level of each factor and the seed. If a model's loss diverged, the column
-    "failed" contains the error message, and the measurements are missing. If the folder contains
-    `step_seconds.json`, the CPU seconds are the number of steps times the seconds per step.
+    A row is indexed by the level of each factor and the seed. If the loss of a model diverged, the
+    measurements are missing, and the column "failed" contains the error message. If the folder
+    contains `step_seconds.json`, the CPU times are replaced by the number of steps times the
+    seconds per step from this file.
 
     Raises:
         ValueError: The folder contains no results of the study.

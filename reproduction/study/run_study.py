@@ -77,7 +77,7 @@ def run_study(
     )
     saved = load_saved_results(folder / RESULTS_FILE)
     for study_model in study_models:
-        check_saved_run(saved, study_model, folder)
+        check_saved_options(saved, study_model, folder)
     calls = [
         joblib.delayed(_train_alone)(train, study_model)
         for study_model in study_models
@@ -109,10 +109,10 @@ def _train_alone(
         raise ValueError(f"study model {study_model.name}: {error}") from error
 
 
-def check_saved_run(
+def check_saved_options(
     saved: Mapping[str, dict[str, Any]], study_model: StudyModel, folder: Path
 ) -> None:
-    """Check that the saved results of a model come from a run with the same options.
+    """Raise an error if the saved results of a model come from a run with other options.
 
     Args:
         saved: Saved results of all models, by model name.

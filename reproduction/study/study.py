@@ -48,7 +48,7 @@ def make_file_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class StabilitySettings:
-    """Settings for measuring the share of predictions that stay the same if images are shifted.
+    """Settings for measuring how many predictions stay the same when images are shifted.
 
     Args:
         shifts: Shifts (dy, dx) in pixels. An empty tuple means every circular shift.

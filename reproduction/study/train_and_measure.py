@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from reproduction.benchmarks.measurement import measure_median_times
 from reproduction.heads.record import HEADS_FILE
-from reproduction.study.measure import compute_logits, measure_model
+from reproduction.study.model_metrics import compute_logits, measure_model
 from reproduction.study.results import STEP_SECONDS, TRAINING
 from reproduction.study.study import MeasureSettings, Study, StudyModel
 from reproduction.training import train_steps
@@ -96,7 +96,7 @@ def train_and_measure(
     """Train and measure one model of a study, and return the results to save.
 
     Interrupted training resumes after the last complete epoch. If the loss diverges, the results
-    contain no measurements, but the error message under the key "failed".
+    contain the error message under the key "failed" instead of measurements.
 
     Args:
         study_model: Model of the study, with its training run.
@@ -151,7 +151,11 @@ def train_and_measure(
 
 @functools.lru_cache(maxsize=1)
 def load_cached_dataset(images: DataOptions) -> Dataset:
-    """Load a data set, and cache it for the next model of the study."""
+    """Load the data set of a training run.
+
+    The data set stays in memory until another one is loaded, because the next model of a study
+    often uses the same data set.
+    """
     return load_data(Run(images=images))
 
 

@@ -10,10 +10,10 @@ from reproduction.__main__ import run_command as main
 from reproduction.invariant import (
     EVALUATION_SEEDS,
     compute_rate_factor,
-    make_batch_function,
+    make_augmented_batch_function,
     make_optimizers,
     shift_images,
-    train_classifier,
+    train_and_evaluate_classifier,
 )
 from teka.data import Dataset, Split
 from teka.files import read_json
@@ -36,7 +36,7 @@ def dataset(monkeypatch):
 def run(dataset, folder, seed=10):
     path = folder / "state.pt"
     make_model = partial(ConvPerformer, **dataset.sizes, **OPTIONS)
-    return train_classifier(
+    return train_and_evaluate_classifier(
         make_model,
         dataset,
         seed=seed,
@@ -107,7 +107,9 @@ def test_every_image_is_flipped_in_every_second_epoch(monkeypatch):
     monkeypatch.setattr(invariant, "BATCH_SIZE", 4)
     monkeypatch.setattr(invariant, "CROP_SHIFT", 0)
     images = torch.arange(8.0)[:, None, None, None] / 8 + torch.tensor([0.0, 0.1])
-    make_batch = make_batch_function(Split(images, torch.arange(8)), 2, 0, is_flipped=True)
+    make_batch = make_augmented_batch_function(
+        Split(images, torch.arange(8)), 2, 0, is_flipped=True
+    )
     is_flipped = torch.zeros(4, 8, dtype=torch.bool)
     for epoch in range(4):
         for step in (2 * epoch, 2 * epoch + 1):
@@ -121,7 +123,9 @@ def test_every_image_is_flipped_in_every_second_epoch(monkeypatch):
 def test_without_mirroring_the_images_are_only_shifted(monkeypatch):
     monkeypatch.setattr(invariant, "BATCH_SIZE", 4)
     images = torch.rand(4, 1, 6, 6)
-    make_batch = make_batch_function(Split(images, torch.arange(4)), 1, 0, is_flipped=False)
+    make_batch = make_augmented_batch_function(
+        Split(images, torch.arange(4)), 1, 0, is_flipped=False
+    )
     batch, labels = make_batch(0)
     for image, label in zip(batch, labels, strict=True):
         # A shift by at most 2 pixels keeps the 2 × 2 pixels in the middle.

@@ -3,7 +3,7 @@ import contextlib
 import torch
 from torch import nn
 
-from reproduction.study.measure import compute_logits
+from reproduction.study.model_metrics import compute_logits
 from reproduction.training import train_custom_model, train_steps
 from teka.data import load
 from teka.training import Run

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.baselines.self_attention_network import POSITIONS, make_position_attention
+from reproduction.baselines.self_attention_network import POSITIONS, make_relative_kernel
 from teka.functional import relative
 from teka.functional.relative.stationary import StationaryRelativeKernel
 from teka.nn import Attention, LearnedRelativeKernel
@@ -175,7 +175,7 @@ def test_invalid_numbers_of_heads_are_errors(heads):
 @pytest.mark.parametrize("position", POSITIONS)
 def test_initial_heads_differ(position: str):
     torch.manual_seed(0)
-    kernel = make_position_attention(position, heads=3, sides=(4, 6), embedding_dim=8)()
+    kernel = make_relative_kernel(position, heads=3, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, StationaryRelativeKernel)
     log = kernel.log_weight_at(torch.tensor([[0.0, 0.0], [1.0, -2.0], [3.0, 5.0]]))
     assert log.shape == (3, 3)
@@ -186,8 +186,8 @@ def test_initial_heads_differ(position: str):
 
 def test_initial_centers_and_widths_of_gaussians():
     torch.manual_seed(0)
-    quadratic = make_position_attention("quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
-    general = make_position_attention(
+    quadratic = make_relative_kernel("quadratic", heads=2000, sides=(4, 6), embedding_dim=8)()
+    general = make_relative_kernel(
         "generalized_quadratic", heads=2000, sides=(4, 6), embedding_dim=8
     )()
     assert isinstance(quadratic, relative.QuadraticBias)
@@ -200,7 +200,7 @@ def test_initial_centers_and_widths_of_gaussians():
 
 
 def test_table_has_an_entry_for_every_offset_of_the_grid():
-    kernel = make_position_attention("table", heads=2, sides=(4, 6), embedding_dim=8)()
+    kernel = make_relative_kernel("table", heads=2, sides=(4, 6), embedding_dim=8)()
     assert isinstance(kernel, relative.BiasTable)
     assert kernel.max_offset == 5
 
@@ -209,4 +209,4 @@ def test_unknown_position_is_an_error_with_the_closest_name():
     with pytest.raises(
         ValueError, match=r"position must be .*got 'quadratc'.*Did you mean 'quadratic'"
     ):
-        make_position_attention("quadratc", heads=2, sides=(4, 6), embedding_dim=8)
+        make_relative_kernel("quadratc", heads=2, sides=(4, 6), embedding_dim=8)

@@ -10,9 +10,9 @@ from reproduction.benchmarks.approximation import (
     draw_random_feature_kernels,
     fit_error_exponent,
     main,
-    measure_kernel_errors,
+    measure_approximation_errors,
 )
-from reproduction.heads.measure import compute_attention_weights
+from reproduction.heads.attention_patterns import compute_attention_weights
 from teka.functional import TrigonometricFeatures, attention
 
 DIM, NUM_TOKENS, DRAWS = 5, 17, 6
@@ -20,7 +20,7 @@ DIM, NUM_TOKENS, DRAWS = 5, 17, 6
 
 @pytest.fixture(scope="module")
 def errors() -> pd.DataFrame:
-    return measure_kernel_errors(DIM, NUM_TOKENS, [16, 64, 256], DRAWS)
+    return measure_approximation_errors(DIM, NUM_TOKENS, [16, 64, 256], DRAWS)
 
 
 def select(errors: pd.DataFrame, **levels: object) -> pd.DataFrame:

@@ -109,11 +109,11 @@ def test_the_committed_times_of_backends_can_be_read(capsys):
 
 def test_attention_is_timed_with_and_without_rotary_and_beside_softmax(monkeypatch):
     monkeypatch.setattr(gpu, "NUM_CALLS", 1)
-    inputs = gpu.draw_inputs(1, 16, torch.float32)
+    inputs = gpu.draw_queries_keys_values(1, 16, torch.float32)
     for is_rotary, is_causal in itertools.product([False, True], repeat=2):
-        variants = gpu.make_implementations(inputs, is_rotary, is_causal)
+        variants = gpu.make_attention_functions(inputs, is_rotary, is_causal)
         variants = {name: passes for name, passes in variants.items() if "compiled" not in name}
-        rows = gpu.time_implementations(variants, inputs[0], seconds=0.0)
+        rows = gpu.time_attention_functions(variants, inputs[0], seconds=0.0)
         for row in rows:
             assert len(row["seconds"]) == 2 + (not is_rotary)
             assert min(row["seconds"].values()) > 0

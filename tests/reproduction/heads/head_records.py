@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reproduction.heads.measure import LAYER_NUMBERS
+from reproduction.heads.attention_patterns import RESEMBLANCE_METRICS
 
 
 def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
@@ -26,7 +26,7 @@ def head_arrays(*, layers=(3, 2), moments=3, gaussian=True, grid=(5, 7)):
         "offset": center.round().astype(int),
         "weight": np.full((moments, heads), 0.25),
     }
-    for place, name in enumerate(LAYER_NUMBERS):
+    for place, name in enumerate(RESEMBLANCE_METRICS):
         arrays[name] = np.minimum(counts, place)
         arrays[f"chance_{name}"] = arrays[name].mean(axis=0)
     return arrays

@@ -3,9 +3,9 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from reproduction.heads.figures import (
-    compare_heads_over_training,
     draw_attention_centers,
     draw_attention_maps,
+    make_resemblance_table,
 )
 from tests.reproduction.heads.head_records import head_arrays
 
@@ -53,6 +53,6 @@ def test_compare_layers_has_values_before_and_after_training(make_record):
         "spread": np.array([[1.0, 1.0], [3.0, 3.0], [0.1234, 2.0]]),
         "chance_spread": np.ones(2),
     }
-    table = compare_heads_over_training(make_record(changed=changed))
+    table = make_resemblance_table(make_record(changed=changed))
     assert table.window_3.to_dict() == {1: "1 → 9 (2.31)", 2: "2 → 4 (2.35)"}
     assert table.spread[1] == "1 → 0.123 (1)"

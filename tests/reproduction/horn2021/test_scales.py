@@ -3,11 +3,11 @@ import dataclasses
 import pytest
 import torch
 
-from reproduction.horn2021.report import (
+from reproduction.horn2021.paper_comparison import (
     find_name_in_paper,
     read_paper_study,
     read_paper_table,
-    select_models,
+    select_paper_models,
 )
 
 
@@ -70,15 +70,15 @@ def test_the_models_at_full_scale_have_the_numbers_of_parameters_of_the_paper():
 
 def test_figure_1_needs_the_performers_on_two_data_sets():
     study = read_paper_study("small")
-    levels = select_models(study, "figure1")
+    levels = select_paper_models(study, "figure1")
     assert levels["data"] == ["mnist", "fashion-mnist"]
     assert len(levels["model"]) == 12
     assert all(model.startswith("Performer") for model in levels["model"])
-    assert select_models(study, "table1") == {}
+    assert select_paper_models(study, "table1") == {}
 
 
 def test_unknown_scales_and_targets_are_errors():
     with pytest.raises(ValueError, match=r"scale must be one of 'full', .*got 'huge'"):
         read_paper_study("huge")
     with pytest.raises(ValueError, match=r"target must be one of .*got 'figure2'"):
-        select_models(read_paper_study("small"), "figure2")
+        select_paper_models(read_paper_study("small"), "figure2")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reproduction.study import read_results_table, read_study
-from reproduction.study.measure import count_flops_per_image
+from reproduction.study.model_metrics import count_flops_per_image
 from reproduction.study.results import load_saved_results
 from reproduction.study.train_and_measure import time_training_steps, train_and_measure
 from teka.codec import encode

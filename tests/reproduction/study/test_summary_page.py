@@ -5,9 +5,13 @@ import pytest
 
 from reproduction.studies.small_models import FIRST_TUNING_SEED
 from reproduction.study import read_results_table, read_study, write_study_page
-from reproduction.study.report import add_accuracy_deltas, format_mean, format_number
 from reproduction.study.results import load_saved_results
-from reproduction.study.run_study import check_saved_run
+from reproduction.study.run_study import check_saved_options
+from reproduction.study.summary_page import (
+    add_accuracy_differences,
+    format_mean_percentage,
+    format_number,
+)
 from tests.reproduction.conftest import failed_result, saved_result
 
 REFERENCE = {"kernel": "softmax"}
@@ -32,7 +36,7 @@ def grid(data=("mnist", "digits"), kernels=("softmax", "relu"), seeds=(0, 1, 2))
     ],
 )
 def test_format_mean(shares, text):
-    assert format_mean(shares) == text
+    assert format_mean_percentage(shares) == text
 
 
 @pytest.mark.parametrize(
@@ -44,12 +48,16 @@ def test_significant_numbers_have_no_exponent(number, text):
 
 def test_signed_means_have_a_sign():
     values = ([0.01], [-0.01], [-1e-9])
-    assert [format_mean(value, signed=True) for value in values] == ["+1.0", "−1.0", "+0.0"]
+    assert [format_mean_percentage(value, signed=True) for value in values] == [
+        "+1.0",
+        "−1.0",
+        "+0.0",
+    ]
 
 
 def differences(save_study, ours, reference):
     results = {("mnist", "relu", 0): ours, ("mnist", "softmax", 0): reference}
-    table = add_accuracy_deltas(read_results_table(*save_study(results)), REFERENCE)
+    table = add_accuracy_differences(read_results_table(*save_study(results)), REFERENCE)
     assert table.loc["mnist", "softmax", 0][["at_equal_steps", "at_equal_time"]].isna().all()
     return table.loc["mnist", "relu", 0]
 
@@ -89,7 +97,7 @@ def test_results_without_learning_curves_are_compared_by_their_accuracy(save_stu
 @pytest.mark.parametrize("missing", [failed_result(), None], ids=["failed", "unfinished"])
 def test_models_without_a_finished_reference_have_no_differences(save_study, missing):
     results = {("mnist", "relu", 0): saved_result(), ("mnist", "softmax", 0): missing}
-    table = add_accuracy_deltas(read_results_table(*save_study(results)), REFERENCE)
+    table = add_accuracy_differences(read_results_table(*save_study(results)), REFERENCE)
     assert table[["at_equal_steps", "at_equal_time"]].isna().to_numpy().all()
 
 
@@ -150,4 +158,4 @@ def test_committed_results_of_every_study_load():
         assert results.accuracy.count() >= 9
         first = study.models({"seed": [str(study.seeds[0])]})[0]
         assert first.name in load_saved_results(path)
-        check_saved_run(load_saved_results(path), first, path.parent)
+        check_saved_options(load_saved_results(path), first, path.parent)

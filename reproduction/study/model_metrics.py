@@ -1,4 +1,4 @@
-"""Measurement of the accuracy, cost and shift sensitivity of the models of a study."""
+"""Metrics of a trained model: its accuracy, its cost and its sensitivity to shifts."""
 
 import copy
 from typing import Any
@@ -47,7 +47,7 @@ def measure_model(model: nn.Module, dataset: Dataset, settings: MeasureSettings)
         "accuracy": measure_accuracy(model, test),
         **_measure_shifts(model, _select_images_to_shift(test, settings), settings),
         "stability": {
-            mode: measure_stability(model, test, mode, stability)
+            mode: measure_prediction_stability(model, test, mode, stability)
             for mode, stability in settings.stability.items()
             if stability.crop_size is None
             or (isinstance(model, Performer) and model.takes((stability.crop_size,) * 2))
@@ -120,10 +120,16 @@ def _measure_shifts(model: nn.Module, shifted: Split, settings: MeasureSettings)
     }
 
 
-def measure_stability(
+def measure_prediction_stability(
     model: nn.Module, test: Split, mode: str, settings: StabilitySettings
 ) -> dict[str, Any]:
     """Measure how many predictions stay the same when the test images are shifted.
+
+    Args:
+        model: Model in evaluation mode.
+        test: Test images.
+        mode: Shift mode of `teka.audit.translate`, such as "circular".
+        settings: Shifts and number of images.
 
     Returns:
         The number of images and shifts, the share of equal predictions ("consistency"), and the

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from reproduction.baselines import SelfAttentionNetwork
-from reproduction.study.measure import measure_model
+from reproduction.study.model_metrics import measure_model
 from reproduction.study.study import MeasureSettings, StabilitySettings
 from teka.data import Dataset, Split
 from teka.models import Performer

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproduction.horn2021.report import (
+from reproduction.horn2021.paper_comparison import (
     SCALES,
     draw_figure1,
     find_name_in_paper,

@@ -1,4 +1,4 @@
-"""Markdown pages that compare the trained models of a study in tables."""
+"""Markdown page that summarizes the results of a study in tables."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -39,12 +39,12 @@ NOTES = """Accuracies are means over seeds ± half of the 95 % interval (Student
 The column "difference at equal steps" gives the accuracy difference between a model and the
 reference model with the same seed, in percentage points.
 
-The column "at equal time" gives the same difference on held-out images, after both models have been
-trained for the CPU time that the reference model takes. A slower model is then only partly trained.
-For a faster model, the final accuracy is used.
+The column "at equal time" gives the accuracy difference on held-out images after equal CPU times:
+both models are compared at the time when the training of the reference model ends. At this time, a
+slower model is only partly trained. For a faster model, the final accuracy is used.
 
 The columns "not shifted", "worst shift" and "correct at every shift" are measured on the same test
-images. They give the accuracy without a shift, the accuracy at the worst shift, and the percentage
+images. They give the accuracy without a shift, the lowest accuracy at any shift, and the percentage
 of images that are classified correctly at every shift.
 
 The table of unchanged predictions, if there is one, gives the lowest percentage of all seeds."""
@@ -70,13 +70,15 @@ def compute_margin_of_error(values: Any) -> Any:
     return values.sem() * stats.t.ppf(0.975, values.count() - 1)
 
 
-def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
+def format_mean_percentage(shares: Iterable[Any], *, signed: bool = False) -> str:
     """Format the mean of fractions as a percentage with its margin of error, such as "96.0 ± 2.5".
 
     Missing values are ignored.
 
-    >>> format_mean([0.95, 0.96, 0.97]), format_mean([0.01], signed=True), format_mean([])
-    ('96.0 ± 2.5', '+1.0', '–')
+    >>> format_mean_percentage([0.95, 0.96, 0.97]), format_mean_percentage([])
+    ('96.0 ± 2.5', '–')
+    >>> format_mean_percentage([0.01], signed=True)
+    '+1.0'
     """
     values = pd.Series(shares, dtype=float).dropna()
     if values.empty:
@@ -88,20 +90,21 @@ def format_mean(shares: Iterable[Any], *, signed: bool = False) -> str:
     return text if np.isnan(margin) else f"{text} ± {100 * margin:.{decimals}f}"
 
 
-def add_accuracy_deltas(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
-    """Add columns with the accuracy difference between each model and its reference model.
+def add_accuracy_differences(results: pd.DataFrame, reference: Mapping[str, str]) -> pd.DataFrame:
+    """Add two columns with the accuracy difference between each model and its reference model.
 
-    The reference model has the option values in `reference`, and otherwise the same options and
-    seed as the model. There are two columns:
+    The reference model has the levels in `reference`. Its seed and the levels of all other factors
+    are the same as those of the model.
 
-    - `at_equal_steps` compares test accuracies. If the models were trained for different numbers of
-      steps, it compares the accuracies on held-out images after the same number of steps.
-    - `at_equal_time` compares the accuracies on held-out images after the CPU time that the
+    - `at_equal_steps` is the difference in test accuracy. If the two models were trained for
+      different numbers of steps, it is the difference in accuracy on held-out images after the same
+      number of steps.
+    - `at_equal_time` is the difference in accuracy on held-out images after the CPU time that the
       reference model took to train.
 
     Args:
         results: Table of `read_results_table`, with one row for each model.
-        reference: Level of each factor in which the reference model differs.
+        reference: Level of the reference model for some factors, such as `{"kernel": "softmax"}`.
     """
     rows = dict(zip(results.index, results.to_dict("records"), strict=True))
     differences = []
@@ -157,7 +160,7 @@ def summarize_seeds(results: pd.DataFrame, headings: Mapping[str, str]) -> pd.Da
     table = pd.DataFrame({"seeds": groups.accuracy.count()})
     for name, heading in headings.items():
         if "accuracy" in name or name in DIFFERENCES:
-            table[heading] = groups[name].agg(format_mean, signed=name in DIFFERENCES)
+            table[heading] = groups[name].agg(format_mean_percentage, signed=name in DIFFERENCES)
         elif name in ("equivariance_error", "noise_floor"):
             table[heading] = groups[name].max().map("{:.1e}".format, na_action="ignore")
         else:
@@ -194,21 +197,21 @@ def write_study_page(
         name: File name of the page without the suffix ".md".
         tables: Tables by heading, which replace the accuracy table at the top of the page.
     """
-    results = add_accuracy_deltas(read_results_table(study, folder), study.reference)
+    results = add_accuracy_differences(read_results_table(study, folder), study.reference)
     tables = dict(tables or {})
     if not tables and len(study.factors.keys() - {"data"}) > 1:
-        accuracy = group_by_model(results).accuracy.agg(format_mean)
+        accuracy = group_by_model(results).accuracy.agg(format_mean_percentage)
         tables["Accuracy (%)"] = accuracy.unstack(-1, sort=False)
     tables["Comparison"] = summarize_seeds(results, HEADINGS)
     if results.stability.any():
         tables["Unchanged predictions"] = make_stability_table(results)
-    return write_page(Path(folder) / f"{name}.md", study, results, tables, NOTES)
+    return write_results_page(Path(folder) / f"{name}.md", study, results, tables, NOTES)
 
 
-def write_page(
+def write_results_page(
     path: Path, study: Study, results: pd.DataFrame, tables: Mapping[str, pd.DataFrame], notes: str
 ) -> str:
-    """Write a Markdown page with tables and the training conditions, and return its text.
+    """Write a Markdown page with result tables and the training conditions, and return its text.
 
     Args:
         path: Markdown file to write.
@@ -221,14 +224,14 @@ def write_page(
     for heading, table in tables.items():
         parts += [f"## {heading}", format_markdown_table(table)]
     parts += ["## How to read the tables", notes]
-    parts += ["## Training", format_markdown_table(describe_training(study, results))]
+    parts += ["## Training", format_markdown_table(make_training_table(study, results))]
     text = "\n\n".join(parts)
     write_bytes(path, f"{text}\n".encode())
     return f"{text}\n\nwritten: {path}"
 
 
-def describe_training(study: Study, results: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the hardware, software versions and dates of the training runs."""
+def make_training_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of the training conditions, such as hardware, software versions and dates."""
     conditions = {
         "trained models": f"{results.accuracy.count()} of {len(study.models())}",
         "diverged models": results.failed.count(),

@@ -8,14 +8,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import gmean
 
-from reproduction.study.report import (
-    compute_margin_of_error,
-    format_mean,
-    format_number,
-    write_page,
-)
 from reproduction.study.results import read_results_table
 from reproduction.study.study import Study
+from reproduction.study.summary_page import (
+    compute_margin_of_error,
+    format_mean_percentage,
+    format_number,
+    write_results_page,
+)
 from teka.reporting.plots import line_color
 
 LEVELS = ["data", "training", "model"]
@@ -89,7 +89,7 @@ def compute_images_needed(results: pd.DataFrame, accuracy_column: str) -> pd.Ser
     return means.map(format_number, na_action="ignore").fillna("not reached")
 
 
-def write_report(study: Study, folder: Path) -> str:
+def write_sample_efficiency_page(study: Study, folder: Path) -> str:
     """Write `summary.md` and `accuracy.png`, which compare the accuracy of the trained models.
 
     Return the text of the page `summary.md`.
@@ -98,7 +98,7 @@ def write_report(study: Study, folder: Path) -> str:
     tables = {}
     for quantity, heading in QUANTITIES.items():
         groups = results.groupby([*LEVELS, "num_images"], sort=False)[quantity]
-        tables[heading] = groups.agg(format_mean).unstack(sort=False).sort_index(axis=1)
+        tables[heading] = groups.agg(format_mean_percentage).unstack(sort=False).sort_index(axis=1)
     needed = {
         "as published": compute_images_needed(results, "accuracy"),
         "at random positions": compute_images_needed(results, "moved_accuracy"),
@@ -108,7 +108,7 @@ def write_report(study: Study, folder: Path) -> str:
     draw_accuracies(results).savefig(folder / "accuracy.png")
     seconds = format_number(results.process_seconds.median())
     notes = f"{NOTES}\n\nThe median training run took {seconds} CPU seconds."
-    return write_page(folder / "summary.md", study, results, tables, notes)
+    return write_results_page(folder / "summary.md", study, results, tables, notes)
 
 
 def draw_accuracies(results: pd.DataFrame) -> Figure:

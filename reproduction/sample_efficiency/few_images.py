@@ -1,4 +1,4 @@
-"""Functions that train models on few images and measure their accuracy on shifted images."""
+"""Training of models on few images, and their accuracy on shifted test images."""
 
 import functools
 import time
@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import pad
 
 from reproduction.baselines.blocks import Images  # its package registers ResNet-18
-from reproduction.study.measure import compute_logits
+from reproduction.study.model_metrics import compute_logits
 from reproduction.study.results import TRAINING
 from reproduction.study.study import StudyModel
 from reproduction.training import train_steps
@@ -29,10 +29,10 @@ NUM_STEPS = 1200
 SAVE_EVERY = 300
 
 
-def train_and_measure(
+def train_with_few_images(
     study_model: StudyModel, folder: Path, *, data_dir: str | None = None, command: str = ""
 ) -> dict[str, Any]:
-    """Train one model of the study, and measure its accuracy on unshifted and shifted images.
+    """Train a model on some of the images, and measure its accuracy with and without shifts.
 
     All models are trained for the same number of steps on one thread. Interrupted training resumes
     from the last checkpoint.
@@ -58,7 +58,7 @@ def train_and_measure(
         images, labels = train[orders[step]]
         if is_shifting:
             generator = Generator().manual_seed(run.seed * 1_000_003 + step)
-            images = make_random_shift(margin)(images, generator)
+            images = make_shift_transform(margin)(images, generator)
         return images, labels
 
     checkpoint = make_directory("out", folder / TRAINING / study_model.name) / "state.pt"
@@ -86,7 +86,7 @@ def train_and_measure(
         "parameters": count_parameters(model),
         "seconds": None if is_resumed else round(seconds, 1),
         "process_seconds": None if is_resumed else round(process_seconds, 1),
-        **measure_accuracies(model, dataset.test, margin),
+        **measure_accuracy_and_consistency(model, dataset.test, margin),
         "run": run.to_dict(),
         **gather_provenance(command),
     }
@@ -102,10 +102,12 @@ def draw_batch_indices(
     return torch.cat(epochs)[: num_steps * batch_size].split(batch_size)
 
 
-def measure_accuracies(model: nn.Module, test: Split, margin: int) -> dict[str, float]:
+def measure_accuracy_and_consistency(
+    model: nn.Module, test: Split, margin: int
+) -> dict[str, float]:
     """Measure the accuracy of a model on unshifted and on randomly shifted test images.
 
-    "consistency" is the share of images whose prediction the shift does not change.
+    Also measure the consistency: the share of images whose prediction the shift does not change.
 
     Args:
         model: Model in evaluation mode.
@@ -136,8 +138,8 @@ def draw_balanced_subset(
     )
 
 
-def make_random_shift(margin: int) -> RandomShift:
-    """Create a transform that shifts images at random without cropping their content.
+def make_shift_transform(margin: int) -> RandomShift:
+    """Create a transform that shifts images at random without losing any of their content.
 
     Args:
         margin: Number of blank pixels around the images. With 0, the shifts are circular.
@@ -162,4 +164,4 @@ def load_dataset_on_canvas(data: str, image_size: int, data_dir: str | None) -> 
 
 def shift_test_images(images: Images, margin: int) -> Images:
     """Shift each test image by its own random offset, which is the same in every call."""
-    return make_random_shift(margin)(images, Generator().manual_seed(TEST_SEED))
+    return make_shift_transform(margin)(images, Generator().manual_seed(TEST_SEED))

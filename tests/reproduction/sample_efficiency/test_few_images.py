@@ -4,15 +4,18 @@ import pytest
 import torch
 
 from reproduction.__main__ import run_command as main
-from reproduction.sample_efficiency import train as training
-from reproduction.sample_efficiency.report import estimate_images_needed, write_report
-from reproduction.sample_efficiency.train import (
+from reproduction.sample_efficiency import few_images
+from reproduction.sample_efficiency.accuracy_tables import (
+    estimate_images_needed,
+    write_sample_efficiency_page,
+)
+from reproduction.sample_efficiency.few_images import (
     CANVAS,
     draw_balanced_subset,
     draw_batch_indices,
     load_dataset_on_canvas,
     shift_test_images,
-    train_and_measure,
+    train_with_few_images,
 )
 from reproduction.study import Study, read_study, run_study
 from reproduction.study.results import RESULTS_FILE, load_saved_results
@@ -40,13 +43,13 @@ LABELS = torch.arange(300) % 3
 def few_steps():
     """Train for six steps, with one saved state."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(training, "NUM_STEPS", 6)
-        patched.setattr(training, "SAVE_EVERY", 4)
+        patched.setattr(few_images, "NUM_STEPS", 6)
+        patched.setattr(few_images, "SAVE_EVERY", 4)
         yield
 
 
 def train(folder, **only):
-    run_study(STUDY, folder, train_study_model=train_and_measure, only=only, command="python")
+    run_study(STUDY, folder, train_study_model=train_with_few_images, only=only, command="python")
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +85,17 @@ def test_finished_models_are_kept(folder):
 
 
 def test_a_killed_training_is_resumed_with_the_same_result(folder, tmp_path, monkeypatch):
-    original = training.draw_batch_indices
+    original = few_images.draw_batch_indices
 
     def order_until_killed(*arguments):
         return *original(*arguments)[:5], torch.tensor([1_000_000])
 
-    monkeypatch.setattr(training, "draw_batch_indices", order_until_killed)
+    monkeypatch.setattr(few_images, "draw_batch_indices", order_until_killed)
     levels = {"training": ["random shifts"], "model": ["absolute"]}
     with pytest.raises(IndexError):
         train(tmp_path, **levels)
     assert not load_saved_results(tmp_path / RESULTS_FILE)
-    monkeypatch.setattr(training, "draw_batch_indices", original)
+    monkeypatch.setattr(few_images, "draw_batch_indices", original)
     train(tmp_path, **levels)
     ((name, result),) = load_saved_results(tmp_path / RESULTS_FILE).items()
     whole = load_saved_results(folder / RESULTS_FILE)[name]
@@ -110,7 +113,7 @@ def test_every_size_has_the_same_number_of_steps(num_images):
 
 
 def test_the_study_has_the_models_of_the_protocol():
-    study = read_study(training.Path(training.__file__).with_name("study.yaml"))
+    study = read_study(few_images.Path(few_images.__file__).with_name("study.yaml"))
     assert len(study.models()) == 378
     assert study.seeds == (10, 11, 12)
 
@@ -124,7 +127,7 @@ def test_images_needed_interpolates_on_a_logarithmic_scale():
 
 
 def test_the_report_has_tables_and_a_figure(folder):
-    text = write_report(STUDY, folder)
+    text = write_sample_efficiency_page(STUDY, folder)
     assert "| trained models | 6 of 6 |" in text
     assert "| digits | as published | absolute |" in text
     assert (folder / "summary.md").is_file()
@@ -132,7 +135,7 @@ def test_the_report_has_tables_and_a_figure(folder):
 
 
 def test_the_command_writes_the_report(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("reproduction.commands.read_study", lambda _: STUDY)
+    monkeypatch.setattr("reproduction.study_commands.read_study", lambda _: STUDY)
     assert main(["sample-efficiency", "--out", str(folder), "--summary"]) == 0
     assert "| trained models | 6 of 6 |" in capsys.readouterr().out
     assert main(["sample-efficiency", "--out", str(tmp_path), "--summary"]) == 2

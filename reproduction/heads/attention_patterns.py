@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.blocks import Images
-from reproduction.baselines.self_attention_network import make_position_attention
+from reproduction.baselines.self_attention_network import make_relative_kernel
 from teka.functional import attention
 from teka.functional.positions import Positions
 from teka.functional.relative.stationary import StationaryRelativeKernel
@@ -25,7 +25,7 @@ from teka.nn.relative import RelativeModule
 LOCAL_WEIGHT = 0.5
 CHANCE_DRAWS = 200
 BATCH_SIZE = 10
-LAYER_NUMBERS = ("local", "distinct", "window_3", "window_5", "spread", "distance")
+RESEMBLANCE_METRICS = ("local", "distinct", "window_3", "window_5", "spread", "distance")
 
 
 def find_middle_token(grid: Grid) -> int:
@@ -34,7 +34,7 @@ def find_middle_token(grid: Grid) -> int:
     return height // 2 * width + width // 2
 
 
-def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
+def measure_attended_offsets(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Tensor]:
     """Measure at which offsets from the query each head attends, ignoring the content.
 
     The query is the token in the middle of the grid. An offset (row, column) is the position of a
@@ -45,15 +45,17 @@ def measure_heads(layers: Sequence[RelativeModule], grid: Grid) -> dict[str, Ten
         grid: Grid of the tokens.
 
     Returns:
-        For each head of all layers: the "center" of its Gaussian, or NaN for other kernels; the
-        "mean" and the "covariance" of the offset, weighted by attention; the "offset" with the
-        largest attention weight, and this "weight". For each layer, the results of
-        `summarize_heads`.
+        - "center": center of each head's Gaussian, or NaN for other kernels.
+        - "mean", "covariance": mean and covariance of each head's offsets, weighted by attention.
+        - "offset", "weight": offset with the largest attention weight of each head, and the weight.
+        - The results of `measure_resemblance_to_convolution` for each layer.
     """
     heads = [_measure_layer(layer, grid) for layer in layers]
-    summaries = [summarize_heads(layer) for layer in heads]
+    summaries = [measure_resemblance_to_convolution(layer) for layer in heads]
     by_head = {name: torch.cat([layer[name] for layer in heads]) for name in heads[0]}
-    by_layer = {name: torch.stack([layer[name] for layer in summaries]) for name in LAYER_NUMBERS}
+    by_layer = {
+        name: torch.stack([layer[name] for layer in summaries]) for name in RESEMBLANCE_METRICS
+    }
     return by_head | by_layer
 
 
@@ -78,14 +80,14 @@ def _measure_layer(layer: RelativeModule, grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def summarize_heads(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def measure_resemblance_to_convolution(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Measure how closely the heads of one layer resemble a convolution.
 
     Nine heads form a 3 × 3 convolution if each of them attends to a different offset in a 3 × 3
     window.
 
     Args:
-        heads: Measurements of the heads of one layer, as in `measure_heads`.
+        heads: Measurements of the heads of one layer, as in `measure_attended_offsets`.
 
     Returns:
         - "local": number of heads with at least half of their attention weight on one token.
@@ -112,10 +114,12 @@ def summarize_heads(heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in summary.items()}
 
 
-def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dict[str, NDArray]:
-    """Measure how closely layers with random initial parameters resemble a convolution.
+def measure_resemblance_by_chance(
+    run: Any, num_heads: Sequence[int], grid: Grid
+) -> dict[str, NDArray]:
+    """Measure how closely untrained layers with random parameters resemble a convolution.
 
-    This is the baseline for trained layers.
+    Trained layers are compared with this baseline.
 
     Args:
         run: Run with the options `position` and `dim` of the layers.
@@ -123,23 +127,25 @@ def measure_random_layers(run: Any, num_heads: Sequence[int], grid: Grid) -> dic
         grid: Grid of the tokens.
 
     Returns:
-        For each layer, the means of `summarize_heads` over 200 draws of its initial parameters. The
-        names have the prefix "chance_".
+        The results of `measure_resemblance_to_convolution` for each layer, as means over 200 random
+        initializations. The names have the prefix "chance_".
     """
     chance = {}
     for heads in set(num_heads):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             draws = [
-                make_position_attention(
+                make_relative_kernel(
                     run.position, heads=heads, sides=grid.shape, embedding_dim=run.dim
                 )
                 for _ in range(CHANCE_DRAWS)
             ]
-        numbers = measure_heads(draws, grid)
-        chance[heads] = [numbers[name].double().mean().item() for name in LAYER_NUMBERS]
+        numbers = measure_attended_offsets(draws, grid)
+        chance[heads] = [numbers[name].double().mean().item() for name in RESEMBLANCE_METRICS]
     columns = np.transpose([chance[heads] for heads in num_heads])
-    return {f"chance_{name}": column for name, column in zip(LAYER_NUMBERS, columns, strict=True)}
+    return {
+        f"chance_{name}": column for name, column in zip(RESEMBLANCE_METRICS, columns, strict=True)
+    }
 
 
 def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[NDArray]:
@@ -156,7 +162,7 @@ def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[
     sums: dict[Attention, Tensor] = {}
 
     def add_weights(layer: Attention, inputs: tuple[Tensor]) -> None:
-        weights = compute_layer_weights(layer, inputs[0], model.grid)[:, :, query]
+        weights = compute_layer_attention_weights(layer, inputs[0], model.grid)[:, :, query]
         sums[layer] = sums.get(layer, 0) + weights.double().sum(dim=0)
 
     hooks = [layer.register_forward_pre_hook(add_weights) for layer in model.attention_layers()]
@@ -169,10 +175,10 @@ def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[
     return [(total / len(images)).unflatten(-1, shape).numpy() for total in sums.values()]
 
 
-def compute_layer_weights(
+def compute_layer_attention_weights(
     layer: Attention, tokens: Tokens, grid: Grid
 ) -> Float[Tensor, "batch heads tokens tokens"]:
-    """Return a layer's attention weights for the given input tokens."""
+    """Return the attention weights of a layer for the given input tokens."""
     (group,) = layer.head_groups()
     query, key, _ = group.select_heads(*layer.project(tokens), tokens.shape[1])
     return compute_attention_weights(

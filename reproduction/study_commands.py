@@ -1,4 +1,8 @@
-"""The commands `study`, `reproduce` and `sample-efficiency`, which train and compare models."""
+"""The commands `study`, `reproduce` and `sample-efficiency`.
+
+Each command trains the models of a study that have no saved results yet, and then writes a page
+that compares all models of the study.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,9 +11,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from reproduction.horn2021.report import read_paper_study, select_models, write_paper_comparison
-from reproduction.sample_efficiency.report import write_report
-from reproduction.sample_efficiency.train import train_and_measure
+from reproduction.horn2021.paper_comparison import (
+    read_paper_study,
+    select_paper_models,
+    write_paper_comparison,
+)
+from reproduction.sample_efficiency.accuracy_tables import write_sample_efficiency_page
+from reproduction.sample_efficiency.few_images import train_with_few_images
 from reproduction.study import Study, read_study, run_study, write_study_page
 from reproduction.study.study import Levels
 from reproduction.study.train_and_measure import time_training_steps
@@ -42,7 +50,7 @@ SharedOptions = Annotated[StudyOptions, Parameter(name="*")]
 NO_OPTIONS = StudyOptions()
 
 
-def study(
+def train_study(
     file: Path,
     /,
     *,
@@ -80,7 +88,7 @@ def study(
         train_and_report(plan, folder, study_options, write_study_page, command=command)
 
 
-def reproduce(
+def reproduce_paper(
     target: str,
     /,
     *,
@@ -91,7 +99,8 @@ def reproduce(
 ) -> None:
     """Reproduce Table 1 or Figure 1 of Horn et al. (2021).
 
-    Figure 1 shows some of the models of Table 1. Run the same command again to resume an
+    The command trains the models and compares their accuracy with the paper. Figure 1 shows some of
+    the models of Table 1, which are trained only once. Run the same command again to resume an
     interrupted reproduction.
 
     Args:
@@ -104,14 +113,14 @@ def reproduce(
         command: The command line.
     """
     plan = read_paper_study(scale)
-    only = select_models(plan, target)
+    only = select_paper_models(plan, target)
     folder = Path(f"runs/reproduce-{scale}") if out is None else out
     train_and_report(
         plan, folder, study_options, write_paper_comparison, only=only, command=command
     )
 
 
-def sample_efficiency(
+def compare_sample_efficiency(
     *,
     out: Path = SAMPLE_EFFICIENCY,
     study_options: SharedOptions = NO_OPTIONS,
@@ -128,12 +137,20 @@ def sample_efficiency(
     """
     plan = read_study(SAMPLE_EFFICIENCY / "study.yaml")
     train_and_report(
-        plan, out, study_options, write_report, train_study_model=train_and_measure, command=command
+        plan,
+        out,
+        study_options,
+        write_sample_efficiency_page,
+        train_study_model=train_with_few_images,
+        command=command,
     )
 
 
 def parse_selected_levels(options: Iterable[str]) -> dict[str, list[str]]:
-    """Parse the values of `--only` into the option values to train, by the name of the option.
+    """Parse the values of `--only`, which select the models to train.
+
+    Returns:
+        Selected values of each option, by the name of the option.
 
     >>> parse_selected_levels(["kernel=relu, softmax", "seed=0"])
     {'kernel': ['relu', 'softmax'], 'seed': ['0']}

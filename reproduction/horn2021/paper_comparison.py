@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.study import Study, read_results_table, read_study, write_study_page
-from reproduction.study.report import format_mean, group_by_model
+from reproduction.study.summary_page import format_mean_percentage, group_by_model
 from teka.checks import check_name
 
 FOLDER = Path(__file__).parent
@@ -27,8 +27,8 @@ def read_paper_study(scale: str) -> Study:
     return read_study(FOLDER / f"{scale}.yaml")
 
 
-def select_models(study: Study, target: str) -> dict[str, list[str]]:
-    """Select the models of a study that belong to Table 1 or Figure 1 of the paper.
+def select_paper_models(study: Study, target: str) -> dict[str, list[str]]:
+    """Select the models of a study that Table 1 or Figure 1 of the paper compares.
 
     Args:
         study: A study of `read_paper_study`.
@@ -48,7 +48,8 @@ def select_models(study: Study, target: str) -> dict[str, list[str]]:
 def read_paper_table() -> pd.DataFrame:
     """Read Table 1 of Horn et al. (2021), with accuracies in percent and parameter counts.
 
-    For strategy 2 on Fashion-MNIST, the distances of the model are clipped at 4.
+    In the paper, strategy 2 was trained on Fashion-MNIST with distances clipped at 4, and on the
+    other data sets with distances clipped at 6.
     """
     return pd.read_csv(FOLDER / "horn2021_table1.csv", index_col="model")
 
@@ -97,7 +98,7 @@ def make_accuracy_table(results: pd.DataFrame) -> pd.DataFrame:
 
     The last column gives the number of parameters that the paper reports for each model.
     """
-    ours = group_by_model(results).accuracy.agg(format_mean).unstack("data", sort=False)
+    ours = group_by_model(results).accuracy.agg(format_mean_percentage).unstack("data", sort=False)
     paper = read_paper_table().reindex(ours.index.map(find_name_in_paper)).set_index(ours.index)
     table = pd.DataFrame(index=ours.index)
     for data in ours:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from reproduction.baselines import SelfAttentionNetwork
 from reproduction.baselines.self_attention_network import POSITIONS
-from reproduction.heads.measure import (
+from reproduction.heads.attention_patterns import (
     compute_attention_maps,
-    compute_layer_weights,
+    compute_layer_attention_weights,
     find_middle_token,
-    measure_heads,
-    measure_random_layers,
+    measure_attended_offsets,
+    measure_resemblance_by_chance,
 )
 from teka import Grid
 from teka.functional import RelativeKernel, relative
@@ -44,7 +44,7 @@ def make_run(position: str) -> Run:
 
 def measure_kernel(kernel: RelativeKernel, grid: Grid = GRID) -> dict[str, Tensor]:
     """Measure one layer with a relative kernel."""
-    return measure_heads([FixedKernel(kernel)], grid)
+    return measure_attended_offsets([FixedKernel(kernel)], grid)
 
 
 def make_gaussians(
@@ -83,7 +83,7 @@ def test_table_has_mean_attention_but_no_center():
     module = EmbeddedBiasTable(2, 3, max_offset=12, embedding_dim=5)
     kernel = module().adapt_to_positions(Positions(GRID))
     assert isinstance(kernel, relative.BiasTable)
-    heads = measure_heads([module], GRID)
+    heads = measure_attended_offsets([module], GRID)
     assert heads["center"].isnan().all()
     row, column = divmod(find_middle_token(GRID), 13)
     weights = torch.stack(
@@ -121,7 +121,7 @@ def test_layers_can_have_different_numbers_of_heads():
     first, second = (attention.relative for attention in model.attention_layers())
     assert isinstance(first, LearnedRelativeKernel)
     assert isinstance(second, LearnedRelativeKernel)
-    heads = measure_heads([first, second], model.grid)
+    heads = measure_attended_offsets([first, second], model.grid)
     torch.testing.assert_close(heads["center"][3:], second.center.detach().double())
     assert math.prod(model.grid.shape) == 35
 
@@ -157,7 +157,7 @@ def test_random_centers_fill_the_expected_part_of_the_window():
     heads, cell = 7, NormalDist(0, 2)
     along = [cell.cdf(offset + 0.5) - cell.cdf(offset - 0.5) for offset in (-1, 0, 1)]
     expected = sum(1 - (1 - down * right) ** heads for down in along for right in along)
-    chance = measure_random_layers(make_run("quadratic"), [heads], Grid((23, 23)))
+    chance = measure_resemblance_by_chance(make_run("quadratic"), [heads], Grid((23, 23)))
     # The standard deviation of one draw is about 1.1, and of the mean of 200 therefore 0.08.
     assert chance["chance_window_3"] == pytest.approx(expected, abs=0.3)
 
@@ -166,10 +166,10 @@ def test_random_centers_fill_the_expected_part_of_the_window():
 def test_random_layers_are_reproducible_and_keep_the_random_state(position):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = measure_random_layers(make_run(position), [3, 2], Grid((5, 7)))
+    first = measure_resemblance_by_chance(make_run(position), [3, 2], Grid((5, 7)))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    again = measure_random_layers(make_run(position), [3, 2], Grid((5, 7)))
+    again = measure_resemblance_by_chance(make_run(position), [3, 2], Grid((5, 7)))
     assert all(np.array_equal(again[name], values) for name, values in first.items())
     assert first["chance_window_3"].shape == (2,)
 
@@ -199,7 +199,7 @@ def test_attention_maps_without_content_equal_attention_by_position(images, posi
     model = make_network(position=position)
     maps = compute_attention_maps(model, images)
     assert [weights.shape for weights in maps] == [(3, 5, 7), (2, 5, 7)]
-    heads = measure_heads(
+    heads = measure_attended_offsets(
         [layer.relative for layer in model.attention_layers() if layer.relative], model.grid
     )
     flat = np.concatenate([weights.reshape(len(weights), -1) for weights in maps])
@@ -225,7 +225,7 @@ def test_attention_weights_give_the_output_of_the_layer(images):
     model = make_network(content="softmax", position="table")
     layer, tokens = model.attention_layers()[0], torch.randn(2, 35, 6)
     with torch.no_grad():
-        weights = compute_layer_weights(layer, tokens, model.grid)
+        weights = compute_layer_attention_weights(layer, tokens, model.grid)
         mixed = torch.einsum("bhij,bjd->bihd", weights, tokens)
         torch.testing.assert_close(layer.output(mixed.flatten(2)), layer(tokens, model.grid))
 

@@ -5,9 +5,9 @@ import pytest
 import yaml
 
 from reproduction.__main__ import run_command as main
-from reproduction.commands import parse_selected_levels
-from reproduction.horn2021 import report
+from reproduction.horn2021 import paper_comparison
 from reproduction.study.results import load_saved_results
+from reproduction.study_commands import parse_selected_levels
 from tests.reproduction.study.conftest import TINY
 
 NAME = "squared-relu--seed-0"
@@ -109,8 +109,8 @@ def test_reproduce_trains_a_scale(study, tmp_path, capsys, monkeypatch):
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     for name in ("horn2021_table1.csv", "horn2021_figure1.csv"):
-        shutil.copy(report.FOLDER / name, tmp_path)
-    monkeypatch.setattr(report, "FOLDER", tmp_path)
+        shutil.copy(paper_comparison.FOLDER / name, tmp_path)
+    monkeypatch.setattr(paper_comparison, "FOLDER", tmp_path)
     out = tmp_path / "out"
     assert main(["reproduce", "figure1", "--only", "data=mnist", "--out", str(out)]) == 0
     assert load_saved_results(out / "cells.jsonl.gz").keys() == {
