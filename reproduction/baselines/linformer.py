@@ -59,8 +59,13 @@ class LinformerAttention(nn.Module):
         self.key_projection = Parameter(torch.empty(num_projected, num_tokens))
         self.value_projection = Parameter(torch.empty(num_projected, num_tokens))
         self.output = nn.Linear(dim, dim)
-        linear_weights = (self.query.weight, self.key.weight, self.value.weight)
-        for weight in (*linear_weights, self.key_projection, self.value_projection):
+        for weight in (
+            self.query.weight,
+            self.key.weight,
+            self.value.weight,
+            self.key_projection,
+            self.value_projection,
+        ):
             nn.init.xavier_uniform_(weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.output.weight)
         nn.init.zeros_(self.output.bias)

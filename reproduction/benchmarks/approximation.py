@@ -17,7 +17,6 @@ Source: Choromanski et al. 2021, Rethinking attention with Performers, Figure 4 
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +34,7 @@ from teka.functional.kernels import RANDOM_KERNELS
 OUT = Path(__file__).with_suffix(".json")
 # Standard deviations of queries and keys for "output", and radii of their balls for "ball".
 SIZES = [*product(["output"], (0.25, 0.5, 1.0)), *product(["ball"], (0.5, 1.0, 2.0))]
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "dim": 32,
     "num_tokens": 256,
     "num_features": (16, 32, 64, 128, 256, 512, 1024),

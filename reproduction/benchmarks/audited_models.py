@@ -12,7 +12,6 @@ and are never shifted during training.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -33,7 +32,7 @@ RECIPE = {
     "label_smoothing": 0.05,
     "warmup": 0.3,
 }
-CONFIGS: Any = read_yaml("configurations", Path(__file__).with_suffix(".yaml"))
+CONFIGS = read_yaml("configurations", Path(__file__).with_suffix(".yaml"))
 
 
 class NormalizedClassifier(nn.Module):
@@ -50,7 +49,11 @@ class NormalizedClassifier(nn.Module):
 
 
 def make_transformers_model(name: str) -> nn.Module:
-    """Create a model from the library `transformers` with random weights."""
+    """Create a model from the library `transformers` with random weights.
+
+    Args:
+        name: Architecture, such as "vit", with a configuration in audited_models.yaml.
+    """
     from transformers import AutoConfig, AutoModelForImageClassification
 
     config = AutoConfig.for_model(name, num_channels=1, num_labels=10, **CONFIGS[name])
@@ -59,7 +62,7 @@ def make_transformers_model(name: str) -> nn.Module:
 
 def make_invariant_network() -> nn.Module:
     """Create a convolutional network that is exactly invariant to circular shifts."""
-    layers: list[nn.Module] = []
+    layers = []
     for in_channels, out_channels in ((1, 16), (16, 24), (24, 32)):
         convolution = nn.Conv2d(in_channels, out_channels, 5, padding=2, padding_mode="circular")
         layers += [convolution, nn.ReLU()]

@@ -32,10 +32,12 @@ from teka.functional.relative import make_relative_kernel
 OUT = Path(__file__).with_suffix(".json")
 DIM = 32
 SECONDS = 0.3  # mean total time per backend and measurement
-LINES = [(256,), (1024,), (2048,), (4096,)]
-SQUARES = [(side, side) for side in (16, 32, 48, 64)]
-CUBES = [(side, side, side) for side in (6, 10, 16)]
-SMALL_SQUARES = [(side, side) for side in (4, 6, 8, 12, 16)]
+LARGE_GRIDS = [
+    *((length,) for length in (256, 1024, 2048, 4096)),
+    *((side, side) for side in (16, 32, 48, 64)),
+    *((side, side, side) for side in (6, 10, 16)),
+]
+SMALL_GRIDS = [(side, side) for side in (4, 6, 8, 12, 16)]
 SEPARABLE = ("fourier", "clipped", "rotation")
 OTHERS = ("quadratic", "table", "generalized_quadratic")
 
@@ -45,11 +47,10 @@ def make_benchmark_cases() -> list[dict[str, Any]]:
 
     Only combinations that at least two backends support are included.
     """
-    large = [*LINES, *SQUARES, *CUBES]
     cases = [
-        *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], large, [2], [1]),
-        *product(["constant"], [*SEPARABLE, *OTHERS], large, [2], [1]),
-        *product(["squared_relu"], [None, "rotary", *SEPARABLE], SMALL_SQUARES, [8], [1, 4, 32]),
+        *product(["squared_relu"], [None, "rotary", *SEPARABLE, *OTHERS], LARGE_GRIDS, [2], [1]),
+        *product(["constant"], [*SEPARABLE, *OTHERS], LARGE_GRIDS, [2], [1]),
+        *product(["squared_relu"], [None, "rotary", *SEPARABLE], SMALL_GRIDS, [8], [1, 4, 32]),
     ]
     names = ("kernel", "relative", "shape", "heads", "batch")
     rows = [dict(zip(names, case, strict=True)) for case in cases]
@@ -121,15 +122,16 @@ def make_time_table(measurements: list[dict[str, Any]]) -> pd.DataFrame:
         chosen = select_backend("auto", costs)
         for direction, times in row["seconds"].items():
             for backend, seconds in times.items():
-                record = {
-                    "case": case,
-                    "direction": direction,
-                    "backend": backend,
-                    "is_chosen": backend == chosen,
-                    "nanoseconds": 1e9 * seconds,
-                    **vars(costs[backend]),
-                }
-                records.append(record)
+                records.append(
+                    {
+                        "case": case,
+                        "direction": direction,
+                        "backend": backend,
+                        "is_chosen": backend == chosen,
+                        "nanoseconds": 1e9 * seconds,
+                        **vars(costs[backend]),
+                    }
+                )
     return pd.DataFrame(records)
 
 

@@ -54,11 +54,15 @@ def linear_attention(*inputs: Tensor, is_causal: bool) -> Tensor:
         is_causal: Do not attend to later tokens.
     """
     query, key, value, *frequency = inputs
-    options: dict[str, Any] = {}
-    if frequency:
-        options = {"relative": Rotary(*frequency), "grid": Grid(query.shape[2])}
     return attention(
-        query, key, value, kernel="squared_relu", backend="linear", is_causal=is_causal, **options
+        query,
+        key,
+        value,
+        kernel="squared_relu",
+        relative=Rotary(*frequency) if frequency else None,
+        grid=Grid(query.shape[2]),
+        backend="linear",
+        is_causal=is_causal,
     )
 
 
@@ -123,13 +127,14 @@ def time_attention_functions(
     for direction, backward in (("forward", False), ("forward_backward", True)):
         steps = {name: partial(call, backward=backward) for name, call in variants.items()}
         medians = measure_median_times(steps, seconds)
-        row = {
-            "dtype": str(query.dtype),
-            "tokens": query.shape[2],
-            "direction": direction,
-            "seconds": {name: median / NUM_CALLS for name, median in medians.items()},
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "dtype": str(query.dtype),
+                "tokens": query.shape[2],
+                "direction": direction,
+                "seconds": {name: median / NUM_CALLS for name, median in medians.items()},
+            }
+        )
     return rows
 
 
@@ -150,7 +155,7 @@ def main(
         table: Print the times in the result file without measuring.
         out: Result file.
     """
-    rows: list[dict[str, Any]] = read_json(out)["rows"] if table else []
+    rows = read_json(out)["rows"] if table else []
     if not table:
         cases = itertools.product(MAX_SOFTMAX_TOKENS, lengths, (False, True), (False, True))
         for dtype, length, is_causal, is_rotary in cases:

@@ -32,7 +32,7 @@ def measure_median_times(
     """
     for step in steps.values():
         step()
-    times: list[dict[str, float]] = []
+    times = []
     end = clock() + seconds * len(steps)
     while len(times) < MIN_ROUNDS or clock() < end:
         times.append({})

@@ -40,8 +40,10 @@ def print_accuracy_and_stability(name: str, data_dir: str) -> None:
     kinds = dict(KINDS)
     if isinstance(model, Performer):  # other models do not accept smaller images
         crop_size = 3 * min(model.image_size) // 16 * 4  # whole patches
-        crops = StabilitySettings(NEIGHBORS, 1000, crop_size)
-        kinds[f"crops of {crop_size} × {crop_size}"] = ("crop", crops)
+        kinds[f"crops of {crop_size} × {crop_size}"] = (
+            "crop",
+            StabilitySettings(NEIGHBORS, 1000, crop_size),
+        )
     for kind, settings in kinds.items():
         print(f"{kind}: {measure_prediction_stability(model, test, *settings)}", flush=True)
 

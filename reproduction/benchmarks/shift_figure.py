@@ -30,11 +30,18 @@ def main() -> None:
     for name, label, label_step, color in LINES:
         curves = [model["accuracy_by_shift"]["dy"] for model in models if model["name"] == name]
         accuracy = (100 * pd.DataFrame(curves)).rename(columns=int).sort_index(axis=1)
-        lowest, highest, means = accuracy.min(), accuracy.max(), accuracy.mean()
-        axes.fill_between(accuracy.columns, lowest, highest, color=color, alpha=0.2, linewidth=0)
+        means = accuracy.mean()
+        axes.fill_between(
+            accuracy.columns, accuracy.min(), accuracy.max(), color=color, alpha=0.2, linewidth=0
+        )
         axes.plot(means, color=color, marker="o", markersize=4)
-        end = label_step, means[label_step]
-        axes.annotate(label, end, (10, -4), textcoords="offset points", color=color)
+        axes.annotate(
+            label,
+            (label_step, means[label_step]),
+            (10, -4),
+            textcoords="offset points",
+            color=color,
+        )
     axes.set(xlabel="vertical shift of the test images (pixels)", ylabel="accuracy (%)")
     axes.set(xticks=range(-4, 5), ylim=(0, 103), xlim=(-4.2, 4.2))
     axes.grid(axis="y", color="#dfe3e8")

@@ -171,8 +171,9 @@ def compute_attention_maps(model: SelfAttentionNetwork, images: Images) -> list[
             model(batch)
     for hook in hooks:
         hook.remove()
-    shape = model.grid.shape
-    return [(total / len(images)).unflatten(-1, shape).numpy() for total in sums.values()]
+    return [
+        (total / len(images)).unflatten(-1, model.grid.shape).numpy() for total in sums.values()
+    ]
 
 
 def compute_layer_attention_weights(

@@ -75,8 +75,9 @@ def draw_attention_centers(record: Record) -> Figure:
     row, column = height // 2, width // 2
     centers = record["center"] if np.isfinite(record["center"]).all() else record["mean"]
     for layer, axis in enumerate(figure.subplots(1, num_layers, squeeze=False)[0]):
-        frame = (-column - 0.5, -row - 0.5)
-        axis.add_patch(Rectangle(frame, width, height, fill=False, color="gray"))
+        axis.add_patch(
+            Rectangle((-column - 0.5, -row - 0.5), width, height, fill=False, color="gray")
+        )
         axis.add_patch(Rectangle((-0.5, -0.5), 1, 1, color="black"))
         paths = centers[:, record["layer"] == layer].transpose(1, 2, 0)
         for head, (rows, columns) in enumerate(paths):

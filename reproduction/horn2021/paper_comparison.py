@@ -129,8 +129,9 @@ def draw_figure1(results: pd.DataFrame) -> Figure:
             if name in paper.index:
                 curve = paper.loc[[name]]
                 scale = (group.run.iloc[0]["image_size"] or 28) / PAPER_IMAGE_SIZE
-                pixels = scale * curve.shift_px
-                axis.plot(pixels, curve.accuracy_percent, ":", color=f"C{index % 10}")
+                axis.plot(
+                    scale * curve.shift_px, curve.accuracy_percent, ":", color=f"C{index % 10}"
+                )
         axis.set(title=data, xlabel="shift along x (pixels)", ylabel="accuracy (%)")
         axis.legend(fontsize="x-small")
     return figure

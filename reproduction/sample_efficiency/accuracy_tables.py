@@ -1,7 +1,6 @@
 """Tables and a plot of the accuracy against the number of training images."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,8 +57,8 @@ def estimate_images_needed(accuracy: pd.Series, target: float) -> float:
     return float(np.exp(np.interp(target, highest, counts, right=np.inf)))
 
 
-def compute_images_needed(results: pd.DataFrame, accuracy_column: str) -> pd.Series:
-    """Return the number of training images that each model needs to match the default model.
+def estimate_images_needed_by_model(results: pd.DataFrame, accuracy_column: str) -> pd.Series:
+    """Estimate how many training images each model needs to match the default model.
 
     The target is the default model's accuracy with 1,000 images and the same seed.
 
@@ -99,12 +98,13 @@ def write_sample_efficiency_page(study: Study, folder: Path) -> str:
     for quantity, heading in QUANTITIES.items():
         groups = results.groupby([*LEVELS, "num_images"], sort=False)[quantity]
         tables[heading] = groups.agg(format_mean_percentage).unstack(sort=False).sort_index(axis=1)
-    needed = {
-        "as published": compute_images_needed(results, "accuracy"),
-        "at random positions": compute_images_needed(results, "moved_accuracy"),
-    }
     heading = f"Images needed for the accuracy of the default at {REFERENCE_IMAGES:,}"
-    tables[heading] = pd.DataFrame(needed)
+    tables[heading] = pd.DataFrame(
+        {
+            "as published": estimate_images_needed_by_model(results, "accuracy"),
+            "at random positions": estimate_images_needed_by_model(results, "moved_accuracy"),
+        }
+    )
     draw_accuracies(results).savefig(folder / "accuracy.png")
     seconds = format_number(results.process_seconds.median())
     notes = f"{NOTES}\n\nThe median training run took {seconds} CPU seconds."
@@ -121,8 +121,11 @@ def draw_accuracies(results: pd.DataFrame) -> Figure:
             rows = panel[(panel.training == training) & (panel.model == model)]
             groups = rows.groupby("num_images").moved_accuracy
             mean, half = 100 * groups.mean(), 100 * compute_margin_of_error(groups).fillna(0)
-            options: Any = {"color": line_color(index), "marker": "o", "markersize": 3}
-            axis.errorbar(mean.index, mean, half, label=f"{model}, {training}", **options)
+            label = f"{model}, {training}"
+            color = line_color(index)
+            axis.errorbar(
+                mean.index, mean, half, label=label, color=color, marker="o", markersize=3
+            )
         axis.set(title=data, xscale="log", xlabel="training images")
         axis.set_ylabel("accuracy on moved test images (%)")
         axis.legend(fontsize="x-small")

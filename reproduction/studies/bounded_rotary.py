@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from reproduction.studies.small_models import run_tuned_study, train_small_model
 from reproduction.study import read_study
 from reproduction.study.study import StudyModel
-from teka.nn import Attention, LearnedRelativeKernel
+from teka.nn import Attention
 
 STUDY = read_study(Path(__file__).with_suffix(".yaml"))
 RESULTS = Path(__file__).with_suffix("")
@@ -35,7 +35,7 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
     Each call of the layer appends one ratio to `ratios`: the largest absolute attention output
     divided by the largest absolute entry of the value vectors.
     """
-    largest_values: list[float] = []
+    largest_values = []
 
     def record_value(module: nn.Module, inputs: Any, output: Tensor) -> None:
         largest_values.append(output.detach().abs().max().item())
@@ -43,7 +43,6 @@ def record_output_ratios(layer: Attention, ratios: list[float]) -> None:
     def record_ratio(module: nn.Module, inputs: tuple[Tensor]) -> None:
         ratios.append(inputs[0].abs().max().item() / largest_values.pop())
 
-    assert layer.value is not None
     layer.value.register_forward_hook(record_value)
     layer.output.register_forward_pre_hook(record_ratio)
 
@@ -57,7 +56,6 @@ def train_and_measure_outputs(
     def change_attention(layer: Attention) -> None:
         length_share = LENGTH_SHARES.get(study_model.labels["candidate"])
         if length_share is not None:
-            assert isinstance(layer.relative, LearnedRelativeKernel)
             layer.relative.options["length_share"] = length_share
         record_output_ratios(layer, ratios)
 

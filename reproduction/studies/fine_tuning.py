@@ -8,7 +8,6 @@ fine-tuning on the same images for the same number of epochs.
 """
 
 from pathlib import Path
-from typing import Any
 
 import cyclopts
 import pandas as pd
@@ -45,15 +44,13 @@ def measure_accuracy_under_shifts(model: nn.Module, test: Split) -> dict[str, fl
     """Measure a model's accuracy and the share of images that are correct at every shift."""
     images, labels = test[:NUM_SHIFTED]
     responses = measure_responses(model, images, SHIFTS, MOVEMENT, labels=labels)
-    assert responses.correct is not None
-    correct_at_every_shift = responses.correct.all(dim=0).double().mean().item()
     return {
         "accuracy": measure_accuracy(model, test),
-        "worst_shift_accuracy": correct_at_every_shift,
+        "worst_shift_accuracy": responses.correct.all(dim=0).double().mean().item(),
     }
 
 
-def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
+def fine_tune_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
     """Train an original and a fixed network, and measure both before and after fine-tuning.
 
     Returns:
@@ -77,7 +74,7 @@ def train_and_measure_networks(seed: int, data_dir: str) -> pd.DataFrame:
 def main(*, data_dir: str) -> None:
     """Compare original and fixed networks: save the accuracies for all seeds, and print means."""
     torch.set_num_threads(1)
-    run: Any = Memory(RUNS, verbose=0).cache(train_and_measure_networks)
+    run = Memory(RUNS, verbose=0).cache(fine_tune_and_measure_networks)
     results = pd.concat([run(seed, data_dir) for seed in SEEDS])
     results.to_csv(RESULTS, index_label="network")
     networks = results.groupby(level=0, sort=False)

@@ -127,7 +127,6 @@ def simulate_population(model: SimulatedModel, seed: int = 0) -> tuple[Responses
 def select_responses(responses: Responses, indices: Tensor) -> Responses:
     """Select the responses to the images with the given indices."""
     tables = {name: table[:, indices] for name, table in responses.tables().items()}
-    assert responses.labels is not None
     return replace(responses, labels=responses.labels[indices], **tables)
 
 
@@ -149,30 +148,34 @@ def simulate_audit(
         if has_interval(number.method):
             yield "number", metric, interval_contains(number.lower, number.upper, truth[metric])
     for metric, curve in metrics.curves.items():
-        true = truth[f"curve {metric}"]
+        true_value = truth[f"curve {metric}"]
         if has_interval(curve.method):
             ends = curve.lower[ONE_SHIFT], curve.upper[ONE_SHIFT]
-            yield "at one shift", metric, interval_contains(*ends, true[ONE_SHIFT])
+            yield "at one shift", metric, interval_contains(*ends, true_value[ONE_SHIFT])
             yield (
                 "band over shifts",
                 metric,
-                interval_contains(curve.band_lower, curve.band_upper, true),
+                interval_contains(curve.band_lower, curve.band_upper, true_value),
             )
     comparison = compare_responses(seen, select_responses(better, images), num_flips=99, seed=seed)
     for metric, difference in comparison.numbers.items():
         if has_interval(difference.method):
-            true = truth[metric] - better_truth[metric]
-            yield "two models", metric, interval_contains(difference.lower, difference.upper, true)
+            true_value = truth[metric] - better_truth[metric]
+            yield (
+                "two models",
+                metric,
+                interval_contains(difference.lower, difference.upper, true_value),
+            )
 
 
-def interval_contains(lower: Any, upper: Any, true: Any) -> bool:
+def interval_contains(lower: Any, upper: Any, true_value: Any) -> bool:
     """Return True if an interval contains the true value of a metric.
 
     For a confidence band over shifts, the arguments are arrays. The band must contain the true
     value at every shift.
     """
     lower, upper = np.asarray(lower) - ROUNDING, np.asarray(upper) + ROUNDING
-    return bool(((lower <= true) & (true <= upper)).all())
+    return bool(((lower <= true_value) & (true_value <= upper)).all())
 
 
 def measure_coverage(population: str, num_images: int) -> pd.DataFrame:
@@ -184,19 +187,20 @@ def measure_coverage(population: str, num_images: int) -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows, columns=["kind", "metric", "covered"])
     covered = table.groupby(["kind", "metric"], sort=False).covered
-    columns = {
-        "intervals": covered.count(),
-        "coverage": covered.mean(),
-        "upper": wilson_interval(covered.sum().to_numpy(), covered.count().to_numpy())[1],
-    }
-    counts = pd.DataFrame(columns).round(3).reset_index()
-    return counts.assign(population=population, images=num_images)
+    counts = pd.DataFrame(
+        {
+            "intervals": covered.count(),
+            "coverage": covered.mean(),
+            "upper": wilson_interval(covered.sum().to_numpy(), covered.count().to_numpy())[1],
+        }
+    )
+    return counts.round(3).reset_index().assign(population=population, images=num_images)
 
 
 def main(*, processes: int = 1) -> None:
     """Simulate audits, and save how often their intervals contain the true value."""
     jobs = product(POPULATIONS, NUM_IMAGES)
-    tables: Any = Parallel(processes)(delayed(measure_coverage)(*job) for job in jobs)
+    tables = Parallel(processes)(delayed(measure_coverage)(*job) for job in jobs)
     write_bytes(RESULTS, pd.concat(tables).to_csv(index=False).encode())
 
 

@@ -209,7 +209,7 @@ def time_attention_layers() -> dict[str, dict[str, float]]:
         grid, tokens = Grid((side, side), periodic=True), torch.randn(2, side**2, 128)
         steps = {}
         for candidate, levels in STUDY.factors["candidate"].items():
-            options: Any = dict(levels)
+            options = dict(levels)
             position = options.pop("position")
             relative = None if position == "none" else position
             layer = Attention(128, 4, relative=relative, **options)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from reproduction.baselines import SelfAttentionNetwork
 from reproduction.heads.prune import PRUNING_FILE, find_degenerate_heads, prune_network
 from reproduction.study import read_study
 from teka.files import read_json, write_json
@@ -33,7 +32,6 @@ def train_and_prune(seed: int) -> dict[str, Any]:
     train(run, folder, resume=True)
     if not pruned.exists():
         trained = restore(folder)
-        assert isinstance(trained.model, SelfAttentionNetwork)
         largest = find_degenerate_heads(trained.model).condition_number.max()
         threshold = next(threshold for threshold in THRESHOLDS if largest > threshold)
         prune_network(trained, pruned, condition_number=threshold)

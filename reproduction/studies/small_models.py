@@ -140,7 +140,7 @@ def find_best_learning_rates(study: Study, folder: Path) -> list[dict[str, list[
     results = read_results_table(study, folder)
     tuning = results[results.accuracy.isna()]
     losses = tuning.groupby(level=["data", "candidate", "rate"], sort=False).validation_loss.mean()
-    best: Any = losses.groupby(level=["data", "candidate"], sort=False).idxmin()
+    best = losses.groupby(level=["data", "candidate"], sort=False).idxmin()
     return [
         {"data": [data], "candidate": [candidate], "rate": [rate]} for data, candidate, rate in best
     ]

@@ -46,6 +46,7 @@ BOUNDS = {
 }
 ACCURACY = {"accuracy": "accuracy"}
 DIFFERENCE = {"at_equal_steps": "difference"}
+ACCURACY_AND_DIFFERENCE = ACCURACY | DIFFERENCE
 
 
 @cache
@@ -71,7 +72,9 @@ def summarize_by_data_set(results: pd.DataFrame, headings: Mapping[str, str]) ->
     return table
 
 
-def make_study_table(name: str, headings: Mapping[str, str]) -> pd.DataFrame:
+def make_study_table(
+    name: str, headings: Mapping[str, str] = ACCURACY_AND_DIFFERENCE
+) -> pd.DataFrame:
     """Return a table of a study's results: means over seeds, with columns for each data set."""
     return summarize_by_data_set(load_results_with_accuracy_differences(name), headings)
 
@@ -88,7 +91,7 @@ def make_kernel_table() -> pd.DataFrame:
 
 
 def make_denominator_accuracy_table(
-    seeds: Iterable[int], headings: Mapping[str, str]
+    seeds: Iterable[int], headings: Mapping[str, str] = ACCURACY_AND_DIFFERENCE
 ) -> pd.DataFrame:
     """Return a table of the mean accuracy over some seeds with each denominator of attention."""
     results = load_results_with_accuracy_differences("bounded_rotary")
@@ -118,7 +121,7 @@ def make_linear_attention_table() -> pd.DataFrame:
     results = load_results_with_accuracy_differences("linear_positions")
     errors = results.groupby("candidate").equivariance_error.max().map("{:.0e}".format)
     times = pd.DataFrame(read_json(linear_positions.TIMES)).map("{:.0f}".format)
-    table = summarize_by_data_set(results, ACCURACY | DIFFERENCE).assign(
+    table = summarize_by_data_set(results, ACCURACY_AND_DIFFERENCE).assign(
         **{"change of the logits": errors}
     )
     return table.join(times.rename(columns="ms, {} tokens".format))
@@ -144,16 +147,14 @@ TABLES: dict[str, dict[str, Callable[[], pd.DataFrame]]] = {
     "reproduction/studies/README.md": {
         "denominators": make_denominator_table,
         "denominators, evaluation": partial(
-            make_denominator_accuracy_table, bounded_rotary.EVALUATION_SEEDS, ACCURACY | DIFFERENCE
+            make_denominator_accuracy_table, bounded_rotary.EVALUATION_SEEDS
         ),
         "kernels": make_kernel_table,
         "positions": partial(make_study_table, "positions", DIFFERENCE),
-        "full size": partial(make_study_table, "large", ACCURACY | DIFFERENCE),
-        "start of softmax": partial(make_study_table, "softmax_start", ACCURACY | DIFFERENCE),
-        "start of rotation": partial(make_study_table, "rotation_start", ACCURACY | DIFFERENCE),
-        "start of rotation, other kernels": partial(
-            make_study_table, "rotation_start_kernels", ACCURACY | DIFFERENCE
-        ),
+        "full size": partial(make_study_table, "large"),
+        "start of softmax": partial(make_study_table, "softmax_start"),
+        "start of rotation": partial(make_study_table, "rotation_start"),
+        "start of rotation, other kernels": partial(make_study_table, "rotation_start_kernels"),
         "linear attention": make_linear_attention_table,
     },
     "reproduction/studies/interval_coverage.md": {"coverage": make_coverage_table},

@@ -91,13 +91,12 @@ class MeasureSettings:
     save: Literal["float32", "float16"] | None = None
 
     def __post_init__(self) -> None:
-        counts = ("images", "shifted_images", "curve_points")
-        check_sizes({f"measure.{name}": getattr(self, name) for name in counts}, or_none=True)
+        for name in ("images", "shifted_images", "curve_points"):
+            check_sizes({f"measure.{name}": getattr(self, name)}, or_none=True)
         Movement(self.mode)  # raises an error if the mode is unknown
         for mode, settings in self.stability.items():
             Movement(mode, crop_size=settings.crop_size)
-        shifts = dict.fromkeys([(0, 0), *self.shifts])
-        object.__setattr__(self, "shifts", tuple(shifts))
+        object.__setattr__(self, "shifts", tuple(dict.fromkeys([(0, 0), *self.shifts])))
 
 
 @dataclass(frozen=True)

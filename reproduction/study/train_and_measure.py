@@ -126,7 +126,7 @@ def train_and_measure(
     except FloatingPointError as error:
         return encode({**result, "failed": str(error)})
     # If the training was complete before, the callback has no points but the checkpoint has them.
-    curve = read_checkpoint(training / CHECKPOINTS / LAST)["callbacks"].get("LearningCurve", {})
+    curve = read_checkpoint(training / CHECKPOINTS / LAST)["callbacks"]["LearningCurve"]
     points = curve["points"]
     model = run.make_model(**dataset.sizes)
     load_weights(model, training / CHECKPOINTS / (LAST if measure.weights == "last" else BEST))
