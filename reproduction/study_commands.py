@@ -147,10 +147,7 @@ def compare_sample_efficiency(
 
 
 def parse_selected_levels(options: Iterable[str]) -> dict[str, list[str]]:
-    """Parse the values of `--only`, which select the models to train.
-
-    Returns:
-        Selected values of each option, by the name of the option.
+    """Parse the values of `--only` into a dictionary from options to the values to train.
 
     >>> parse_selected_levels(["kernel=relu, softmax", "seed=0"])
     {'kernel': ['relu', 'softmax'], 'seed': ['0']}

@@ -31,9 +31,9 @@ def train_small_model(
     data_dir: str | None = None,
     command: str = "",
 ) -> tuple[nn.Module, Dataset, dict[str, Any]]:
-    """Train a small model after a change of its attention layers, and measure it.
+    """Modify the attention layers of a small model, then train and measure the model.
 
-    The model is trained on one thread with AdamW and a one-cycle schedule.
+    Training uses one thread, AdamW and a one-cycle schedule.
 
     Args:
         study_model: Configuration of the model, with the number of epochs, the peak learning rate
@@ -131,8 +131,8 @@ def run_tuned_study(
 def find_best_learning_rates(study: Study, folder: Path) -> list[dict[str, list[str]]]:
     """Find the best learning rate of each candidate on each data set.
 
-    The best rate has the smallest loss on held-out images, averaged over the tuning seeds. Only
-    models with a tuning seed have no test accuracy.
+    The best rate has the smallest loss on held-out images, averaged over the tuning seeds.
+    Models with a tuning seed are recognized by their missing test accuracy.
 
     Returns:
         For each candidate and data set, the levels that select the models with the best rate.

@@ -93,7 +93,7 @@ def make_kernel_table() -> pd.DataFrame:
 def make_denominator_accuracy_table(
     seeds: Iterable[int], headings: Mapping[str, str] = ACCURACY_AND_DIFFERENCE
 ) -> pd.DataFrame:
-    """Return a table of the mean accuracy over some seeds with each denominator of attention."""
+    """Return a table of the accuracy with each denominator, as means over the given seeds."""
     results = load_results_with_accuracy_differences("bounded_rotary")
     table = summarize_by_data_set(results[results.index.isin(seeds, level="seed")], headings)
     return table.assign(bound=pd.Series(BOUNDS))

@@ -170,8 +170,8 @@ def time_training_steps(
     """Measure the CPU time of one training step for each model of a study, and save the times.
 
     The timing alternates between the models, so that other work on the machine slows all of them
-    equally. The tables of the study then compute CPU seconds as the number of steps times this
-    time.
+    equally. The tables of the study then show these times, multiplied by the number of training
+    steps, instead of the CPU times measured during training.
 
     Args:
         study: The study.
