@@ -1,6 +1,6 @@
 """Benchmark of how half-pixel shifts affect models with different low-pass filters.
 
-python -m reproduction.benchmarks.half_pixels --data-dir data
+    python -m reproduction.benchmarks.half_pixels --data-dir data
 """
 
 from itertools import product
