@@ -1,6 +1,8 @@
 """Benchmark of how half-pixel shifts affect models with different low-pass filters.
 
     python -m reproduction.benchmarks.half_pixels --data-dir data
+
+The models have random weights, and the images are those of MNIST.
 """
 
 from itertools import product
