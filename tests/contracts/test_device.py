@@ -151,7 +151,7 @@ def check_devices_in_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckDevi
     )
     monkeypatch.setattr(torch.Tensor, "is_meta", property(lambda self: False))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(flex, "_compiled", lambda: flex_reference)
+    monkeypatch.setattr(flex, "_compiled_flex_attention", lambda: flex_reference)
     monkeypatch.setattr(flex, "MIN_PAIRS", 0)
     with CheckDevices() as mode:
         yield mode

@@ -90,7 +90,7 @@ def decode(
         raise wrong_value(
             "relative", kind.name, f"None, {', '.join(names[:-1])} or {names[-1]}", hint
         )
-    positions = _positions(query, num_earlier, position, kind)
+    positions = _positions_of_next_tokens(query, num_earlier, position, kind)
     plan = make_attention_plan(
         kernel, relative, positions, heads=heads, dim=dim, is_causal=True, scale=scale
     )
@@ -126,7 +126,7 @@ def decode(
     return torch.cat(outputs, dim=2), state
 
 
-def _positions(
+def _positions_of_next_tokens(
     query: Queries,
     num_earlier: int,
     position: Tensor | None,

@@ -103,7 +103,7 @@ class ChunkedLinearAttention:
             key_mask=None if self.key_mask is None else self.key_mask[:, rows],
             is_causal=True,
         )
-        vectors = self._vectors(tokens.key_features, rows, is_key=True)
+        vectors = self._add_positions(tokens.key_features, rows, is_key=True)
         return LinearState.from_keys(vectors, value, tokens.log_scale)
 
     def attend_query_chunk(self, query: Queries, rows: slice, state: LinearState) -> Outputs:
@@ -112,7 +112,7 @@ class ChunkedLinearAttention:
         `rows` is the range of the chunk in the sequence.
         """
         features = self.kernel.query_features(query.contiguous(), scale=self.scale)
-        sums = state.weighted_sums(self._vectors(features, rows, is_key=False))
+        sums = state.weighted_sums(self._add_positions(features, rows, is_key=False))
         return sums.normalize(nonnegative=self.kernel.nonnegative)
 
     def attend_causal_chunk(
@@ -132,8 +132,8 @@ class ChunkedLinearAttention:
             key_mask=None if self.key_mask is None else self.key_mask[:, rows],
             is_causal=True,
         )
-        query_vectors = self._vectors(tokens.query_features, rows, is_key=False)
-        key_vectors = self._vectors(tokens.key_features, rows, is_key=True)
+        query_vectors = self._add_positions(tokens.query_features, rows, is_key=False)
+        key_vectors = self._add_positions(tokens.key_features, rows, is_key=True)
         sums = linear_attention_sums(tokens, query_vectors, key_vectors)
         new_state = LinearState.from_keys(key_vectors, value, tokens.log_scale)
         if state is not None:
@@ -141,7 +141,7 @@ class ChunkedLinearAttention:
             new_state = state + new_state
         return sums.normalize(nonnegative=self.kernel.nonnegative), new_state
 
-    def _vectors(self, features: Tensor, rows: slice, *, is_key: bool) -> AttentionFeatures:
+    def _add_positions(self, features: Tensor, rows: slice, *, is_key: bool) -> AttentionFeatures:
         if self.relative is None:
             return AttentionFeatures(features)
         positions = self.positions.key_positions if is_key else self.positions
@@ -171,7 +171,7 @@ class _ChunkedAttention(Function):
         output = _allocate_token_vectors(query, value.shape[-1])
         state: LinearState | None = None
         states = []
-        for rows in _chunks(key):
+        for rows in _chunk_slices(key):
             states.append(state)
             if attention.is_causal:
                 chunk = query[:, :, rows], key[:, :, rows], value[:, :, rows]
@@ -182,7 +182,7 @@ class _ChunkedAttention(Function):
         if not attention.is_causal:
             assert state is not None
             states = [state]
-            for rows in _chunks(query):
+            for rows in _chunk_slices(query):
                 output[:, :, rows] = attention.attend_query_chunk(query[:, :, rows], rows, state)
         ctx.attention, ctx.states = attention, states
         ctx.save_for_backward(query, key, value, *parameters)
@@ -214,7 +214,7 @@ class _ChunkedAttention(Function):
             return results[: len(inputs)]
 
         if attention.is_causal:
-            for rows, state in reversed(list(zip(_chunks(key), states, strict=True))):
+            for rows, state in reversed(list(zip(_chunk_slices(key), states, strict=True))):
                 with torch.enable_grad():
                     chunk = [_leaf(tensor[:, :, rows]) for tensor in (query, key, value)]
                     state = None if state is None else _leaf_state(state)
@@ -229,14 +229,14 @@ class _ChunkedAttention(Function):
         else:
             state = _leaf_state(states[0])
             grad_state = [torch.zeros_like(sums) for sums in state.all_sums]
-            for rows in _chunks(query):
+            for rows in _chunk_slices(query):
                 with torch.enable_grad():
                     chunk = _leaf(query[:, :, rows])
                     output = attention.attend_query_chunk(chunk, rows, state)
                 grads = gradients([output], [grad_output[:, :, rows]], [chunk, *state.all_sums])
                 grad_query[:, :, rows] = grads[0]
                 _accumulate(grad_state, grads[1:])
-            for rows in _chunks(key):
+            for rows in _chunk_slices(key):
                 with torch.enable_grad():
                     chunk = [_leaf(tensor[:, :, rows]) for tensor in (key, value)]
                     added = attention.sum_key_chunk(*chunk, rows)
@@ -248,7 +248,7 @@ class _ChunkedAttention(Function):
         return None, grad_query, grad_key, grad_value, *grad_parameters
 
 
-def _chunks(tokens: Tensor) -> Iterator[slice]:
+def _chunk_slices(tokens: Tensor) -> Iterator[slice]:
     num_tokens = tokens.shape[2]
     for start in range(0, num_tokens, CHUNK_TOKENS):
         yield slice(start, min(start + CHUNK_TOKENS, num_tokens))

@@ -143,7 +143,7 @@ class WeightedSums:
         """
         return cls(sums[..., :-1], sums[..., -1], log_peak)
 
-    def _log_peak(self) -> Tensor:
+    def _log_peak_or_zero(self) -> Tensor:
         if self.log_peak is not None:
             return self.log_peak
         return torch.zeros((), dtype=self.numerator.dtype, device=self.numerator.device)
@@ -154,7 +154,7 @@ class WeightedSums:
             return WeightedSums(
                 self.numerator + other.numerator, self.denominator + other.denominator
             )
-        first, second = self._log_peak(), other._log_peak()
+        first, second = self._log_peak_or_zero(), other._log_peak_or_zero()
         peak = torch.maximum(first, second).detach()
         first, second = torch.exp(first - peak), torch.exp(second - peak)
         return WeightedSums(
@@ -168,7 +168,7 @@ class WeightedSums:
 
         For example, some kernels divide by the number of keys instead of the sum of the weights.
         """
-        factor = torch.exp(self._log_peak() - other._log_peak())
+        factor = torch.exp(self._log_peak_or_zero() - other._log_peak_or_zero())
         return WeightedSums(self.numerator * factor[..., None], other.denominator)
 
     def normalize(self, *, nonnegative: bool) -> Outputs:
@@ -227,7 +227,7 @@ class WeightedSums:
         peak = peak.masked_fill(peak == -torch.inf, 0.0)
         products = tokens.query_features[:, :, rows] @ tokens.key_features.mT
         sums = (products * torch.exp(log_pairs - peak[..., None])) @ append_ones(tokens.value)
-        log_peak = self._log_peak().expand(self.denominator.shape)
+        log_peak = self._log_peak_or_zero().expand(self.denominator.shape)
         return WeightedSums(
             self.numerator.index_copy(2, rows, sums[..., :-1]),
             self.denominator.index_copy(2, rows, sums[..., -1]),

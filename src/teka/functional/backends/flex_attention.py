@@ -76,7 +76,7 @@ def attend_with_flex(inputs: DenseAttentionInputs, position_bias: PairFunction) 
             _cached_causal_block_mask if can_cache_tensors(query.device) else _causal_block_mask
         )
         block_mask = causal_blocks(query.shape[2], query.device)
-    attend = _compiled() if query.is_cuda else flex_attention
+    attend = _compiled_flex_attention() if query.is_cuda else flex_attention
     padded = [_pad_head_dim(tensor) for tensor in (left, right, value)]
     output = attend(*padded, score_mod=score, block_mask=block_mask, scale=1.0)
     assert isinstance(output, Tensor)
@@ -84,7 +84,7 @@ def attend_with_flex(inputs: DenseAttentionInputs, position_bias: PairFunction) 
 
 
 @functools.cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled_flex_attention() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -107,7 +107,8 @@ class LinearState:
         log_peak = torch.maximum(first_peak, second_peak).detach()
         factors = torch.exp(first_peak - log_peak), torch.exp(second_peak - log_peak)
         values, *weights = (
-            _scaled(first, factors[0]) + _scaled(second, factors[1]) for first, second in pairs
+            _multiply_per_head(first, factors[0]) + _multiply_per_head(second, factors[1])
+            for first, second in pairs
         )
         return LinearState(values, tuple(weights), log_peak)
 
@@ -121,7 +122,7 @@ class LinearState:
         return WeightedSums(query.numerator @ self.values, sum(totals[1:], totals[0]), log_peak)
 
 
-def _scaled(sums: Tensor, factor: Float[Tensor, "batch heads"]) -> Tensor:
+def _multiply_per_head(sums: Tensor, factor: Float[Tensor, "batch heads"]) -> Tensor:
     return sums * factor[(...,) + (None,) * (sums.ndim - factor.ndim)]
 
 

@@ -52,7 +52,7 @@ def ring_attention_sums(
     weights = torch.exp((log_rings - log_peak[..., None]).masked_fill(~is_filled, -torch.inf))
     features = (tokens.query_features, tokens.key_features)
     sums = sum_over_features(
-        _weighted_rings,
+        _sum_weighted_rings,
         *features,
         append_ones(tokens.value),
         weights,
@@ -154,7 +154,7 @@ def _shift_log_scale(
     return pad(log_scale, (num_tokens, 0), value=LOWEST_LOG_SCALE)[..., : log_scale.shape[-1]]
 
 
-def _weighted_rings(
+def _sum_weighted_rings(
     query_features: Features, key_features: Features, value: Channels, weights: Tensor, grid: Grid
 ) -> Channels:
     maps = outer_product(key_features, value).unflatten(2, grid.shape)

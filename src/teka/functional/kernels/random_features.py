@@ -243,17 +243,17 @@ class OptimalPositiveFeatures(ExponentialFeatureKernel):
         scaled = query * math.sqrt(scale)
         if self.query_mean is not None:
             scaled = scaled - self.query_mean
-        return self._exponent(scaled, scale=scale)
+        return self._feature_exponent(scaled, scale=scale)
 
     def key_exponent(self, key: Keys, *, scale: float) -> KeyFeatures:
         """Return A‖w_r‖² + √(1−4A) w_rᵀ(y−ȳ) − ‖y−ȳ‖²/2 + x̄ᵀ(y−ȳ)."""
         scaled = key * math.sqrt(scale)
         if self.key_mean is not None:
             scaled = scaled - self.key_mean
-        exponent = self._exponent(scaled, scale=scale)
+        exponent = self._feature_exponent(scaled, scale=scale)
         return exponent if self.query_mean is None else exponent + scaled @ self.query_mean.mT
 
-    def _exponent(self, centered: Keys, *, scale: float) -> KeyFeatures:
+    def _feature_exponent(self, centered: Keys, *, scale: float) -> KeyFeatures:
         coefficient = least_variance_coefficient(self.mean_square, centered.shape[-1], scale=scale)
         draw_terms = coefficient * self.projection.to(centered).square().sum(dim=-1)
         linear_terms = (1 - 4 * coefficient) ** 0.5 * self.project(centered)

@@ -377,7 +377,7 @@ class Rotary(RelativeKernel):
             return vectors
         if isinstance(phasor, tuple):
             cosine, sine = phasor
-            first, second = self._pairs(vectors).unbind(dim=-1)
+            first, second = self._split_into_pairs(vectors).unbind(dim=-1)
             rotated = [first * cosine - second * sine, first * sine + second * cosine]
             pairs = torch.stack(rotated, dim=-1)
         else:
@@ -387,7 +387,7 @@ class Rotary(RelativeKernel):
             pairs = torch.view_as_real(complex_pairs * phasor)
         if self.pairing == "halves":
             pairs = pairs.mT
-        return _append(pairs.flatten(-2), self._others(vectors))
+        return _append_unpaired(pairs.flatten(-2), self._unpaired_features(vectors))
 
     def pair_lengths(
         self, features: Tokens, complex_pairs: Tensor | None = None
@@ -398,19 +398,19 @@ class Rotary(RelativeKernel):
         as absolute values. The gradient is 0 where a length is 0. The pairs can be passed as
         `complex_pairs` if they have been computed before.
         """
-        others = self._others(features).abs()
+        others = self._unpaired_features(features).abs()
         if not torch.compiler.is_compiling():
             if complex_pairs is None:
                 complex_pairs = self._complex_pairs(features)
-            return _append(complex_pairs.abs(), others)
+            return _append_unpaired(complex_pairs.abs(), others)
         # ONNX has no complex numbers. Relative to the largest feature of a token, no visible square
         # underflows, and the root has a finite gradient at 0.
         tiny = torch.finfo(features.dtype).tiny
         largest = features.detach().abs().amax(dim=-1, keepdim=True).clamp_min(tiny)
-        first, second = self._pairs(features / largest).unbind(dim=-1)
-        return _append(largest * (first.square() + second.square() + tiny).sqrt(), others)
+        first, second = self._split_into_pairs(features / largest).unbind(dim=-1)
+        return _append_unpaired(largest * (first.square() + second.square() + tiny).sqrt(), others)
 
-    def _pairs(self, vectors: Tokens) -> Float[Tensor, "batch heads tokens pairs 2"]:
+    def _split_into_pairs(self, vectors: Tokens) -> Float[Tensor, "batch heads tokens pairs 2"]:
         paired = vectors[..., : 2 * self.frequency.shape[1]]
         if self.pairing == "halves":
             return paired.unflatten(-1, (2, -1)).mT
@@ -420,14 +420,14 @@ class Rotary(RelativeKernel):
         """Return each pair of features (f, g) as the complex number f + ig."""
         # Complex numbers need contiguous pairs. One copy is twice as fast as torch.complex of two
         # parts.
-        pairs = self._pairs(vectors).clone(memory_format=torch.contiguous_format)
+        pairs = self._split_into_pairs(vectors).clone(memory_format=torch.contiguous_format)
         return torch.view_as_complex(pairs)
 
-    def _others(self, vectors: Tokens) -> Tensor:
+    def _unpaired_features(self, vectors: Tokens) -> Tensor:
         return vectors[..., 2 * self.frequency.shape[1] :]
 
 
-def _append(paired: Tensor, others: Tensor) -> Tensor:
+def _append_unpaired(paired: Tensor, others: Tensor) -> Tensor:
     return paired if others.shape[-1] == 0 else torch.cat([paired, others], dim=-1)
 
 

@@ -288,13 +288,15 @@ class TransformerXLBias(PositiveRelativeKernel):
         return cosine, sine
 
     def log_weights(self, query: Queries, offsets: Offsets, *, scale: float) -> LogRelative:
-        angle = self._angles(offsets)
+        angle = self._sinusoid_phases(offsets)
         angle = angle[:, None] if angle.ndim == 4 else angle
         cosine, sine = self.sinusoid_amplitudes(query, scale=scale)
         waves = torch.cos(angle) @ cosine[..., None] + torch.sin(angle) @ sine[..., None]
         return waves[..., 0]
 
-    def _angles(self, offsets: Float[Tensor, "*pairs axes"]) -> Float[Tensor, "*pairs waves"]:
+    def _sinusoid_phases(
+        self, offsets: Float[Tensor, "*pairs axes"]
+    ) -> Float[Tensor, "*pairs waves"]:
         return (offsets[..., None, :] * self.frequency.to(offsets)).flatten(-2)
 
     def num_weight_matrix_passes(self, num_axes: int) -> int:
@@ -304,7 +306,7 @@ class TransformerXLBias(PositiveRelativeKernel):
     def make_flex_attention_lookup(
         self, query: Queries, offsets: OffsetVectors, index: OffsetIndex, *, scale: float
     ) -> PairFunction:
-        angle = self._angles(offsets)
+        angle = self._sinusoid_phases(offsets)
         amplitudes = torch.cat(self.sinusoid_amplitudes(query, scale=scale), dim=-1)
         waves = pad(torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1), (0, 0, 0, 1))
         # One tensor for each wave, because gradients reach a table only if it is read at one place.
