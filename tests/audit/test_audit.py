@@ -11,7 +11,7 @@ from teka.audit.audit import audit
 from teka.audit.caveats import Caveat
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.page.pages import render_audit_page
-from teka.audit.page.text import additional_findings_text, audit_text, format_summary_as_markdown
+from teka.audit.page.text import audit_text, format_summary_as_markdown, remaining_findings_text
 from teka.audit.report import AuditReport
 from teka.audit.settings import AuditSettings
 
@@ -458,7 +458,7 @@ def test_main_results_come_before_the_layers():
     assert main.verdict[0] == report.verdict[0]
     assert main.caveats == report.caveats
     assert main.examples == report.examples
-    shown = additional_findings_text(main, report)
+    shown = remaining_findings_text(main, report)
     assert main.verdict[0] not in shown
     assert "Breaks equivariance first: 0" in shown
 

@@ -5,7 +5,7 @@ import torch
 
 from teka.audit import AuditSettings, audit
 from teka.audit.adapters import LoadedModel
-from teka.audit.adapters.inputs import ImageOptions, make_audit_inputs
+from teka.audit.adapters.inputs import ImageOptions, prepare_audit_inputs
 from teka.audit.measure.noise import NoiseFloor
 from teka.audit.model_comparison import compare_models
 
@@ -25,7 +25,9 @@ def model_with_error(size):
 
 @pytest.fixture(scope="module")
 def inputs_and_reports():
-    audit_inputs = [make_audit_inputs(model_with_error(s), OPTIONS, SETTINGS) for s in (1e-4, 2e-2)]
+    audit_inputs = [
+        prepare_audit_inputs(model_with_error(s), OPTIONS, SETTINGS) for s in (1e-4, 2e-2)
+    ]
     return audit_inputs, [
         audit(inputs.function, inputs.images, None, inputs.settings) for inputs in audit_inputs
     ]

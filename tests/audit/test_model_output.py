@@ -15,7 +15,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from teka.audit import AuditSettings, audit
 from teka.audit.adapters import LoadOptions, load
-from teka.audit.adapters.inputs import ImageOptions, make_audit_inputs
+from teka.audit.adapters.inputs import ImageOptions, prepare_audit_inputs
 from teka.audit.measure.measure_responses import measure_responses
 from teka.audit.model_output import (
     KINDS,
@@ -85,7 +85,7 @@ def test_transformers_model_is_measured_by_the_metric_of_its_task(output, image_
         subject = load(str(tmp_path / "model"), LoadOptions(input_size=32))
     assert subject.output == output
     settings = AuditSettings(shifts=[(0, 1), (2, 0)], parts=(), num_examples=0, num_resamples=40)
-    audit_inputs = make_audit_inputs(subject, ImageOptions(str(image_folder)), settings)
+    audit_inputs = prepare_audit_inputs(subject, ImageOptions(str(image_folder)), settings)
     assert audit_inputs.labels is None
     report = audit(
         audit_inputs.function,

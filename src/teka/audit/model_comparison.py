@@ -98,13 +98,13 @@ def check_comparable_models(audit_inputs: Sequence[AuditInputs]) -> None:
     """
     if len({inputs.images.shape[2:] for inputs in audit_inputs}) > 1:
         value = ", ".join(
-            f"{inputs.subject.name}: {tuple(inputs.images.shape[2:])}" for inputs in audit_inputs
+            f"{inputs.model.name}: {tuple(inputs.images.shape[2:])}" for inputs in audit_inputs
         )
         expected = "the same, because the effect of a shift by one pixel depends on it"
         hint = "Use --shift-before-resize or --input-size."
         raise wrong_argument("the size of the models' images", value, expected, hint)
     labelled = [
-        (inputs.subject.name, inputs.labels) for inputs in audit_inputs if inputs.labels is not None
+        (inputs.model.name, inputs.labels) for inputs in audit_inputs if inputs.labels is not None
     ]
     for name, labels in labelled:
         first, first_labels = labelled[0]

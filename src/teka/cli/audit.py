@@ -16,10 +16,10 @@ from teka.audit.model_comparison import ModelComparison, check_comparable_models
 from teka.audit.page.badge import badge_svg
 from teka.audit.page.pages import write_page
 from teka.audit.page.text import (
-    additional_findings_text,
     audit_text,
     comparison_text,
     format_summary_as_markdown,
+    remaining_findings_text,
 )
 from teka.audit.report import AuditReport
 from teka.audit.settings import PARTS
@@ -80,7 +80,7 @@ def audit(
     results = options.results
     settings = options.make_audit_settings([part for part in PARTS if part not in skip])
     results.check_output_files((model, options.images.data), badge=badge)
-    inputs = options.make_audit_inputs(options.load_model(model), settings)
+    inputs = options.prepare_audit_inputs(options.load_model(model), settings)
     print("\n".join(inputs.description), flush=True)
     main_results: list[AuditReport] = []
 
@@ -95,7 +95,7 @@ def audit(
         [report],
         report.to_dict(),
         results,
-        additional_findings_text(main_results[0], report),
+        remaining_findings_text(main_results[0], report),
         badge=badge,
     )
     return 0 if fail_under is None or print_pass_or_fail(report, metric, fail_under) else NOT_PASSED
@@ -131,7 +131,8 @@ def compare(models: list[str], /, *, options: AuditOptions, command: CommandLine
     # No model sees images that any of the models was trained on.
     held_out = any(is_trained_on(subject, options.images) for subject in subjects)
     audit_inputs = [
-        options.make_audit_inputs(subject, settings, read_images, held_out) for subject in subjects
+        options.prepare_audit_inputs(subject, settings, read_images, held_out)
+        for subject in subjects
     ]
     print_and_write_comparison(audit_and_compare_models(audit_inputs, command, results), results)
 
@@ -167,7 +168,7 @@ def audit_with_progress(
         subfolder: Subfolder of the `--resume` folder for this audit.
         on_result: See `teka.audit.audit`. The progress display is hidden while this function runs.
     """
-    name = inputs.subject.name
+    name = inputs.model.name
     resume = result_options.resume
     with ProgressDisplay() as display:
 
@@ -225,7 +226,7 @@ def audit_all_modes(
     try:
         report = audit_with_progress(inputs, command, result_options, subfolder)
     except ValueError as error:
-        raise ValueError(f"{inputs.subject.name}: {error}") from error
+        raise ValueError(f"{inputs.model.name}: {error}") from error
     if len(report.metrics) < len(inputs.settings.modes):
         messages = "; ".join(failure.message for failure in report.failures)
         raise ValueError(f"{report.name}: {messages}")

@@ -17,7 +17,7 @@ from teka.audit.adapters.inputs import (
     ImageOptions,
     choose_default_mode,
     load_audit_images,
-    make_audit_inputs,
+    prepare_audit_inputs,
 )
 from teka.audit.model_call import set_model_code_context
 from teka.audit.movement import MODES, TRANSLATION_MODES
@@ -189,7 +189,7 @@ class AuditOptions:
             loaders=LOCAL_LOADERS,
         )
 
-    def make_audit_inputs(
+    def prepare_audit_inputs(
         self,
         model: LoadedModel,
         settings: AuditSettings,
@@ -209,7 +209,7 @@ class AuditOptions:
         note = ""
         if self._default_shift_mode:
             note = "{}, the default, because {}".format(*self._default_shift_mode)
-        return make_audit_inputs(
+        return prepare_audit_inputs(
             model, self.images, settings, mode_note=note, held_out=held_out, read=read
         )
 

@@ -11,7 +11,7 @@ from torch import nn
 from teka import convert
 from teka.audit.layers.fixes import FIXES
 from teka.audit.model_comparison import compare_models
-from teka.audit.page.compared import describe_accuracy_cost
+from teka.audit.page.compared import describe_accuracy_change
 from teka.audit.page.text import audit_text
 from teka.audit.settings import PARTS
 from teka.checks import check_names
@@ -64,8 +64,8 @@ def fix(
     results = options.results
     settings = options.make_audit_settings(PARTS if results.html is not None else ("layers",))
     results.check_output_files((model, options.images.data), out=out)
-    inputs = options.make_audit_inputs(options.load_model(model), settings)
-    is_program = inputs.subject.kind in ("onnx", "torchscript", "torch.export")
+    inputs = options.prepare_audit_inputs(options.load_model(model), settings)
+    is_program = inputs.model.kind in ("onnx", "torchscript", "torch.export")
     if is_program or not isinstance(inputs.function, nn.Module):
         expected = "a torch.nn.Module, whose layers can be changed"
         raise wrong_value("model", model, expected, "Fix a model before you export it.")
@@ -94,12 +94,12 @@ def fix(
             audit_text([before]),
         )
         return
-    name = f"{inputs.subject.name} (fixed)"
+    name = f"{inputs.model.name} (fixed)"
     facts = {**inputs.known["model_facts"], "name": name, "fixed": num_layers}
     fixed_inputs = replace(
         inputs,
         function=fixed,
-        subject=replace(inputs.subject, name=name),
+        model=replace(inputs.model, name=name),
         known={**inputs.known, "model_facts": facts},
     )
     # Each set of fixes has its own resume folder, because the weights do not identify the fixes.
@@ -108,7 +108,7 @@ def fix(
     before, after = comparison.reports
     first, *rest = after.verdict
     if not (before.invalid or after.invalid):
-        first = f"{first} {describe_accuracy_cost(comparison.pairs)}"
+        first = f"{first} {describe_accuracy_change(comparison.pairs)}"
     counts = [f"{name} in {n} layer{'s' if n > 1 else ''}" for name, n in num_layers.items()]
     verdict = (first, f"Fixed without training: {join_words(counts)}.", *rest)
     comparison = replace(comparison, reports=[before, replace(after, verdict=verdict)])
@@ -123,6 +123,6 @@ def fix(
         return
     # Save only the original model, without the preprocessing wrapper, so that weights keep names.
     modules = inputs.function.named_modules()
-    path = next((name for name, module in modules if module is inputs.subject.module), "")
+    path = next((name for name, module in modules if module is inputs.model.module), "")
     write_bytes(Path(out), serialize_weights(fixed.get_submodule(path), "float32"))
     print(f"written: {escape_unprintable(out)}")

@@ -9,7 +9,7 @@ from torch import nn
 
 from teka import models
 from teka.audit.adapters import LoadedModel, Loader, LoadOptions, Preprocessing
-from teka.audit.adapters.loaded_model import wrap_module
+from teka.audit.adapters.loaded_model import loaded_model_from_module
 from teka.errors import wrong_value
 from teka.files import expand_user, read_json
 from teka.models.model_file import PRETRAINED
@@ -77,7 +77,7 @@ def _wrap_teka_model(
     if wanted not in (None, image_size) and (wanted, wanted) != image_size:
         raise wrong_value("input_size", wanted, f"{image_size}, the size that {name} was made for")
     load_options = replace(load_options, input_size=image_size)
-    return wrap_module(
+    return loaded_model_from_module(
         model,
         name,
         kind,

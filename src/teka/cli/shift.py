@@ -10,7 +10,7 @@ from teka.audit import AuditSettings, axis_shifts
 from teka.audit.adapters.inputs import AuditInputs
 from teka.audit.adapters.loaded_model import LoadedModel
 from teka.audit.movement import TRANSLATION_MODES
-from teka.audit.page.text import list_caveats, results_text
+from teka.audit.page.text import format_caveats, results_text
 from teka.checks import check_image_size
 from teka.cli.app import CommandLine
 from teka.cli.audit import audit_and_compare_models, print_and_write_results
@@ -108,7 +108,7 @@ def _audit_and_compare_runs(
     results = ResultOptions(html=f"{out}/report.html", json=f"{out}/report.json")
     comparison = audit_and_compare_models(audit_inputs, command, results)
     reports = comparison.reports
-    text = "\n".join([results_text(reports), *list_caveats(reports)])
+    text = "\n".join([results_text(reports), *format_caveats(reports)])
     print_and_write_results(reports, comparison.to_dict(), results, text, comparison.pairs)
 
 

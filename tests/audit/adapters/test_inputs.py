@@ -13,7 +13,7 @@ from teka.audit.adapters.inputs import (
     choose_default_mode,
     choose_size_with_room_for_shifts,
     load_audit_images,
-    make_audit_inputs,
+    prepare_audit_inputs,
 )
 from teka.audit.model_call import call_model
 from teka.audit.settings import AuditSettings
@@ -44,12 +44,12 @@ def arrays(tmp_path):
 
 
 def test_packaged_model_gets_its_training_image_size():
-    audit_inputs = make_audit_inputs(
+    audit_inputs = prepare_audit_inputs(
         load("mnist", loaders=LOCAL_LOADERS), ImageOptions("digits", images=7), SETTINGS
     )
     assert audit_inputs.images.shape == (7, 1, 28, 28)
     assert audit_inputs.known["caveats"] == ()
-    every = make_audit_inputs(
+    every = prepare_audit_inputs(
         load("digits", loaders=LOCAL_LOADERS), ImageOptions("digits"), SETTINGS
     )
     assert torch.equal(every.images, load_data("digits", image_size=16).test.images)
@@ -58,7 +58,7 @@ def test_packaged_model_gets_its_training_image_size():
 
 
 def test_resizing_to_the_model_is_reported(arrays):
-    audit_inputs = make_audit_inputs(
+    audit_inputs = prepare_audit_inputs(
         make_model(Preprocessing(1, 10, crop=(10, 8))), ImageOptions(arrays), SETTINGS
     )
     assert tuple(audit_inputs.images.shape) == (12, 1, 10, 8)
@@ -76,11 +76,11 @@ def test_resizing_to_the_model_is_reported(arrays):
 
 def test_shift_before_resize_moves_the_resize_into_the_function(arrays):
     subject = make_model(Preprocessing(1, (10, 8)))
-    audit_inputs = make_audit_inputs(
+    audit_inputs = prepare_audit_inputs(
         subject, ImageOptions(arrays, shift_before_resize=True), SETTINGS
     )
     assert tuple(audit_inputs.images.shape) == (12, 1, 20, 24)
-    after = make_audit_inputs(subject, ImageOptions(arrays), SETTINGS)
+    after = prepare_audit_inputs(subject, ImageOptions(arrays), SETTINGS)
     torch.testing.assert_close(
         audit_inputs.function(audit_inputs.images), after.function(after.images)
     )
@@ -90,14 +90,14 @@ def test_shift_before_resize_moves_the_resize_into_the_function(arrays):
 def test_shift_before_resize_gives_a_packaged_model_original_images(tmp_path):
     write_pictures(tmp_path, ("a", "b"), is_color=False)
     mnist = load("mnist", loaders=LOCAL_LOADERS)
-    audit_inputs = make_audit_inputs(
+    audit_inputs = prepare_audit_inputs(
         mnist, ImageOptions(str(tmp_path), shift_before_resize=True, ignore_labels=True), SETTINGS
     )
     assert tuple(audit_inputs.images.shape[1:]) == (1, 9, 7)
     assert call_model(audit_inputs.function, audit_inputs.images, "").values.shape[1:] == (10,)
     # The digits data set has a canvas of fixed size.
     assert tuple(
-        make_audit_inputs(
+        prepare_audit_inputs(
             mnist, ImageOptions("digits", shift_before_resize=True), SETTINGS
         ).images.shape[2:]
     ) == (28, 28)
@@ -111,7 +111,9 @@ def test_models_with_equal_placement_share_images(arrays):
     )
     read = cache(load_audit_images)
     first, same, other = (
-        make_audit_inputs(make_model(transform), ImageOptions(arrays), SETTINGS, read=read).images
+        prepare_audit_inputs(
+            make_model(transform), ImageOptions(arrays), SETTINGS, read=read
+        ).images
         for transform in (gray, *others)
     )
     assert same is first
@@ -120,17 +122,17 @@ def test_models_with_equal_placement_share_images(arrays):
 
 def test_ignore_labels_leaves_out_labels(arrays):
     assert (
-        make_audit_inputs(make_model(Preprocessing()), ImageOptions(arrays), SETTINGS).labels
+        prepare_audit_inputs(make_model(Preprocessing()), ImageOptions(arrays), SETTINGS).labels
         is not None
     )
     assert (
-        make_audit_inputs(
+        prepare_audit_inputs(
             make_model(Preprocessing(), 9), ImageOptions(arrays, ignore_labels=True), SETTINGS
         ).labels
         is None
     )
     with pytest.raises(ValueError, match=r"classes must be 9.*got 4"):
-        make_audit_inputs(make_model(Preprocessing(), 9), ImageOptions(arrays), SETTINGS)
+        prepare_audit_inputs(make_model(Preprocessing(), 9), ImageOptions(arrays), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_crop_for_an_unknown_input_size_keeps_the_size_of_the_images(tmp_path):
         Image.new("RGB", (64, 96)).save(tmp_path / f"{index}.png")
     subject = make_model(Preprocessing(3))
     settings = AuditSettings(modes=("crop",))
-    audit_inputs = make_audit_inputs(subject, ImageOptions(str(tmp_path)), settings)
+    audit_inputs = prepare_audit_inputs(subject, ImageOptions(str(tmp_path)), settings)
     # The default shifts are up to 8 pixels.
     assert audit_inputs.images.shape == (3, 3, 112, 80)
     seen = audit_inputs.settings.movement("crop", (112, 80)).seen_size((112, 80))
@@ -215,7 +217,7 @@ def test_crop_and_canvas_must_be_the_only_mode():
 
 
 def test_model_without_an_input_size_keeps_the_image_size(arrays):
-    audit_inputs = make_audit_inputs(
+    audit_inputs = prepare_audit_inputs(
         LoadedModel("m", "factory", nn.Flatten().eval(), nn.Flatten().eval()),
         ImageOptions(arrays, ignore_labels=True),
         SETTINGS,
@@ -270,14 +272,14 @@ def test_data_without_a_test_split_is_used_unless_trained_on(tmp_path, kind):
         levels = (255 * every.images).round().byte().numpy()
         data, other = tmp_path / "data.npz", tmp_path / "other.npz"
         np.savez(data, images=levels, labels=every.labels.numpy(), axes="NCHW")
-    outside = make_audit_inputs(
+    outside = prepare_audit_inputs(
         make_model(Preprocessing(), 2), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert len(outside.images) == 9
     used = f"9 of 9 images of {data} (the data has no separate test images)"
     assert used in outside.description[1]
     assert outside.known["data_facts"]["used"] == used
-    trained = make_audit_inputs(
+    trained = prepare_audit_inputs(
         make_trained_model(str(data)), ImageOptions(str(data), ignore_labels=True), SETTINGS
     )
     assert torch.equal(trained.images, load_data(str(data)).test.images)
@@ -287,7 +289,7 @@ def test_data_without_a_test_split_is_used_unless_trained_on(tmp_path, kind):
     )
     assert (
         len(
-            make_audit_inputs(
+            prepare_audit_inputs(
                 make_trained_model(str(other)),
                 ImageOptions(str(data), ignore_labels=True),
                 SETTINGS,
@@ -297,13 +299,13 @@ def test_data_without_a_test_split_is_used_unless_trained_on(tmp_path, kind):
     )
     assert (
         len(
-            make_audit_inputs(
+            prepare_audit_inputs(
                 make_trained_model("mnist"), ImageOptions(str(data), ignore_labels=True), SETTINGS
             ).images
         )
         == 9
     )
-    few = make_audit_inputs(
+    few = prepare_audit_inputs(
         make_model(Preprocessing(), 2),
         ImageOptions(str(data), ignore_labels=True, images=4),
         SETTINGS,
@@ -433,7 +435,7 @@ def test_unreadable_picture_is_an_error_only_when_it_is_read(tmp_path, monkeypat
 def test_pictures_without_class_folders_have_no_labels(tmp_path):
     for index in range(3):
         Image.new("RGB", (200, 300), (index, 0, 0)).save(tmp_path / f"{index}.png")
-    inputs = make_audit_inputs(
+    inputs = prepare_audit_inputs(
         make_model(Preprocessing(3, (8, 8))), ImageOptions(str(tmp_path)), SETTINGS
     )
     assert (len(inputs.images), inputs.labels) == (3, None)
@@ -445,14 +447,14 @@ def test_undeclared_preprocessing_has_a_caveat_that_lists_the_options(tmp_path):
         model = make_model(Preprocessing(in_channels), 10)
         model = dataclasses.replace(model, declares_preprocessing=False)
         options = ImageOptions("digits", images=3)
-        caveat = make_audit_inputs(model, options, SETTINGS).known["caveats"][0]
+        caveat = prepare_audit_inputs(model, options, SETTINGS).known["caveats"][0]
         assert caveat.name == "unknown preprocessing", in_channels
         assert "--mean 0.5 --std 0.5" in caveat.message, in_channels
         assert ("0.485 0.456 0.406" in caveat.message) == has_color_options, in_channels
         assert ("--bgr" in caveat.message) == has_color_options, in_channels
         # Models of a comparison have equal caveats, which are shown once.
         other = dataclasses.replace(model, name="another")
-        assert make_audit_inputs(other, options, SETTINGS).known["caveats"][0] == caveat
+        assert prepare_audit_inputs(other, options, SETTINGS).known["caveats"][0] == caveat
 
 
 def test_empty_folder_is_an_error(tmp_path):

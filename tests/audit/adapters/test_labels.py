@@ -5,7 +5,7 @@ from PIL import Image
 
 from teka.audit import AuditSettings
 from teka.audit.adapters import LoadedModel
-from teka.audit.adapters.inputs import ImageOptions, make_audit_inputs
+from teka.audit.adapters.inputs import ImageOptions, prepare_audit_inputs
 from teka.audit.adapters.labels import match_labels
 
 LABELS = torch.tensor([2, 0, 1, 1])
@@ -155,7 +155,7 @@ def test_numeric_folder_names_have_labels_in_numeric_order(tmp_path):
         level = (255 * images.mean((1, 2, 3)) - 5) / 20
         return -(level[:, None] - torch.arange(12.0)).square()
 
-    audit_inputs = make_audit_inputs(
+    audit_inputs = prepare_audit_inputs(
         LoadedModel("perfect", "factory", perfect),
         ImageOptions(str(tmp_path)),
         AuditSettings(shifts=((0, 0),)),

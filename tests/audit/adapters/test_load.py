@@ -10,7 +10,7 @@ from torch import nn
 
 from teka.audit.adapters import LOADERS, LoadedModel, Loader, LoadOptions, load
 from teka.audit.adapters.loaded_model import load_safely
-from teka.audit.adapters.programs import load_factory
+from teka.audit.adapters.programs import load_from_python_file
 from teka.audit.adapters.timm_torchvision import (
     load_timm,
     load_torchvision,
@@ -98,7 +98,7 @@ def test_file_of_weights_without_a_model_is_an_error(tmp_path):
 
 def test_factory_can_return_a_module(file):
     old_value = list(sys.path)
-    subject = load_factory(f"{file}:network", LoadOptions(input_size=(2, 3)))
+    subject = load_from_python_file(f"{file}:network", LoadOptions(input_size=(2, 3)))
     assert sys.path == old_value
     assert subject.name == "mine:network"
     assert isinstance(subject.module, nn.Sequential)
@@ -114,17 +114,17 @@ def test_module_of_a_factory_gets_the_channels_of_its_first_convolution(tmp_path
     for channels, expected in ((1, 1), (3, 3), (6, None)):
         file = tmp_path / f"net_{channels}.py"
         file.write_text(source.format(channels=channels))
-        assert load_factory(f"{file}:net").in_channels == expected
+        assert load_from_python_file(f"{file}:net").in_channels == expected
 
 
 def test_factory_can_return_a_callable_or_a_loaded_model(file):
-    assert load_factory(f"{file}:function").module is None
+    assert load_from_python_file(f"{file}:function").module is None
     options = LoadOptions(mean=(0.5,) * 3, deviation=(0.25,) * 3, blue_first=True)
     images = torch.rand(2, 3, 4, 4)
-    expected = load_factory(f"{file}:function").function((images.flip(1) - 0.5) / 0.25)
-    output = load_factory(f"{file}:function", options).function(images)
+    expected = load_from_python_file(f"{file}:function").function((images.flip(1) - 0.5) / 0.25)
+    output = load_from_python_file(f"{file}:function", options).function(images)
     torch.testing.assert_close(output, expected, rtol=0, atol=0)
-    subject = load_factory(f"{file}:subject")
+    subject = load_from_python_file(f"{file}:subject")
     assert (subject.name, subject.transform.resize) == ("mine", (3, 3))
 
 
@@ -139,15 +139,15 @@ def test_factory_can_return_a_callable_or_a_loaded_model(file):
 )
 def test_factory_without_a_model_is_an_error(file, name, message):
     with pytest.raises(ValueError, match=message):
-        load_factory(f"{file}:{name}")
+        load_from_python_file(f"{file}:{name}")
 
 
 def test_missing_or_failing_factory_file_is_an_error(tmp_path):
     (tmp_path / "bad.py").write_text("import no_such_package_as_this")
     with pytest.raises(ValueError, match="raised ModuleNotFoundError"):
-        load_factory(f"{tmp_path / 'bad.py'}:model")
+        load_from_python_file(f"{tmp_path / 'bad.py'}:model")
     with pytest.raises(ValueError, match="an existing file"):
-        load_factory(f"{tmp_path / 'absent.py'}:model")
+        load_from_python_file(f"{tmp_path / 'absent.py'}:model")
 
 
 # The result of timm's resolve_model_data_config for resnet50.tv_in1k.

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from teka.audit.adapters import LoadedModel, LoadOptions, Preprocessing
-from teka.audit.adapters.loaded_model import wrap_module
+from teka.audit.adapters.loaded_model import loaded_model_from_module
 from teka.data import Normalize
 
 
@@ -22,7 +22,7 @@ class ModelWithLogits(nn.Module):
 def test_function_normalizes_images_and_selects_the_logits():
     transform = Preprocessing(3, (7, 5), normalization=Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
     module = ModelWithLogits().eval()
-    model = wrap_module(module, "a", "factory", transform, LoadOptions())
+    model = loaded_model_from_module(module, "a", "factory", transform, LoadOptions())
     images = torch.rand(2, 3, 7, 5)
     torch.testing.assert_close(model.function(images), module(transform.normalize(images)).logits)
     assert model.describe()["parameters"] == 20
@@ -31,7 +31,7 @@ def test_function_normalizes_images_and_selects_the_logits():
 
 def test_resizing_function_resizes_images():
     transform = Preprocessing(3, 6, crop=(5, 5))
-    model = wrap_module(
+    model = loaded_model_from_module(
         ModelWithLogits().eval(), "a", "factory", transform, LoadOptions(device="cpu")
     )
     assert model.input_size == (5, 5)
@@ -48,7 +48,9 @@ def test_layers_keep_their_names_if_an_output_or_a_size_is_chosen():
     transform = Preprocessing(3, 6, crop=(5, 5))
     module = ModelWithLogits().eval()
     options = LoadOptions(output_name="logits")
-    model = wrap_module(module, "a", "factory", transform, options).with_output("logits")
+    model = loaded_model_from_module(module, "a", "factory", transform, options).with_output(
+        "logits"
+    )
     images = torch.rand(2, 1, 17, 13)
     for function in (model.function, model.resizing_function()):
         assert isinstance(function, nn.Module)
@@ -60,7 +62,7 @@ def test_layers_keep_their_names_if_an_output_or_a_size_is_chosen():
 
 def test_wrap_module_keeps_training_or_evaluation_mode():
     for module in (nn.Flatten().train(), nn.Flatten().eval()):
-        model = wrap_module(module, "a", "factory", Preprocessing(), LoadOptions())
+        model = loaded_model_from_module(module, "a", "factory", Preprocessing(), LoadOptions())
         assert isinstance(model.function, nn.Module)
         assert model.function.training == module.training
 
@@ -73,7 +75,7 @@ def test_preprocessing_is_declared_by_the_loader_or_the_options():
     ]:
         values = None if mean is None else (mean,)
         options = LoadOptions(mean=values, deviation=values)
-        model = wrap_module(
+        model = loaded_model_from_module(
             nn.Flatten(), "a", "factory", Preprocessing(3), options, is_declared=is_declared
         )
         assert model.declares_preprocessing == expected

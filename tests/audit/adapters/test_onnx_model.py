@@ -11,7 +11,7 @@ from torch import nn
 
 from teka.audit import AuditSettings, Movement, audit, locate_layers, square_shifts
 from teka.audit.adapters import LoadOptions, load
-from teka.audit.adapters.onnx_model import OnnxFunction, load_onnx
+from teka.audit.adapters.onnx_model import OnnxModule, load_onnx
 from teka.audit.measure.measure_responses import measure_responses
 from tests.audit.measure.models import not_none
 
@@ -63,7 +63,7 @@ def test_onnx_file_returns_the_output_of_the_module(net, exported, tmp_path):
     for batch in (None, 1, 4):
         write_net(exported, tmp_path / "net.onnx", batch)
         subject = load_onnx(tmp_path / "net.onnx")
-        assert isinstance(subject.function, OnnxFunction)
+        assert isinstance(subject.function, OnnxModule)
         assert subject.function.batch_size == batch
         assert (subject.name, subject.input_size, subject.in_channels, subject.num_classes) == (
             "net",
@@ -189,7 +189,7 @@ def test_layers_of_an_onnx_file_break_like_those_of_the_module(tmp_path):
         optimize=False,
     )
     function = load_onnx(tmp_path / "net.onnx").function
-    assert isinstance(function, OnnxFunction)
+    assert isinstance(function, OnnxModule)
     plain = function(images)
     movement, shifts = Movement("circular"), square_shifts(2)
     found, expected = (locate_layers(one, images, shifts, movement) for one in (function, model))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from teka.audit import AuditSettings, audit
 from teka.audit.adapters import LoadOptions, load
 from teka.audit.adapters.transformers_model import (
-    find_preprocessing,
+    load_preprocessing,
     load_transformers,
     preprocessing_from_processor,
 )
@@ -246,10 +246,10 @@ def test_unsupported_processor_settings_are_errors(settings, message):
 
 
 def test_find_preprocessing_reads_the_processor_of_a_folder(tmp_path):
-    assert find_preprocessing(str(tmp_path), 3) is None
+    assert load_preprocessing(str(tmp_path), 3) is None
     with quiet():
         transformers.ViTImageProcessor(size={"height": 7, "width": 7}).save_pretrained(tmp_path)
-    transform = find_preprocessing(str(tmp_path), 3)
+    transform = load_preprocessing(str(tmp_path), 3)
     assert transform is not None
     assert (transform.resize, transform.normalization) == (
         (7, 7),
@@ -258,7 +258,7 @@ def test_find_preprocessing_reads_the_processor_of_a_folder(tmp_path):
     for file in tmp_path.iterdir():
         file.write_text("{")
     with pytest.raises(ValueError, match="a model with an image processor"):
-        find_preprocessing(str(tmp_path), 3)
+        load_preprocessing(str(tmp_path), 3)
 
 
 VISION: dict[str, Any] = {

@@ -195,15 +195,13 @@ def test_arrange_returns_channels_over_cells_without_prefix_tokens():
         ("tokens", TOKENS, 2),
         ("tokens", TOKENS.unflatten(2, (7, 1)), 2),
     ]:
-        assert torch.equal(Layout(name, CELL_GRID, HALF, prefix).arrange(output), CELLS), (
-            name,
-            output,
-            prefix,
-        )
+        assert torch.equal(
+            Layout(name, CELL_GRID, HALF, prefix).to_channels_first(output), CELLS
+        ), (name, output, prefix)
 
 
 def test_vector_has_no_cells():
-    assert Layout("vector", (), HALF).arrange(torch.rand(2, 7, 1, 1)).shape == (2, 7)
+    assert Layout("vector", (), HALF).to_channels_first(torch.rand(2, 7, 1, 1)).shape == (2, 7)
 
 
 def test_num_tokens_includes_prefix_tokens():

@@ -4,10 +4,10 @@ import pytest
 
 from teka.audit.layers.layouts import Layout
 from teka.audit.layers.shift_errors import (
-    cells_to_compare,
-    find_cells_inside,
     is_multiple_of_stride,
-    nearest_moves,
+    mask_cells_inside,
+    mask_compared_cells,
+    round_shift_to_cells,
 )
 from teka.audit.layers.trace import TracedTensor
 
@@ -35,11 +35,11 @@ def test_shift_must_be_a_multiple_of_the_stride_along_every_axis():
     ],
 )
 def test_candidates_are_the_nearest_shifts_by_whole_cells(shift, moves):
-    assert nearest_moves(shift, MAP.layout) == moves
+    assert round_shift_to_cells(shift, MAP.layout) == moves
 
 
 def test_vector_does_not_move():
-    assert nearest_moves((1, -3), Layout("vector", (), STRIDE)) == [(0, 0)]
+    assert round_shift_to_cells((1, -3), Layout("vector", (), STRIDE)) == [(0, 0)]
 
 
 def test_all_cells_are_inside_only_for_circular_shifts_of_full_maps():
@@ -48,22 +48,22 @@ def test_all_cells_are_inside_only_for_circular_shifts_of_full_maps():
         (False, (10, 21), False),
         (True, (11, 21), False),
     ]:
-        is_torus = wraps and MAP.layout.covers(seen_size)
-        rows, columns, *interior = cells_to_compare(MAP, (2, -1), is_torus)
+        is_torus = wraps and MAP.layout.covers_image(seen_size)
+        rows, columns, *interior = mask_compared_cells(MAP, (2, -1), is_torus)
         assert bool(rows.all() and columns.all()) == is_whole, (wraps, seen_size)
         assert [int(cells.sum()) for cells in interior] == [2, 3], (wraps, seen_size)
 
 
 def test_cells_that_entered_at_an_edge_are_not_inside():
-    assert find_cells_inside(5, 2).tolist() == [0, 0, 1, 1, 1]
-    assert find_cells_inside(5, -1).tolist() == [1, 1, 1, 1, 0]
+    assert mask_cells_inside(5, 2).tolist() == [0, 0, 1, 1, 1]
+    assert mask_cells_inside(5, -1).tolist() == [1, 1, 1, 1, 0]
 
 
 def test_interior_excludes_the_border_before_and_after_the_shift():
-    assert find_cells_inside(5, 1, (1, 0)).tolist() == [0, 0, 1, 1, 1]
-    assert find_cells_inside(7, -1, (2, 1)).tolist() == [0, 0, 1, 1, 1, 0, 0]
+    assert mask_cells_inside(5, 1, (1, 0)).tolist() == [0, 0, 1, 1, 1]
+    assert mask_cells_inside(7, -1, (2, 1)).tolist() == [0, 0, 1, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("move", [6, -5])
 def test_shift_by_the_whole_grid_leaves_no_cells(move):
-    assert not find_cells_inside(5, move).any()
+    assert not mask_cells_inside(5, move).any()

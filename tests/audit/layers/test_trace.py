@@ -50,8 +50,8 @@ def test_width_of_noisy_edges_can_be_set():
 
 
 def test_max_pool_ignores_the_last_row_of_odd_sizes():
-    assert not trace(nn.MaxPool2d(2)).depends_on_all_sides
-    assert trace(nn.MaxPool2d(2, padding=1)).depends_on_all_sides
+    assert not trace(nn.MaxPool2d(2)).has_border_on_all_sides
+    assert trace(nn.MaxPool2d(2, padding=1)).has_border_on_all_sides
 
 
 def test_border_contains_cells_that_depend_on_outermost_pixels():
@@ -159,7 +159,7 @@ def record_events(model, images):
 
 def summarize(events):
     return [
-        (event.module_name, event.is_output, event.outer and event.outer.module_name)
+        (event.module_name, event.is_output, event.caller and event.caller.module_name)
         for event, _ in events
     ]
 

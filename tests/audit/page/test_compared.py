@@ -6,10 +6,10 @@ from teka.audit.caveats import Caveat
 from teka.audit.movement import Movement
 from teka.audit.page.compared import (
     comparison_sections,
-    describe_accuracy_cost,
+    describe_accuracy_change,
     describe_best_model,
 )
-from teka.audit.page.metric_formatting import format_differences
+from teka.audit.page.metric_formatting import format_difference_cells
 from teka.audit.page.pages import render_audit_page
 from teka.audit.page.text import comparison_text, format_summary_as_markdown
 from teka.audit.statistics.comparison import Comparison, Difference, ModelPair
@@ -147,7 +147,7 @@ def test_page_shows_all_pairs_with_p_values_and_differences():
 def test_missing_interval_is_a_dash_with_a_reason():
     pairs = [make_pair(0, 1, -0.5, 0.2, method="none, which needs 10 images or more")]
     (section,) = comparison_sections(pairs, make_reports("patches", "rotation"))
-    cells = format_differences(section["pairs"][0].comparison)
+    cells = format_difference_cells(section["pairs"][0].comparison)
     assert cells["mean_error"] == ("+0.25", "–", "p = 0.200")
     assert section["missing"] == "–: no interval, which needs 10 images or more."
     text = comparison_text(pairs, make_reports("patches", "rotation"))
@@ -196,8 +196,8 @@ def test_common_caveat_is_shown_once_and_many_models_are_collapsed(count):
 )
 def test_accuracy_cost_states_its_significance(ends, p_value, words):
     pair = make_pair(0, 1, 0.1, 0.5)
-    assert "is unknown" in describe_accuracy_cost([pair])
+    assert "is unknown" in describe_accuracy_change([pair])
     pair.comparison.numbers["accuracy"] = dataclasses.replace(
         difference(0.0, p_value), value=ends[0], lower=ends[1], upper=ends[2]
     )
-    assert describe_accuracy_cost([pair]).endswith(words)
+    assert describe_accuracy_change([pair]).endswith(words)

@@ -1,6 +1,6 @@
 from teka.audit.movement import Movement
 from teka.audit.page.charts import HeatMap
-from teka.audit.page.modes import _color_limits, describe_movement, make_mode_sections
+from teka.audit.page.modes import _color_limits, describe_movement, mode_sections
 from tests.audit.page.audit_reports import CROSS, make_metrics, make_report
 
 
@@ -16,7 +16,7 @@ def test_mode_description_states_sizes_and_background_where_used():
 
 
 def test_mode_section_has_curves_and_a_map_of_each_model():
-    (section,) = make_mode_sections([make_report("one"), make_report("two")])
+    (section,) = mode_sections([make_report("one"), make_report("two")])
     assert section["mode"] == "circular"
     assert [figure["name"] for figure in section["curves"]] == [
         "accuracy (%)",
@@ -28,7 +28,7 @@ def test_mode_section_has_curves_and_a_map_of_each_model():
 
 def test_mode_sections_are_in_the_order_of_the_reports():
     zero = make_metrics(Movement("zero", 0.5))
-    sections = make_mode_sections([make_report(), make_report(metrics=(zero, make_metrics()))])
+    sections = mode_sections([make_report(), make_report(metrics=(zero, make_metrics()))])
     assert [section["mode"] for section in sections] == ["circular", "zero"]
     assert sections[1]["words"] == [
         "Pixels that leave are lost, and background enters. Background: 0.5."
@@ -37,22 +37,22 @@ def test_mode_sections_are_in_the_order_of_the_reports():
 
 
 def test_shifts_along_the_axes_only_have_no_map():
-    (section,) = make_mode_sections([make_report(metrics=(make_metrics(shifts=CROSS),))])
+    (section,) = mode_sections([make_report(metrics=(make_metrics(shifts=CROSS),))])
     assert section["maps"] == []
     assert len(section["curves"][0]["charts"]) == 2
 
 
 def test_dense_outputs_show_the_error_first():
-    (section,) = make_mode_sections([make_report(metrics=(make_metrics(output="dense"),))])
+    (section,) = mode_sections([make_report(metrics=(make_metrics(output="dense"),))])
     assert [figure["name"] for figure in section["curves"]] == ["relative error"]
     assert section["maps"][0]["name"] == "At each shift: relative error"
 
 
 def test_map_names_the_worst_shift():
-    (section,) = make_mode_sections([make_report()])
+    (section,) = mode_sections([make_report()])
     (figure,) = section["maps"]
     assert figure["words"].startswith("Lowest: 49.5 % at dx ")
-    (flat,) = make_mode_sections([make_report(metrics=(make_metrics(fall=0.0),))])
+    (flat,) = mode_sections([make_report(metrics=(make_metrics(fall=0.0),))])
     assert flat["maps"][0]["words"] == "97.0 % at every shift."
 
 

@@ -7,10 +7,10 @@ from teka.audit.measure.noise import NoiseFloor
 from teka.audit.movement import Movement
 from teka.audit.page.charts import GRAY
 from teka.audit.page.pages import (
-    audit_columns,
     audit_rows,
     examples_to_json,
-    models_by_caveat,
+    list_measured_metrics,
+    model_names_by_caveat,
     protocol_sections,
     render_audit_page,
 )
@@ -23,8 +23,8 @@ from tests.audit.page.audit_reports import SQUARE, make_example, make_metrics, m
 
 def test_audit_columns_are_the_metrics_of_any_mode():
     dense = make_report(metrics=(make_metrics(output="dense"),))
-    assert audit_columns([dense]) == ["mean_error", "maximum_error"]
-    assert audit_columns([dense, make_report()]) == [
+    assert list_measured_metrics([dense]) == ["mean_error", "maximum_error"]
+    assert list_measured_metrics([dense, make_report()]) == [
         name for name in NUMBERS if name in make_metrics().numbers
     ]
 
@@ -60,7 +60,7 @@ def test_caveats_are_sorted_by_severity_and_then_by_order():
         Caveat("c", "invalidates", ""),
         Caveat("d", "limits", ""),
     ]
-    models = models_by_caveat([make_report("one", caveats=tuple(caveats))])
+    models = model_names_by_caveat([make_report("one", caveats=tuple(caveats))])
     assert [caveat.name for caveat in models] == ["c", "b", "d", "a"]
     assert set(models.values()) == {"one"}
 

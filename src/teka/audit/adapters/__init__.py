@@ -10,9 +10,9 @@ from teka.audit.adapters.onnx_model import load_onnx
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.programs import (
     is_torchscript_file,
-    load_exported,
-    load_factory,
-    load_script,
+    load_exported_program,
+    load_from_python_file,
+    load_torchscript,
 )
 from teka.audit.adapters.timm_torchvision import load_timm, load_torchvision
 from teka.audit.adapters.transformers_model import load_transformers
@@ -129,10 +129,12 @@ def _is_transformers(spec: str) -> object:
 LOADERS = (
     Loader("timm:NAME", re.compile("timm:.").match, load_timm, True),
     Loader("torchvision:NAME", re.compile("torchvision:.").match, load_torchvision, True),
-    Loader("path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_factory, True),
+    Loader(
+        "path/module.py:function", re.compile(r"\.py:[^/]*$").search, load_from_python_file, True
+    ),
     Loader("a file.onnx", re.compile(r"\.onnx\Z").search, load_onnx),
-    Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported),
-    Loader("a file of TorchScript", is_torchscript_file, load_script),
+    Loader("a file.pt2 of torch.export", re.compile(r"\.pt2\Z").search, load_exported_program),
+    Loader("a file of TorchScript", is_torchscript_file, load_torchscript),
     Loader(
         "the folder or hub id of a transformers model (owner/name, transformers:ID)",
         _is_transformers,

@@ -248,16 +248,16 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
     return _AvailableImages(remark, files, labels, len(names), tuple(names))
 
 
-def is_trained_on(subject: LoadedModel, options: ImageOptions) -> bool:
+def is_trained_on(model: LoadedModel, options: ImageOptions) -> bool:
     """Return True if this library trained the model on the data set of the audit.
 
     Two data sets count as the same if they have the same folder or file, or the same name.
     """
-    if options.path is None or subject.trained_on is None or subject.trained_on in NAMES:
+    if options.path is None or model.trained_on is None or model.trained_on in NAMES:
         return False
-    known = find_dataset_path(subject.trained_on, options.data_dir)
+    known = find_dataset_path(model.trained_on, options.data_dir)
     is_same = known is not None and known.samefile(options.path)
-    return is_same or Path(subject.trained_on).name == options.path.resolve().name
+    return is_same or Path(model.trained_on).name == options.path.resolve().name
 
 
 MIN_PHOTOGRAPH_SIDE = 128  # pixels
@@ -289,7 +289,7 @@ class AuditInputs:
     """Model, images and settings of an audit.
 
     Args:
-        subject: The model.
+        model: The model.
         function: Function that is audited.
         images: Unshifted images in [0, 1], as the function takes them.
         labels: Labels as indices of the model's classes, or None.
@@ -298,7 +298,7 @@ class AuditInputs:
         description: Lines about the model, its images and the mode of shifting, for the terminal.
     """
 
-    subject: LoadedModel
+    model: LoadedModel
     function: Model
     images: ImageSet
     labels: Int[Tensor, " images"] | None
@@ -307,8 +307,8 @@ class AuditInputs:
     description: tuple[str, ...]
 
 
-def make_audit_inputs(
-    subject: LoadedModel,
+def prepare_audit_inputs(
+    model: LoadedModel,
     options: ImageOptions,
     settings: AuditSettings,
     *,
@@ -319,7 +319,7 @@ def make_audit_inputs(
     """Load the images and labels for the audit of a model, and describe them for the report.
 
     Args:
-        subject: The model.
+        model: The model.
         options: The images.
         settings: Settings of the audit.
         mode_note: Remark on the mode of shifting for the report.
@@ -331,52 +331,50 @@ def make_audit_inputs(
     # Digits have the size of their canvas, so they are not resized.
     is_sized_first = not is_late or options.data == "digits"
     takes_size = is_sized_first and not options.data.endswith(".npz")
-    if options.image_size is None and subject.loads_at_input_size and takes_size:
-        options = replace(options, image_size=subject.input_size)
+    if options.image_size is None and model.loads_at_input_size and takes_size:
+        options = replace(options, image_size=model.input_size)
     if is_late:
-        function = subject.resizing_function()
-        transform = Preprocessing(subject.in_channels)
+        function = model.resizing_function()
+        transform = Preprocessing(model.in_channels)
     else:
-        function = subject.function
-        transform, settings = choose_size_with_room_for_shifts(
-            subject, settings, options.placed_size
-        )
+        function = model.function
+        transform, settings = choose_size_with_room_for_shifts(model, settings, options.placed_size)
     if held_out is None:
-        held_out = is_trained_on(subject, options)
+        held_out = is_trained_on(model, options)
     # Without normalization, models with the same input size can share images.
     resizing_only = replace(transform, normalization=None, blue_first=False)
     chosen = read(options, resizing_only, settings.seed, held_out)
     is_crop = list(settings.modes) == ["crop"] and not is_late and options.placed_size is None
-    if is_crop and subject.input_size is None:
+    if is_crop and model.input_size is None:
         # The model may accept only some sizes, such as multiples of 32. Therefore it sees windows
         # of the size of the images, which are enlarged.
-        sized = replace(subject, transform=transform.resized_to(chosen.images.shape[2:]))
+        sized = replace(model, transform=transform.resized_to(chosen.images.shape[2:]))
         transform, settings = choose_size_with_room_for_shifts(sized, settings)
         chosen = chosen._replace(images=transform.resize_images(chosen.images))
     if settings.output == "auto":
-        settings = replace(settings, output=subject.output)
+        settings = replace(settings, output=model.output)
     caveats = []
-    if not subject.declares_preprocessing:
+    if not model.declares_preprocessing:
         caveats.append(_preprocessing_caveat(is_gray=chosen.images.shape[1] == 1))
     if chosen.image_size is not None:
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
         max_shift = max(max(map(abs, steps)) for steps in shifts)
-        resizing = subject.transform if is_late else transform
+        resizing = model.transform if is_late else transform
         sizes = chosen.image_size, resizing.resized_size(chosen.image_size)
         caveats += warn_about_resizing(*sizes, before_resize=is_late, max_shift=max_shift)
-    caveats += warn_about_other_scale(subject.transform.resize, transform.resize)
+    caveats += warn_about_other_scale(model.transform.resize, transform.resize)
     labels = None
-    names = subject.class_names
+    names = model.class_names
     if chosen.labels is not None and not options.ignore_labels:
         if settings.output in MULTILABEL:
             message = (
-                f"No accuracy was measured, because {subject.name} predicts several labels for "
+                f"No accuracy was measured, because {model.name} predicts several labels for "
                 f"an image, but {options.data} has one class for each."
             )
             caveats.append(Caveat("labels not used", "limits", message))
         elif settings.output in ("auto", *CLASSIFIERS):
             labels, matched = match_labels(
-                chosen.labels, chosen.num_classes, chosen.class_names, subject
+                chosen.labels, chosen.num_classes, chosen.class_names, model
             )
             caveats += matched
             if names is None and torch.equal(labels, chosen.labels):
@@ -392,31 +390,31 @@ def make_audit_inputs(
     }
     if mode_note:
         data_facts["mode"] = mode_note
-    model_facts = {**subject.describe(), "shifted": f"{'before' if is_late else 'after'} resizing"}
+    model_facts = {**model.describe(), "shifted": f"{'before' if is_late else 'after'} resizing"}
     known = {
         "class_names": names,
         "model_facts": model_facts,
         "data_facts": data_facts,
         "caveats": tuple(caveats),
     }
-    kind = subject.kind
-    if subject.module is not None:
+    kind = model.kind
+    if model.module is not None:
         kind += f", {model_facts['parameters']:,} parameters"
     size = format_size(chosen.image_size) if chosen.image_size else "of several sizes"
     unknown = ""
-    if not subject.declares_preprocessing:
+    if not model.declares_preprocessing:
         unknown = "normalization unknown (see --mean)"
-        if subject.input_size is None:
+        if model.input_size is None:
             unknown = "normalization and input size unknown (see --mean and --input-size)"
     lines = {
-        "Model": "; ".join(filter(None, (f"{subject.name} ({kind})", unknown, subject.note))),
+        "Model": "; ".join(filter(None, (f"{model.name} ({kind})", unknown, model.note))),
         "Images": ", ".join(filter(None, (chosen.description, size, preprocessing))),
         "Mode": mode_note,
     }
     description = tuple(
         to_one_line(f"{title}: {text}", LONGEST_TEXT) for title, text in lines.items() if text
     )
-    return AuditInputs(subject, function, chosen.images, labels, settings, known, description)
+    return AuditInputs(model, function, chosen.images, labels, settings, known, description)
 
 
 def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
@@ -436,7 +434,7 @@ def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
 
 
 def choose_size_with_room_for_shifts(
-    subject: LoadedModel, settings: AuditSettings, placed_size: Size = None
+    model: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
     """Choose an image size that leaves room for shifts in the modes "crop" and "canvas".
 
@@ -444,7 +442,7 @@ def choose_size_with_room_for_shifts(
     "canvas", smaller images move over a canvas. Other modes need no room.
 
     Args:
-        subject: The model.
+        model: The model.
         settings: Settings of the audit.
         placed_size: Size of the images before the crop or on the canvas. By default the input size
             of the model plus (crop) or minus (canvas) the largest shift on both sides.
@@ -452,8 +450,8 @@ def choose_size_with_room_for_shifts(
     Returns:
         The preprocessing that gives images this size, and the settings for these images.
     """
-    transform = subject.transform
-    seen = subject.input_size
+    transform = model.transform
+    seen = model.input_size
     wide = [mode for mode in settings.modes if mode in ("crop", "canvas")]
     if not wide and placed_size is not None:
         expected = "None, because only modes crop and canvas use it"

@@ -52,9 +52,9 @@ def match_labels(
     num_known = len(known) or model.num_classes
     numbers = parse_class_numbers(names)
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))
-    matches = _find_same_names(names, known)
+    matches = _find_matching_classes(names, known)
     if any(matches) or (names and known and numbers is None and not is_wordnet):
-        return labels.new_tensor(_match_names_one_to_one(matches, names, known, model))[labels], []
+        return labels.new_tensor(_one_to_one_matches(matches, names, known, model))[labels], []
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, model)
     if num_known not in (None, num_classes):
@@ -111,7 +111,7 @@ _KEYS: tuple[Callable[[str], set[str]], ...] = (
 )
 
 
-def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
+def _find_matching_classes(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
     """Find the classes of the model that have the same name as each class of the data.
 
     The result contains their indices. Names are compared exactly if possible, then without regard
@@ -129,7 +129,7 @@ def _find_same_names(names: Sequence[str], known: Sequence[str]) -> list[list[in
     return matches
 
 
-def _match_names_one_to_one(
+def _one_to_one_matches(
     matches: Sequence[Sequence[int]], names: Sequence[str], known: Sequence[str], model: LoadedModel
 ) -> list[int]:
     """Return the index of the matching class of the model for each class of the data.

@@ -318,7 +318,7 @@ def wrap_function(
     return lambda images: after(function(before(images)), images)
 
 
-def wrap_module(
+def loaded_model_from_module(
     module: nn.Module,
     name: str,
     kind: str,

@@ -20,7 +20,7 @@ from teka.audit.adapters.loaded_model import (
 )
 from teka.audit.adapters.preprocessing import Images, Preprocessing
 from teka.audit.adapters.programs import read_input_shape, run_in_batches
-from teka.audit.adapters.transformers_model import find_preprocessing
+from teka.audit.adapters.transformers_model import load_preprocessing
 from teka.audit.model_output import ModelError, num_classes_of
 from teka.errors import EXTERNAL_ERRORS, error_message, require, unknown_name_error, wrong_value
 from teka.files import expand_user, read_json
@@ -57,7 +57,7 @@ class OnnxNode(nn.Module):
         return self.values
 
 
-class OnnxFunction(nn.Module):
+class OnnxModule(nn.Module):
     """PyTorch module that runs an ONNX model on images in [0, 1].
 
     If the graph is given, the module has a submodule for each node, named after the node or its
@@ -99,7 +99,7 @@ class OnnxFunction(nn.Module):
             name += "_"
         return name
 
-    def __deepcopy__(self, memo: object) -> "OnnxFunction":
+    def __deepcopy__(self, memo: object) -> "OnnxModule":
         raise TypeError("onnxruntime computes in the precision of the file")
 
     def forward(self, images: Images) -> Tensor:
@@ -112,7 +112,9 @@ class OnnxFunction(nn.Module):
         has_hooks = any(layer._forward_hooks for layer in self.children())
         layers = self._layers if has_hooks else {}
         session = self._layer_session if has_hooks else self.session
-        results = self._run(session, list(dict.fromkeys([*layers, self.output])), normalized)
+        results = self._run_session(
+            session, list(dict.fromkeys([*layers, self.output])), normalized
+        )
         seen = {self.input.name: normalized}
         for name, layer in layers.items():
             values = results.get(name)
@@ -121,7 +123,7 @@ class OnnxFunction(nn.Module):
                 seen[name] = layer(*(seen[other] for other in layer.inputs if other in seen))
         return results[self.output].to(images.device)
 
-    def _run(self, session: Any, names: list[str], normalized: Tensor) -> dict[str, Tensor]:
+    def _run_session(self, session: Any, names: list[str], normalized: Tensor) -> dict[str, Tensor]:
         """Run an onnxruntime session on normalized images, and return its numeric outputs."""
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
@@ -214,7 +216,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         expected = "a single input: images with four axes, as floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
     graph = _read_graph(file)
-    transform, is_declared = _make_preprocessing(inputs[0], graph, file, load_options)
+    transform, is_declared = _choose_preprocessing(inputs[0], graph, file, load_options)
     config = file.parent / "config.json"
     names = read_class_names(read_json(config).get("id2label")) if config.is_file() else None
     notes = []
@@ -231,7 +233,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     return LoadedModel(
         name=file.stem,
         kind="onnx",
-        function=OnnxFunction(session, transform, graph, measured.name),
+        function=OnnxModule(session, transform, graph, measured.name),
         class_names=names if num_classes in (None, len(names or ())) else None,
         num_classes=num_classes,
         transform=transform,
@@ -241,7 +243,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     )
 
 
-def _make_preprocessing(
+def _choose_preprocessing(
     image_input: Any, graph: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
     """Return the preprocessing for an ONNX file, and whether its normalization is known."""
@@ -253,7 +255,7 @@ def _make_preprocessing(
         first = [node.input[1] for node in graph.graph.node if node.op_type == "Conv"][:1]
         weights = (each for each in graph.graph.initializer if each.name in first)
         channels = next((each.dims[1] for each in weights if each.dims[1] in _CHANNELS), None)
-    own = find_preprocessing(str(file.parent), channels or 3)
+    own = load_preprocessing(str(file.parent), channels or 3)
     transform = own or Preprocessing(channels, size)
     if size is not None and size != transform.output_size:
         transform = transform.resized_to(size)

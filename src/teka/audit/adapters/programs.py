@@ -15,9 +15,9 @@ from teka.audit.adapters.loaded_model import (
     LoadedModel,
     LoadOptions,
     load_safely,
+    loaded_model_from_module,
     silence_libraries,
     wrap_function,
-    wrap_module,
 )
 from teka.audit.adapters.preprocessing import Images, Preprocessing
 from teka.audit.model_call import model_code_context
@@ -64,7 +64,7 @@ def read_input_shape(
     return batch_size, channels, size
 
 
-class ExportedProgram(nn.Module):
+class ExportedModule(nn.Module):
     """Module that runs a program of `torch.export` on batches of any size.
 
     Args:
@@ -79,7 +79,7 @@ class ExportedProgram(nn.Module):
         for part in self.modules():
             part.training = False
 
-    def train(self, mode: bool = True) -> "ExportedProgram":
+    def train(self, mode: bool = True) -> "ExportedModule":
         """Return the module unchanged, because an exported program has no training mode."""
         return self
 
@@ -119,7 +119,7 @@ def check_trusted(path: str, load_options: LoadOptions) -> None:
         )
 
 
-def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
+def load_torchscript(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a TorchScript model that was saved by `torch.jit.save`."""
     check_trusted(path, load_options)
     with load_safely(path, "a program of TorchScript"), silence_libraries(), model_code_context():
@@ -127,7 +127,7 @@ def load_script(path: str, load_options: LoadOptions) -> LoadedModel:
     tensors = module.state_dict().values()
     channels = next((tensor.shape[1] for tensor in tensors if tensor.ndim == 4), None)
     transform = Preprocessing(channels if channels in (1, 3) else None)
-    return wrap_module(
+    return loaded_model_from_module(
         module, Path(path).stem, "torchscript", transform, load_options, is_declared=False
     )
 
@@ -141,7 +141,7 @@ def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | N
     return int(largest) if largest is not None and largest.isdigit() else None
 
 
-def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
+def load_exported_program(path: str, load_options: LoadOptions) -> LoadedModel:
     """Load a program that was saved by `torch.export.save` and takes only images (B, C, H, W)."""
     check_trusted(path, load_options)
     with load_safely(path, "a program of torch.export"), silence_libraries(), model_code_context():
@@ -154,14 +154,16 @@ def load_exported(path: str, load_options: LoadOptions) -> LoadedModel:
         given = [tuple(shape) for shape in shapes]
         raise wrong_value(f"the inputs of {path}", given, "one of images, with four axes")
     _, channels, size = read_input_shape(shapes[0])
-    module = ExportedProgram(program_module, _max_batch_size(shapes[0][0], program))
+    module = ExportedModule(program_module, _max_batch_size(shapes[0][0], program))
     transform = Preprocessing(channels, size)
-    return wrap_module(
+    return loaded_model_from_module(
         module, Path(path).stem, "torch.export", transform, load_options, is_declared=False
     )
 
 
-def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
+def load_from_python_file(
+    location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
+) -> LoadedModel:
     """Load the model that a function in a Python file returns.
 
     The file is executed with all rights of the user. The function takes no arguments and returns a
@@ -187,7 +189,9 @@ def load_factory(location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         convolutions = (part for part in model.modules() if isinstance(part, nn.Conv2d))
         channels = next((layer.in_channels for layer in convolutions), None)
         transform = Preprocessing(channels if channels in (1, 3) else None)
-        return wrap_module(model, label, "factory", transform, load_options, is_declared=False)
+        return loaded_model_from_module(
+            model, label, "factory", transform, load_options, is_declared=False
+        )
     is_declared = load_options.mean is not None
     transform = load_options.adapt_preprocessing(Preprocessing())
     if is_declared or transform.blue_first:

@@ -12,7 +12,7 @@ from teka.audit.adapters.loaded_model import (
     LoadedModel,
     LoadOptions,
     load_safely,
-    wrap_module,
+    loaded_model_from_module,
 )
 from teka.audit.adapters.preprocessing import Preprocessing
 from teka.audit.adapters.verify_transform import verify_against_library
@@ -38,12 +38,12 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
         )
     module = load_options.load_weights(module.eval())
     config = timm.data.resolve_model_data_config(module)
-    own = _accept_arrays(timm.data.create_transform(**config))
+    own = _to_array_transform(timm.data.create_transform(**config))
     transform = verify_against_library(
         own, preprocessing_from_data_config(config), label, "its transform"
     )
     # Models without a classifier, such as self-supervised ones, have 0 classes and return features.
-    return wrap_module(
+    return loaded_model_from_module(
         module,
         name,
         "timm",
@@ -74,10 +74,10 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
         module = models.get_model(name, weights=weights if is_pretrained else None, **arguments)
         settings = preprocessing_from_preset(preset)
     module = load_options.load_weights(module.eval())
-    transform = verify_against_library(_accept_arrays(preset), settings, label, "its preset")
+    transform = verify_against_library(_to_array_transform(preset), settings, label, "its preset")
     class_names = tuple(weights.meta["categories"])
     num_classes = load_options.num_classes or len(class_names)
-    return wrap_module(
+    return loaded_model_from_module(
         module,
         f"{name} ({weights.name})" if is_pretrained else name,
         "torchvision",
@@ -90,7 +90,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     )
 
 
-def _accept_arrays(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
+def _to_array_transform(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
     """Convert a transform of Pillow images to a transform of uint8 arrays (H, W, C)."""
     from PIL import Image
 

@@ -13,9 +13,9 @@ from teka.audit.adapters.loaded_model import (
     LoadedModel,
     LoadOptions,
     load_safely,
+    loaded_model_from_module,
     read_class_names,
     silence_libraries,
-    wrap_module,
 )
 from teka.audit.adapters.preprocessing import RESAMPLINGS, Preprocessing
 from teka.audit.adapters.verify_transform import measure_normalization, verify_against_library
@@ -130,7 +130,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
     folder = expand_user(source)
     source = str(folder) if folder.is_dir() else source
     with silence_libraries():
-        config, output, model_class = _find_model_class(library, source)
+        config, output, model_class = _read_config_and_class(library, source)
         if load_options.weights is None:
             module = _load_pretrained(model_class, source, output)
         else:
@@ -142,7 +142,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
             module = load_options.load_weights(module)
         vision = getattr(module.config, "vision_config", module.config)
         in_channels = int(getattr(vision, "num_channels", 3))
-        own = find_preprocessing(source, in_channels, output)
+        own = load_preprocessing(source, in_channels, output)
     transform = own or Preprocessing(in_channels)
     side = getattr(vision, "image_size", None)
     if transform.resize is None and transform.crop is None and side is not None:
@@ -158,7 +158,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
         known = {"class_names": class_names, "num_classes": module.config.num_labels}
     if own is not None and output == "boxes":
         known["note"] = "images are not resized by the image processor"
-    return wrap_module(
+    return loaded_model_from_module(
         module.eval(),
         folder.name if folder.is_dir() else source,
         "transformers",
@@ -190,7 +190,7 @@ class ImageEncoder(nn.Module):
         return self.model(pixel_values, noise=noise)
 
 
-def _find_model_class(library: Any, source: str) -> tuple[Any, str, Any]:
+def _read_config_and_class(library: Any, source: str) -> tuple[Any, str, Any]:
     """Return the config of a model, the kind of its output, and the class that loads it."""
     with load_safely(source, "a folder or a hub id of a vision model of transformers"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -229,7 +229,7 @@ def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
     return module
 
 
-def find_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
+def load_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
     """Return the preprocessing of the image processor in a folder or a repository on the hub.
 
     For a folder without an image processor, the result is None.

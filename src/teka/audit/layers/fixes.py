@@ -12,7 +12,7 @@ from teka.audit.layers.trace import ModelTrace
 
 # Height and width of the input and output map of a layer, for each of its calls.
 MapSizes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-SAMPLING = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
+WITH_STRIDE = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
 class LayerFix(NamedTuple):
@@ -88,16 +88,16 @@ def find_fixes(
     for name, module in trace.modules.items():
         sizes = map_sizes[name]
         reason = "" if sizes else "it was not called, or not with a map"
-        if type(module) not in (*SAMPLING, *PADDING):
+        if type(module) not in (*WITH_STRIDE, *PADDING):
             reason = f"it is a {type(module).__name__}, whose own code may do something else"
         is_padding = isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d)
-        is_sampling = isinstance(module, SAMPLING)
-        if is_padding or (is_sampling and pads_edge(module)):
+        has_stride = isinstance(module, WITH_STRIDE)
+        if is_padding or (has_stride and pads_edge(module)):
             padded[name] = reason or _obstacle_to_circular_padding(module, sizes)
         # A layer that was fixed before has another class with the attribute "sampling".
-        if is_sampling and max(as_pair(module.stride)) > 1 and not hasattr(module, "sampling"):
-            strided[name] = reason or _obstacle_to_sampling(module, sizes)
-    positions = _obstacles_to_mean_embeddings(model, trace, absolute)
+        if has_stride and max(as_pair(module.stride)) > 1 and not hasattr(module, "sampling"):
+            strided[name] = reason or _obstacle_to_late_downsampling(module, sizes)
+    positions = _obstacles_to_averaging_positions(model, trace, absolute)
     return {"circular": padded, "blur": strided, "polyphase": strided, "positions": positions}
 
 
@@ -107,7 +107,7 @@ def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
     If it can, the result is an empty string.
     """
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
-        return _obstacle_to_sampling(module, sizes)
+        return _obstacle_to_late_downsampling(module, sizes)
     if isinstance(module, nn.Conv2d):
         rows, columns = as_pair(module.padding)
         if module.padding == "same":
@@ -121,7 +121,7 @@ def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
     return "it pads by more than its map" if is_wider else ""
 
 
-def _obstacle_to_sampling(module: Any, sizes: MapSizes) -> str:
+def _obstacle_to_late_downsampling(module: Any, sizes: MapSizes) -> str:
     """Explain why a layer cannot be evaluated with stride 1 and then downsampled.
 
     If it can, the result is an empty string.
@@ -147,7 +147,7 @@ def _window_sizes(module: Any) -> list[int]:
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
 
-def _obstacles_to_mean_embeddings(
+def _obstacles_to_averaging_positions(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, str]:
     """Explain for each position embedding of a model why it cannot be replaced by its mean.

@@ -64,12 +64,12 @@ class Layout:
         """Number of tokens in the grid, plus the prefix tokens."""
         return self.prefix_tokens + math.prod(self.grid)
 
-    def covers(self, seen_size: tuple[int, int]) -> bool:
+    def covers_image(self, seen_size: tuple[int, int]) -> bool:
         """Return True if the grid covers an image of this height and width exactly."""
         sides = zip(self.grid, self.stride, strict=False)  # a vector has no sides
         return tuple(side * step for side, step in sides) == seen_size
 
-    def arrange(self, output: Tensor) -> Tensor:
+    def to_channels_first(self, output: Tensor) -> Tensor:
         """Reshape a tensor with this layout to (B, C, *grid), or to (B, C) if it is a vector.
 
         Class tokens and other prefix tokens are removed.
@@ -126,13 +126,17 @@ class LayoutRecognizer:
         if len(shape) == 2:
             is_projected = isinstance(module, nn.Linear) and is_output
             is_flat = self._map_size == shape[1] and not is_projected
-            layout = self._make("flattened", self._latest.grid) if is_flat else self._vector()
+            layout = (
+                self._grid_layout("flattened", self._latest.grid)
+                if is_flat
+                else self._vector_layout()
+            )
         elif is_kept and declared_stride(module) is None:
             layout = input_layout
         elif len(shape) == 3:
-            layout = self._find_tokens(module, shape, input_layout)
+            layout = self._recognize_tokens(module, shape, input_layout)
         elif len(shape) == 4:
-            layout = self._find_map(module, shape, input_layout)
+            layout = self._recognize_map(module, shape, input_layout)
         else:
             return f"a tensor of {len(shape)} axes is neither a map, tokens nor a vector"
         if layout is None:
@@ -146,10 +150,10 @@ class LayoutRecognizer:
             self._tokens[layout.num_tokens] = layout
         return layout
 
-    def _make(self, name: str, grid: Shape, prefix_tokens: int = 0) -> Layout:
+    def _grid_layout(self, name: str, grid: Shape, prefix_tokens: int = 0) -> Layout:
         return Layout(name, grid, self._strides.get(grid) or self._cell_size(grid), prefix_tokens)
 
-    def _vector(self) -> Layout:
+    def _vector_layout(self) -> Layout:
         coarsest = (max(stride) for stride in zip(*self._strides.values(), strict=True))
         return Layout("vector", (), tuple(coarsest))
 
@@ -157,13 +161,13 @@ class LayoutRecognizer:
         """Return the height and width of a cell in pixels if the grid covers the whole image."""
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
-    def _find_map(
+    def _recognize_map(
         self, module: nn.Module, shape: Shape, input_layout: Layout | None
     ) -> Layout | None:
         _, first, second, third = shape
         is_after_tokens = self._latest.name == "tokens"
         if second == third == 1 and (takes_feature_maps(module) or not is_after_tokens):
-            return self._vector()
+            return self._vector_layout()
         if takes_feature_maps(module):
             grid = (second, third)
             return Layout("map", grid, self._stride_of_map(module, grid, input_layout))
@@ -173,9 +177,11 @@ class LayoutRecognizer:
         if isinstance(module, ACT_ON_LAST_AXIS):
             grids.reverse()
         known = [self._latest.grid] if is_after_tokens else self._strides
-        fitting = [self._make(*each) for each in grids if each[1] in known]
+        fitting = [self._grid_layout(*each) for each in grids if each[1] in known]
         if not fitting and not is_after_tokens:
-            fitting = [self._make(*each) for each in grids if self._has_square_cells(each[1])]
+            fitting = [
+                self._grid_layout(*each) for each in grids if self._has_square_cells(each[1])
+            ]
         return fitting[0] if fitting else None
 
     def _has_square_cells(self, grid: Shape) -> bool:
@@ -190,19 +196,25 @@ class LayoutRecognizer:
         sides = range(1, shared + 1)
         return [(height // side, width // side) for side in sides if shared % side == 0]
 
-    def _find_tokens(
+    def _recognize_tokens(
         self, module: nn.Module, shape: Shape, input_layout: Layout | None
     ) -> Layout | None:
         _, total, width = shape
         is_flat = isinstance(module, FLATTEN_CELLS) or _is_named(module, "1d")
         if total == 1 or (is_flat and width == 1):
-            return self._vector()
+            return self._vector_layout()
         is_known = total in self._tokens or 0 <= total - math.prod(self._latest.grid) <= MAX_PREFIX
         # Mixers transpose tokens, but not before LayerNorm, which acts on channels.
-        is_turned = not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
-        if is_flat or is_turned or (input_layout is not None and input_layout.name == "flat map"):
+        is_transposed = (
+            not is_known and width in self._tokens and not isinstance(module, nn.LayerNorm)
+        )
+        if (
+            is_flat
+            or is_transposed
+            or (input_layout is not None and input_layout.name == "flat map")
+        ):
             grids = [grid for grid in self._strides if math.prod(grid) == width]
-            return self._make("flat map", grids[-1]) if grids else None
+            return self._grid_layout("flat map", grids[-1]) if grids else None
         return self._grid_of_tokens(total)
 
     def _grid_of_tokens(self, total: int) -> Layout | None:
@@ -216,7 +228,7 @@ class LayoutRecognizer:
         ):
             for prefix, grid in itertools.product(prefixes, grids):
                 if math.prod(grid) == total - prefix > 1:
-                    return self._make("tokens", grid, prefix)
+                    return self._grid_layout("tokens", grid, prefix)
         return None
 
     def _stride_of_map(self, module: nn.Module, grid: Shape, input_layout: Layout | None) -> Stride:

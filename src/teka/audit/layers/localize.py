@@ -9,7 +9,7 @@ from torch import nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
 from teka.audit.layers.layouts import declared_stride, find_absolute_embeddings, pads_edge
-from teka.audit.layers.shift_errors import ErrorsByTensor, measure_layer_errors
+from teka.audit.layers.shift_errors import ErrorsByTensor, measure_equivariance_errors
 from teka.audit.layers.trace import ModelTrace, TraceEvent, trace_model
 from teka.audit.movement import Movement, RealImages
 from teka.audit.shifts import CheckedShifts, Shift, SubpixelShift
@@ -282,7 +282,7 @@ def locate_layers(
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     with torch.no_grad():
         trace = trace_model(module, modules, movement.move(prepared[:TRACED_IMAGES], (0, 0)))
-        errors = measure_layer_errors(module, trace, prepared, steps, movement, batch_size)
+        errors = measure_equivariance_errors(module, trace, prepared, steps, movement, batch_size)
     epsilon = max([tensor.epsilon for tensor in trace.tensors], default=0.0)
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     absolute = find_absolute_embeddings(module, trace.grids)
@@ -295,7 +295,7 @@ def locate_layers(
     breaks = _find_first_breaks(trace, errors, threshold, absolute)
     always_listed = {*(layers or ()), *(layer.name for layer in breaks.values())}
     return LayerFindings(
-        findings=_list_findings(trace, errors, always_listed),
+        findings=_collect_findings(trace, errors, always_listed),
         threshold=threshold,
         absolute_embeddings=absolute,
         skipped=_explain_skipped(trace),
@@ -355,7 +355,7 @@ def _find_first_breaks(
             if kind in breaks or is_consequence or error is None or error <= limit:
                 continue
             # Without a module around it, use the module that received the tensor.
-            owner = event if event.is_output else event.outer or event
+            owner = event if event.is_output else event.caller or event
             breaks[kind] = LayerBreak(
                 kind,
                 owner.name,
@@ -363,13 +363,13 @@ def _find_first_breaks(
                 error,
                 limit,
                 None if event.is_output else (before, event.name),
-                _find_cause(kind, owner, absolute),
+                _cause_of_break(kind, owner, absolute),
             )
         before = event.name
     return breaks
 
 
-def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
+def _cause_of_break(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
     """Describe what breaks equivariance in a module, such as "zero padding".
 
     If the cause is not known, the result is an empty string.
@@ -388,7 +388,7 @@ def _find_cause(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
     return "absolute position embeddings" if is_added else ""
 
 
-def _list_findings(
+def _collect_findings(
     trace: ModelTrace, errors_by_tensor: ErrorsByTensor, always_listed: set[str]
 ) -> tuple[LayerFinding, ...]:
     """List the errors of every layer that returns a new tensor, and of `always_listed` layers."""

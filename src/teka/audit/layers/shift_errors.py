@@ -17,7 +17,7 @@ from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 
 MAX_VALUES_AT_ONCE = 2**28  # number of values in the outputs of all layers, 1 GiB in float32
-Move = tuple[int, ...]  # number of cells (dy, dx) by which the content of a tensor moves
+CellShift = tuple[int, ...]  # number of cells (dy, dx) by which the content of a tensor moves
 # For one shift: squared error and number of all cells that are compared, squared error and number
 # of those that the edge of the image cannot affect, and squared norm of all these cells.
 NUM_SUMS = 5
@@ -29,7 +29,7 @@ def is_multiple_of_stride(shift: CheckedShift, stride: Sequence[Fraction]) -> bo
     return not any(Fraction(step) % side for step, side in zip(shift, stride, strict=True))
 
 
-class LayerErrors:
+class EquivarianceErrors:
     """Relative equivariance errors of one tensor inside a model.
 
     Each error is the largest over several shifts. If no value of the tensor can be compared, it is
@@ -63,7 +63,7 @@ class LayerErrors:
         self.aliasing = _largest(self.per_shift[~on_grid])
         self._on_grid = torch.where(on_grid, all_cells, torch.nan)
 
-    def increase_over(self, earlier: "LayerErrors") -> float | None:
+    def increase_over(self, earlier: "EquivarianceErrors") -> float | None:
         """Return how much larger this error is than the error of an earlier tensor.
 
         Only shifts by multiples of both strides count. If there are none, the result is None.
@@ -76,7 +76,7 @@ class LayerErrors:
         return largest - largest_earlier
 
 
-ErrorsByTensor = dict[TracedTensor | None, LayerErrors]
+ErrorsByTensor = dict[TracedTensor | None, EquivarianceErrors]
 
 
 def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
@@ -91,7 +91,7 @@ def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
     return (torch.stack([inside / num_inside, interior / num_interior, border]) / norm).sqrt()
 
 
-def select_sums_of_best_move(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
+def select_best_cell_shift(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
     """Choose for each image the move of the layer's output with the smallest relative error.
 
     If the image shifts by a fraction of a cell, the output could move by the next smaller or the
@@ -111,7 +111,7 @@ def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
     return float(known.max()) if len(known) else None
 
 
-def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
+def round_shift_to_cells(shift: CheckedShift, layout: Layout) -> list[CellShift]:
     """Convert a shift of the image to shifts (dy, dx) of a tensor by whole numbers of cells.
 
     If the shift is not a multiple of the tensor's stride, it is rounded both down and up along each
@@ -124,7 +124,7 @@ def nearest_moves(shift: CheckedShift, layout: Layout) -> list[Move]:
 
 
 @functools.cache
-def find_cells_inside(
+def mask_cells_inside(
     side: int, move: int, border: tuple[int, int] = (0, 0)
 ) -> Bool[Tensor, " side"]:
     """Return a mask of the cells along an axis that are inside a map before and after a move.
@@ -143,8 +143,8 @@ def find_cells_inside(
     return (lowest >= border[0]) & (highest < side - border[1])
 
 
-def cells_to_compare(
-    tensor: TracedTensor, move: Move, wraps: bool
+def mask_compared_cells(
+    tensor: TracedTensor, move: CellShift, wraps: bool
 ) -> tuple[Bool[Tensor, " side"], ...]:
     """Return masks of the rows and columns of a feature map that are compared after a move.
 
@@ -158,11 +158,11 @@ def cells_to_compare(
         columns that the edge of the image cannot affect.
     """
     sides, borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
-    inside = map(find_cells_inside, sides, (0, 0) if wraps else move)
-    return (*inside, *map(find_cells_inside, sides, move, borders))
+    inside = map(mask_cells_inside, sides, (0, 0) if wraps else move)
+    return (*inside, *map(mask_cells_inside, sides, move, borders))
 
 
-def measure_layer_errors(
+def measure_equivariance_errors(
     model: Model,
     trace: ModelTrace,
     images: Tensor,
@@ -187,31 +187,31 @@ def measure_layer_errors(
         Errors of each tensor that can be compared. For other tensors, the reason is stored in the
         attribute `failure`.
     """
-    traced = {event.key: event.tensor for event in trace.events if event.is_new}
+    traced = {event.identifier: event.tensor for event in trace.events if event.is_new}
     sums = {tensor: torch.zeros(len(shifts), NUM_SUMS).double() for tensor in trace.tensors}
     chosen = slice(0)
 
     def on_event(event: TraceEvent, value: Tensor | None) -> None:
         """Add the sums of a tensor at its first occurrence."""
-        tensor = traced.get(event.key)
+        tensor = traced.get(event.identifier)
         if tensor is None or tensor.failure:
             return
         num_copies = len(shifts[chosen]) + 1
         if value is None or event.shape[1:] != tensor.shape or len(value) % num_copies:
             tensor.failure = "its shape is not always the same"
             return
-        maps = tensor.layout.arrange(value.detach())
+        maps = tensor.layout.to_channels_first(value.detach())
         maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
         maps = maps if tensor.layout.grid else maps[:, :, None, None]
         values = maps.unflatten(0, (num_copies, -1))
         # Cells wrap around the torus only if they fill the image exactly.
-        wraps = movement.wraps and tensor.layout.covers(trace.seen_size)
+        wraps = movement.wraps and tensor.layout.covers_image(trace.seen_size)
         sums[tensor][chosen] += _sum_squared_errors(values, tensor, shifts[chosen], wraps)
         if not sums[tensor].isfinite().all():
             tensor.failure = "it holds NaN or infinity for shifted images"
 
     # Some models, such as ONNX models, keep the outputs of all layers until the end of a call.
-    batch_size = min(batch_size, MAX_VALUES_AT_ONCE // max(trace.values_per_image, 1))
+    batch_size = min(batch_size, MAX_VALUES_AT_ONCE // max(trace.num_values_per_image, 1))
     for part in images.split(max(1, batch_size // (len(shifts) + 1))):
         num_shifts = max(1, batch_size // len(part) - 1)
         for first in range(0, len(shifts), num_shifts):
@@ -220,7 +220,7 @@ def measure_layer_errors(
             description = f"shifts {', '.join(map(str, shifts[chosen]))}"
             trace_calls(model, trace.modules, on_event, batch, description)
     return {
-        tensor: LayerErrors(sums[tensor], shifts, tensor.layout.stride)
+        tensor: EquivarianceErrors(sums[tensor], shifts, tensor.layout.stride)
         for tensor in trace.tensors
         if not tensor.failure
     }
@@ -244,14 +244,14 @@ def _sum_squared_errors(
         wraps: Whether content that leaves the tensor at one side enters at the other side.
 
     Returns:
-        Sums over the images for each shift, from which `LayerErrors` computes relative errors.
+        Sums over the images for each shift, from which `EquivarianceErrors` computes relative errors.
     """
     grid = values.shape[3:]
     cells = torch.arange(grid.numel(), device=values.device).view(grid)
     # Moving cells copies rows of channels, which is fast if they are contiguous.
     unshifted, *shifted = values.flatten(3).transpose(2, 3).contiguous()
     square_norm = unshifted.square().sum(dim=-1)
-    moves = [nearest_moves(shift, tensor.layout) for shift in shifts]
+    moves = [round_shift_to_cells(shift, tensor.layout) for shift in shifts]
     errors, norms, cells_by_move = [], [], []
     for shifted_values, nearest in zip(shifted, moves, strict=True):
         for move in nearest:
@@ -259,7 +259,7 @@ def _sum_squared_errors(
             difference = shifted_values - unshifted.index_select(1, origin)
             errors.append(difference.square_().sum(dim=-1))
             norms.append(square_norm.index_select(1, origin))
-            cells_by_move.append(cells_to_compare(tensor, move, wraps))
+            cells_by_move.append(mask_compared_cells(tensor, move, wraps))
     squares = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
     squares = squares.unflatten(-1, grid)
     masks = [torch.stack(axis).double() for axis in zip(*cells_by_move, strict=True)]
@@ -271,4 +271,4 @@ def _sum_squared_errors(
     )
     columns = inside_error, num_inside, interior_error, num_interior, size
     sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, moves)))
-    return torch.stack([select_sums_of_best_move(sums).sum(dim=0) for sums in sums_by_shift])
+    return torch.stack([select_best_cell_shift(sums).sum(dim=0) for sums in sums_by_shift])

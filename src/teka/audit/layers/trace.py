@@ -61,7 +61,7 @@ class TraceEvent:
         module_name: Name of the module.
         module: The module.
         call: Index of this call of the module within the forward pass, from 1.
-        outer: Input of the module that called this module, or None.
+        caller: Input of the module that called this module, or None.
         input: For an output, the input of the same call.
         shape: Shape (B, …) of the tensor.
         tensor: The traced tensor, or None if it was not recognized.
@@ -72,7 +72,7 @@ class TraceEvent:
     module_name: str
     module: nn.Module
     call: int
-    outer: "TraceEvent | None"
+    caller: "TraceEvent | None"
     input: "TraceEvent | None" = None
     shape: tuple[int, ...] = ()
     tensor: TracedTensor | None = None
@@ -80,7 +80,7 @@ class TraceEvent:
     is_new: bool = False
 
     @property
-    def key(self) -> tuple[str, int, bool]:
+    def identifier(self) -> tuple[str, int, bool]:
         """Name, call and direction of the event. They identify it in another forward pass."""
         return self.module_name, self.call, self.is_output
 
@@ -133,13 +133,13 @@ def trace_calls(
 
     def before(name: str, module: nn.Module, arguments: tuple, options: dict) -> None:
         num_calls[name] += 1
-        outer = running[-1] if running else None
-        running.append(TraceEvent(name, module, num_calls[name], outer))
+        caller = running[-1] if running else None
+        running.append(TraceEvent(name, module, num_calls[name], caller))
         report(running[-1], (arguments, options))
 
     def after(name: str, module: nn.Module, _arguments: tuple, output: object) -> None:
         started = running.pop()
-        report(TraceEvent(name, module, started.call, started.outer, started), output)
+        report(TraceEvent(name, module, started.call, started.caller, started), output)
 
     with ExitStack() as hooks:
         for name, module in modules.items():
@@ -205,13 +205,13 @@ class ModelTrace:
         self.tensors: list[TracedTensor] = []
         self._num_images = len(images)
         self._recognizer = LayoutRecognizer(self.seen_size)
-        # The version and the result of `_measure` for each tensor that still exists.
+        # The version and the result of `_trace_tensor` for each tensor that still exists.
         self._known = WeakTensorKeyDictionary()
         batch = copy_with_noisy_edges(images, edge_width)
         trace_calls(model, modules, self._on_event, batch, "the images unshifted")
 
     @property
-    def depends_on_all_sides(self) -> bool:
+    def has_border_on_all_sides(self) -> bool:
         """Return True if noise at each side of the images changed every tensor.
 
         For example, the last row has no effect if a pooling layer ignores it because the number of
@@ -220,7 +220,7 @@ class ModelTrace:
         return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
 
     @property
-    def values_per_image(self) -> int:
+    def num_values_per_image(self) -> int:
         """Number of values of all tensors in this trace, for one image."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
@@ -240,7 +240,7 @@ class ModelTrace:
         version = None if value.is_inference() else value._version
         known = self._known.get(value)
         if known is None or known[0] != version:
-            known = self._known[value] = version, self._measure(event, value)
+            known = self._known[value] = version, self._trace_tensor(event, value)
             event.is_new = isinstance(known[1], TracedTensor)
         result = known[1]
         if isinstance(result, TracedTensor):
@@ -248,7 +248,7 @@ class ModelTrace:
         else:
             event.reason = result
 
-    def _measure(self, event: TraceEvent, value: Tensor) -> TracedTensor | str:
+    def _trace_tensor(self, event: TraceEvent, value: Tensor) -> TracedTensor | str:
         """Return the properties of a tensor, or the reason why it cannot be compared."""
         shape = event.shape
         if not value.is_floating_point():
@@ -264,13 +264,13 @@ class ModelTrace:
         )
         if isinstance(layout, str):
             return layout
-        copies = layout.arrange(value.detach()).unflatten(0, (COPIES, self._num_images))
+        copies = layout.to_channels_first(value.detach()).unflatten(0, (COPIES, self._num_images))
         if not copies.isfinite().all():
             return "it holds NaN or infinity"
         copies = copies.to(torch.promote_types(value.dtype, torch.float32))
         epsilon = torch.finfo(value.dtype).eps
         noise = output_difference(copies[1], copies[0])
-        border = _find_border(copies, epsilon) if layout.grid else ()
+        border = _border_widths(copies, epsilon) if layout.grid else ()
         self.tensors.append(TracedTensor(layout, shape[1:], noise, border, epsilon))
         return self.tensors[-1]
 
@@ -283,7 +283,7 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
         # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
         # effect of the edge.
         edge_width *= 2
-        if trace.depends_on_all_sides or edge_width > WIDEST_EDGE * min(trace.seen_size):
+        if trace.has_border_on_all_sides or edge_width > WIDEST_EDGE * min(trace.seen_size):
             return trace
 
 
@@ -312,7 +312,7 @@ def copy_with_noisy_edges(
     return torch.cat([images, images, rows, columns])
 
 
-def _find_border(
+def _border_widths(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
 ) -> tuple[tuple[int, int], ...]:
     """Return how many cells from each side of a tensor depend on the edge of the image.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from teka.audit.layers.localize import LayerFinding, LayerFindings
-from teka.audit.page.metric_formatting import format_metric_with_unit, is_share
+from teka.audit.page.metric_formatting import format_metric_with_unit, is_percentage
 from teka.audit.report import AuditReport
 from teka.audit.shifts import CheckedShift
 from teka.audit.statistics.comparison import Comparison
@@ -61,7 +61,7 @@ def draw_curves(
         Label and charts, or an empty dictionary if no shift is along one axis.
     """
     charts = []
-    factor = 100 if is_share(curve) else 1
+    factor = 100 if is_percentage(curve) else 1
     for axis, axis_label in AXES.items():
         lines = []
         for model, result in results.items():
@@ -83,7 +83,7 @@ def draw_curves(
                 vertical_label = "difference (points)"
                 axes.axhline(0, color=GRAY, linewidth=1)
             else:
-                _scale_values(axes, lines, is_share(curve))
+                _scale_value_axis(axes, lines, is_percentage(curve))
             plots.label_axes(axes, axis_label, vertical_label)
             charts.append(plots.to_svg(figure, f"{label} against {axis_label}: {description}."))
     return {"name": label, "charts": charts} if charts else {}
@@ -144,7 +144,7 @@ def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
     return "; ".join(descriptions)
 
 
-def _scale_values(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> None:
+def _scale_value_axis(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -> None:
     values = np.concatenate([line.chart_values() for line in lines])
     if is_percent:
         lowest = axes.dataLim.ymin
@@ -172,7 +172,7 @@ class HeatMap(NamedTuple):
         """Shift with the worst value of the metric, or None if all values are equal."""
         if len(set(self.values.values())) == 1:
             return None
-        worst = min if is_share(self.metric) else max
+        worst = min if is_percentage(self.metric) else max
         return worst(self.values, key=self.values.__getitem__)
 
 

@@ -7,7 +7,7 @@ from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
     format_difference,
     format_difference_interval,
-    is_share,
+    is_percentage,
     metric_title,
 )
 from teka.audit.report import AuditReport
@@ -95,7 +95,7 @@ def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
         parts.append(f"{_describe_tie(best, names)}: {most}{size}")
     if best.worse_models:
         nearest, *more = best.worse_models
-        way = "higher" if is_share(best.metric) else "lower"
+        way = "higher" if is_percentage(best.metric) else "lower"
         size = _format_advantage(best.metric, best.advantages[nearest])
         parts.append(f"{way} for {names[best.model]} than for {names[nearest]} by {size}")
         if more:
@@ -106,20 +106,20 @@ def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
 
 def _format_advantage(metric: str, advantage: Difference) -> str:
     # An advantage is positive, so it needs no sign.
-    return _format_with_interval(metric, advantage).replace("+", "")
+    return _format_difference_with_interval(metric, advantage).replace("+", "")
 
 
-def _format_with_interval(metric: str, difference: Difference) -> str:
+def _format_difference_with_interval(metric: str, difference: Difference) -> str:
     """Format a difference, such as "+3.0 points (+1.0 to +5.0, p = 0.001)"."""
     value = format_difference(metric, difference.value)
-    unit = " points" if is_share(metric) else ""
+    unit = " points" if is_percentage(metric) else ""
     interval = "no interval"
     if has_interval(difference.method):
         interval = format_difference_interval(metric, difference)
     return f"{value}{unit} ({interval}, {format_p_value(difference.p_value)})"
 
 
-def describe_accuracy_cost(pairs: Sequence[ModelPair]) -> str:
+def describe_accuracy_change(pairs: Sequence[ModelPair]) -> str:
     """Describe how a fix changes the accuracy of a model on unshifted images.
 
     Modes with the same result share a sentence.
@@ -138,7 +138,7 @@ def describe_accuracy_cost(pairs: Sequence[ModelPair]) -> str:
         else:
             verb = "loses" if change.value < 0 else "gains"
             sentence = f"It {verb} accuracy on unshifted images"
-        sentence = f"{sentence}: {_format_with_interval('accuracy', change)}"
+        sentence = f"{sentence}: {_format_difference_with_interval('accuracy', change)}"
         modes_of.setdefault(sentence, []).append(pair.comparison.movement.mode)
     if not modes_of:
         return "The effect on the accuracy is unknown, because the images have no labels."

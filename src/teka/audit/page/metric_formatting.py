@@ -23,7 +23,7 @@ def metric_title(name: str) -> str:
     return _TITLES.get(name, NUMBERS[name].label)
 
 
-def is_share(name: str) -> bool:
+def is_percentage(name: str) -> bool:
     """Return True if a metric is a share, such as an accuracy, which is shown in percent."""
     metric = CURVES.get(name) or NUMBERS.get(name)
     return metric is not None and metric.is_share
@@ -31,12 +31,12 @@ def is_share(name: str) -> bool:
 
 def format_metric(name: str, value: float) -> str:
     """Format a share in percent with one decimal, or a number with three significant digits."""
-    return format_share(value) if is_share(name) else format_number(value)
+    return format_share(value) if is_percentage(name) else format_number(value)
 
 
 def format_metric_with_unit(name: str, value: float) -> str:
     """Format the value of a metric, followed by "%" if it is a share."""
-    return f"{format_metric(name, value)}{' %' if is_share(name) else ''}"
+    return f"{format_metric(name, value)}{' %' if is_percentage(name) else ''}"
 
 
 def format_interval(name: str, estimate: Estimate, *, is_exact: bool = False) -> str:
@@ -45,7 +45,7 @@ def format_interval(name: str, estimate: Estimate, *, is_exact: bool = False) ->
     If the upper end of the interval of an error is more than 100 times the lower end, the result is
     "too few images". Errors of exact models are an exception, because rounding alone causes them.
     """
-    if not (is_exact or is_share(name)) and estimate.upper > WIDEST * estimate.lower:
+    if not (is_exact or is_percentage(name)) and estimate.upper > WIDEST * estimate.lower:
         return "too few images"
     ends = (format_metric(name, end) for end in (estimate.lower, estimate.upper))
     return "–".join(ends) if has_interval(estimate.method) else MISSING
@@ -61,7 +61,7 @@ def format_difference(name: str, value: float) -> str:
 
     For metrics in percent, the difference is in percentage points.
     """
-    written = f"{100 * abs(value):.1f}" if is_share(name) else format_number(abs(value))
+    written = f"{100 * abs(value):.1f}" if is_percentage(name) else format_number(abs(value))
     sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
     return f"{sign}{written}"
 
@@ -72,7 +72,7 @@ def format_difference_interval(name: str, difference: Estimate) -> str:
     return " to ".join(ends) if has_interval(difference.method) else MISSING
 
 
-def format_differences(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
+def format_difference_cells(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
     """Format the difference, interval and p-value of every metric that two models share."""
     return {
         name: (

@@ -8,7 +8,7 @@ from teka.audit.page.charts import MOST_BANDS, HeatMap, draw_curves, draw_heat_m
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
     format_metric_with_unit,
-    is_share,
+    is_percentage,
 )
 from teka.audit.report import AuditReport
 from teka.audit.statistics.intervals import has_interval
@@ -23,7 +23,7 @@ MAP_METRICS = (*FIRST_CURVES, "error")
 LEAST_WORST_ERROR = 0.01
 
 
-def make_mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
+def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
     """Return a section of the audit page for each shift mode, with curves and heat maps."""
     modes = {}
     for model, report in enumerate(reports):
@@ -44,7 +44,7 @@ def make_mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
                 "curves": [figures[name] for name in first],
                 "more_curves": [figures[name] for name in figures if name not in first],
                 "bands": _describe_bands(list(by_model.values())),
-                "maps": _heat_maps(reports, by_model, mode),
+                "maps": _draw_heat_maps(reports, by_model, mode),
             }
         )
     return sections
@@ -86,7 +86,7 @@ def describe_movement(movement: Movement) -> str:
     return words
 
 
-def _heat_maps(
+def _draw_heat_maps(
     reports: Sequence[AuditReport], by_model: Mapping[int, Metrics], mode: str
 ) -> list[dict[str, Any]]:
     """Return a heat map for each model. Heat maps of the same metric have the same color scale."""
@@ -117,7 +117,7 @@ def _heat_maps(
 def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
     """Return the values of a metric that get the lightest and the darkest color in heat maps."""
     values = [value for heat_map in maps for value in heat_map.values.values()]
-    if is_share(maps[0].metric):
+    if is_percentage(maps[0].metric):
         return 1.0, min(*values, 0.9)
     return 0.0, max(*values, LEAST_WORST_ERROR)
 
@@ -128,6 +128,6 @@ def _describe_map(heat_map: HeatMap) -> str:
     if worst is None:
         value = next(iter(heat_map.values.values()))
         return f"{format_metric_with_unit(metric, value)} at every shift."
-    extreme = "Lowest" if is_share(metric) else "Highest"
+    extreme = "Lowest" if is_percentage(metric) else "Highest"
     value = format_metric_with_unit(metric, heat_map.values[worst])
     return f"{extreme}: {value} at {format_shift(worst)} (bold frame)."

@@ -12,11 +12,11 @@ from teka.audit.page.charts import draw_curves, draw_layer_errors, model_color
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
 from teka.audit.page.metric_formatting import (
     explain_missing_intervals,
-    format_differences,
+    format_difference_cells,
     format_estimate,
     metric_title,
 )
-from teka.audit.page.modes import format_confidence_levels, make_mode_sections
+from teka.audit.page.modes import format_confidence_levels, mode_sections
 from teka.audit.report import AuditReport, ExampleImage
 from teka.audit.statistics.comparison import ModelPair
 from teka.audit.statistics.metrics import NUMBERS
@@ -61,7 +61,7 @@ class AuditRow(NamedTuple):
     cells: dict[str, tuple[str, str]]
 
 
-def audit_columns(
+def list_measured_metrics(
     reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)
 ) -> list[str]:
     """Return the names of the metrics that at least one report contains."""
@@ -110,7 +110,7 @@ def describe_used_images(reports: Sequence[AuditReport]) -> list[str]:
     )
 
 
-def models_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
+def model_names_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
     """Return the names of the affected models for each caveat, the most severe caveat first."""
     caveats = [caveat for report in reports for caveat in report.caveats]
     models = {}
@@ -177,7 +177,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
                 {
                     **vars(example),
                     "model": model,
-                    "movement": _movement_for_script(movements[example.mode], example),
+                    "movement": _movement_to_json(movements[example.mode], example),
                     "image": pixels.setdefault(example.image, len(pixels)),
                     "shifts": shifts.setdefault(example.shifts, len(shifts)),
                 }
@@ -200,7 +200,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _movement_for_script(movement: Movement, example: ExampleImage) -> dict[str, Any]:
+def _movement_to_json(movement: Movement, example: ExampleImage) -> dict[str, Any]:
     """Return what the page's script needs to shift an image: mode, background and output size."""
     background = parse_background(movement.background)
     if len(background) == 1:
@@ -249,21 +249,21 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[ModelPair]
     """Return the HTML of a page about one or more audits."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
-    columns = audit_columns(reports)
+    columns = list_measured_metrics(reports)
     content = {
         "version": reports[0].provenance.get("teka", ""),
         "images": join_words(describe_used_images(reports)) or "images",
         "reports": reports,
         "colors": [model_color(index, report) for index, report in enumerate(reports)],
-        "caveats": models_by_caveat(reports),
+        "caveats": model_names_by_caveat(reports),
         "severities": SEVERITIES,
         "metrics": NUMBERS,
         "columns": columns,
         "rows": audit_rows(reports),
-        "first_numbers": audit_columns(reports, FIRST_NUMBERS)[:3],
+        "first_numbers": list_measured_metrics(reports, FIRST_NUMBERS)[:3],
         "interval_note": explain_intervals(reports, columns),
         "comparisons": comparison_sections(pairs, reports),
-        "modes": make_mode_sections(reports),
+        "modes": mode_sections(reports),
         "examples": examples_to_json(reports) if any(report.examples for report in reports) else "",
         "protocols": protocol_sections(reports),
     }
@@ -274,7 +274,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[ModelPair]
         draw_layer_errors,
         join_words,
         metric_title,
-        format_differences,
+        format_difference_cells,
         format_estimate,
         format_setting,
         format_number,

@@ -5,13 +5,18 @@ from collections.abc import Sequence
 
 from teka.audit.caveats import SEVERITIES
 from teka.audit.page.compared import comparison_sections, describe_differing_shifts
-from teka.audit.page.metric_formatting import MISSING, format_differences, is_share, metric_title
+from teka.audit.page.metric_formatting import (
+    MISSING,
+    format_difference_cells,
+    is_percentage,
+    metric_title,
+)
 from teka.audit.page.pages import (
-    audit_columns,
     audit_rows,
     describe_used_images,
     explain_intervals,
-    models_by_caveat,
+    list_measured_metrics,
+    model_names_by_caveat,
 )
 from teka.audit.report import AuditReport
 from teka.audit.statistics.comparison import ModelPair
@@ -41,19 +46,19 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
     texts = [results_text(reports)]
     for report in reports:
         title = [_wrap(report.name)] if len(reports) > 1 else []
-        texts.append("\n".join([*title, *_list_findings(report)]))
-    texts.append("\n".join(list_caveats(reports)))
+        texts.append("\n".join([*title, *_format_findings(report)]))
+    texts.append("\n".join(format_caveats(reports)))
     return "\n\n".join(filter(None, texts))
 
 
-def additional_findings_text(main_results: AuditReport, report: AuditReport) -> str:
+def remaining_findings_text(main_results: AuditReport, report: AuditReport) -> str:
     """Return the findings of a complete report that the report of the main results lacks."""
-    shown = [*_list_findings(main_results), *list_caveats([main_results])]
-    findings = [*_list_findings(report), *list_caveats([report])]
+    shown = [*_format_findings(main_results), *format_caveats([main_results])]
+    findings = [*_format_findings(report), *format_caveats([report])]
     return "\n".join(finding for finding in findings if finding not in shown)
 
 
-def _list_findings(report: AuditReport) -> list[str]:
+def _format_findings(report: AuditReport) -> list[str]:
     """Return the sentences of the verdict, the layers that cause it, and the stages that failed.
 
     Each of them is a text with line breaks for the terminal.
@@ -72,10 +77,10 @@ def results_text(reports: Sequence[AuditReport]) -> str:
     return f"{table.to_text(WIDTH, narrowest=14)}\n{_wrap(notes)}".rstrip()
 
 
-def list_caveats(reports: Sequence[AuditReport]) -> list[str]:
+def format_caveats(reports: Sequence[AuditReport]) -> list[str]:
     """Return the text of each caveat, with the names of the models that it concerns."""
     texts = []
-    for caveat, names in models_by_caveat(reports).items():
+    for caveat, names in model_names_by_caveat(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""
         words = f"{SEVERITIES[caveat.severity]} ({caveat.name}{models}): {caveat.message}"
         texts.append(_wrap(words, "  ! "))
@@ -84,7 +89,7 @@ def list_caveats(reports: Sequence[AuditReport]) -> list[str]:
 
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
     """Return a table of the main metrics with a row for each model and mode, and notes about it."""
-    columns = audit_columns(reports, TEXT_NUMBERS)
+    columns = list_measured_metrics(reports, TEXT_NUMBERS)
     audited = audit_rows(reports)
     several = len(reports) > 1
     rows = []
@@ -95,7 +100,7 @@ def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
     labels = [NUMBERS[name].label for name in columns]
     heads = ("model\nmode" if several else "mode", "images", *labels)
     notes = [explain_intervals(reports, columns)]
-    notes += ["Shares are in %."] if any(map(is_share, columns)) else []
+    notes += ["Shares are in %."] if any(map(is_percentage, columns)) else []
     counts = dict.fromkeys(row.shifts for row in audited)
     if len(counts) > 1:
         counts = dict.fromkeys(f"{row.mode} {row.shifts}" for row in audited)
@@ -128,7 +133,7 @@ def comparison_text(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) 
             lines.append(_wrap(note, "  "))
         texts.append("\n".join(lines))
         texts += [
-            _format_differences(pair, reports)
+            _difference_table_text(pair, reports)
             for pair in section["pairs"]
             if pair.first == section["reference"]
         ]
@@ -136,12 +141,12 @@ def comparison_text(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) 
     return "\n\n".join(filter(None, texts))
 
 
-def _format_differences(pair: ModelPair, reports: Sequence[AuditReport]) -> str:
+def _difference_table_text(pair: ModelPair, reports: Sequence[AuditReport]) -> str:
     """Format a table of the differences between two models in all metrics."""
     comparison = pair.comparison
     rows = []
-    for name, cells in format_differences(comparison).items():
-        unit = " (points)" if is_share(name) else ""
+    for name, cells in format_difference_cells(comparison).items():
+        unit = " (points)" if is_percentage(name) else ""
         rows.append((f"{metric_title(name)}{unit}", *cells))
     title = (
         f"{reports[pair.first].name} minus {reports[pair.second].name}, mode "
@@ -174,7 +179,7 @@ def format_summary_as_markdown(
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
     table, notes = results_table(reports)
     parts += [table.to_markdown(), markdown_text(notes)]
-    caveats = models_by_caveat(reports).items()
+    caveats = model_names_by_caveat(reports).items()
     lines = (
         f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
         f"{markdown_text(caveat.message)}"
