@@ -1,1 +1,1 @@
-"""Localization of the layers of a model that break shift equivariance."""
+"""Localization of the layers that break the shift equivariance of a model."""

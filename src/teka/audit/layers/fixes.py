@@ -1,4 +1,7 @@
-"""Fixes that make layers less sensitive to shifts, and the layers to which they apply."""
+"""Fixes that make a model less sensitive to shifts without training, and layers they can change.
+
+This module only describes the fixes. `teka.convert.fix` applies them.
+"""
 
 import operator
 from collections import defaultdict
@@ -7,22 +10,20 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from teka.audit.layers.layouts import PADDING, as_pair, find_position_axes, pads_edge
+from teka.audit.layers.layouts import PADDING, Shape, as_pair, find_position_axes, pads_edge
 from teka.audit.layers.trace import ModelTrace
 
 # Height and width of the input and output map of a layer, for each of its calls.
-MapSizes = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+MapSizes = Sequence[tuple[Shape, Shape]]
 WITH_STRIDE = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
 class LayerFix(NamedTuple):
-    """Change to some layers that makes a model less sensitive to shifts without training.
-
-    `teka.convert.fix` applies the fix.
+    """Description of a fix: a change to layers that makes a model less sensitive to shifts.
 
     Args:
-        kind: Kind of break that the fix removes, of `teka.audit.layers.localize.BREAKS`.
-        does: What the fix does, in a sentence.
+        kind: Kind of break that the fix reduces, one of `teka.audit.layers.localize.BREAKS`.
+        does: Effect of the fix on a layer, as a clause for the user.
         source: Publication of the fix.
         wraps: True if the fix is recommended only for circular shifts, False if only for other
             shifts, and None if for both.
@@ -34,7 +35,7 @@ class LayerFix(NamedTuple):
     wraps: bool | None
 
 
-# By name, in the order in which they are applied.
+# Fixes by name, in the order in which they are applied.
 FIXES = {
     "circular": LayerFix(
         "edge",
@@ -51,8 +52,8 @@ FIXES = {
     ),
     "polyphase": LayerFix(
         "aliasing",
-        "a layer with a stride is evaluated with stride 1 and circular padding, and the content "
-        "of the image determines at which pixel downsampling starts",
+        "a layer with a stride is evaluated with stride 1 and circular padding, and the pixel at "
+        "which downsampling starts depends on the content of the image",
         "Chaman & Dokmanić 2021",
         True,
     ),
@@ -68,15 +69,16 @@ FIXES = {
 def find_fixes(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Find the layers of a model that each fix could change.
+    """Find the layers that each fix is meant for, and explain if it cannot be applied to them.
 
     Args:
         model: The model.
-        trace: Trace of a forward pass, with the modules to consider.
+        trace: Record of a forward pass, with the modules to consider.
         absolute: Names of parameters, buffers and modules that hold absolute positions.
 
     Returns:
-        For each fix and each layer, the reason why the fix cannot be applied, or "" if it can.
+        For each fix, its layers by name, each with the reason why the fix cannot be applied, or ""
+        if it can.
     """
     map_sizes = defaultdict(list)
     for event in trace.events:
@@ -102,10 +104,7 @@ def find_fixes(
 
 
 def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
-    """Explain why the padding of a layer cannot become circular.
-
-    If it can, the result is an empty string.
-    """
+    """Explain why the padding of a layer cannot be made circular, or return "" if it can."""
     if isinstance(module, nn.MaxPool2d | nn.AvgPool2d):
         return _obstacle_to_late_downsampling(module, sizes)
     if isinstance(module, nn.Conv2d):
@@ -122,9 +121,9 @@ def _obstacle_to_circular_padding(module: Any, sizes: MapSizes) -> str:
 
 
 def _obstacle_to_late_downsampling(module: Any, sizes: MapSizes) -> str:
-    """Explain why a layer cannot be evaluated with stride 1 and then downsampled.
+    """Explain why a layer cannot be evaluated with stride 1 and downsampled later.
 
-    If it can, the result is an empty string.
+    If it can, the result is an empty string. The fixes "blur" and "polyphase" depend on it.
     """
     if getattr(module, "return_indices", False):
         return "it also returns indices"
@@ -142,7 +141,7 @@ def _obstacle_to_late_downsampling(module: Any, sizes: MapSizes) -> str:
 
 
 def _window_sizes(module: Any) -> list[int]:
-    """Return the height and width of the window of a layer, including its dilation."""
+    """Return the height and width of a layer's kernel, including its dilation."""
     sizes, steps = as_pair(module.kernel_size), as_pair(getattr(module, "dilation", 1))
     return [step * (size - 1) + 1 for size, step in zip(sizes, steps, strict=True)]
 
@@ -150,9 +149,9 @@ def _window_sizes(module: Any) -> list[int]:
 def _obstacles_to_averaging_positions(
     model: nn.Module, trace: ModelTrace, absolute: Sequence[str]
 ) -> dict[str, str]:
-    """Explain for each position embedding of a model why it cannot be replaced by its mean.
+    """Explain why position embeddings of a model cannot be averaged over the positions.
 
-    If it can, the result is an empty string.
+    The result contains the reason for each embedding by its name, or "" if it can be averaged.
     """
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     reasons = {}

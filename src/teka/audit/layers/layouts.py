@@ -1,4 +1,8 @@
-"""Recognition of the spatial layout of tensors, and of absolute position embeddings."""
+"""Recognition of feature maps, tokens and position embeddings by their shapes, classes and names.
+
+Models store the positions of an image along different axes, for example in tensors (B, C, h, w) or
+(B, tokens, C). The audit has to know these axes to compare the tensors under shifts.
+"""
 
 import itertools
 import math
@@ -10,7 +14,7 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 MAX_PREFIX = 8  # maximum number of class, distillation and register tokens before the grid
-# Maximum number before a grid that was not seen before, because more would match by chance.
+# Maximum number before a grid that no earlier tensor has, because more would match by chance.
 MAX_PREFIX_ALONE = 2
 # These modules act on the last axis, so their input has its channels there.
 ACT_ON_LAST_AXIS = (nn.Linear, nn.LayerNorm)
@@ -39,7 +43,9 @@ TokenGrid = tuple[Shape, int]  # number of cells along each axis, and of prefix 
 
 @dataclass(frozen=True)
 class Layout:
-    """Spatial layout of a tensor, which says which of its values belong to which image position.
+    """Spatial layout of a tensor: the axes along which its cells follow the image.
+
+    A cell is an element of a feature map or a token. It stands for one region of the image.
 
     Args:
         name: One of
@@ -55,8 +61,8 @@ class Layout:
     """
 
     name: str
-    grid: tuple[int, ...]
-    stride: tuple[Fraction, ...]
+    grid: Shape
+    stride: Stride
     prefix_tokens: int = 0
 
     @property
@@ -65,14 +71,18 @@ class Layout:
         return self.prefix_tokens + math.prod(self.grid)
 
     def covers_image(self, seen_size: tuple[int, int]) -> bool:
-        """Return True if the grid covers an image of this height and width exactly."""
+        """Return True if the cells fill an image of this size exactly, without a remainder.
+
+        Args:
+            seen_size: Height and width of the image.
+        """
         sides = zip(self.grid, self.stride, strict=False)  # a vector has no sides
         return tuple(side * step for side, step in sides) == seen_size
 
     def to_channels_first(self, output: Tensor) -> Tensor:
-        """Reshape a tensor with this layout to (B, C, *grid), or to (B, C) if it is a vector.
+        """Reshape a tensor with this layout to (B, C, *grid), and remove its prefix tokens.
 
-        Class tokens and other prefix tokens are removed.
+        A vector is reshaped to (B, C).
         """
         if self.name == "vector":
             return output.flatten(1)
@@ -85,10 +95,10 @@ class Layout:
 
 
 class LayoutRecognizer:
-    """Recognizer of the spatial layouts of the tensors in a model.
+    """Recognizer of the spatial layouts of the tensors in a forward pass.
 
-    Tensors must be passed in the order of a forward pass, because the layout of a tensor depends on
-    the layouts of earlier tensors.
+    Pass the tensors in the order in which the model computes them, because each layout is
+    recognized with the help of the layouts before it.
 
     Args:
         seen_size: Height and width of the model's input.
@@ -111,12 +121,12 @@ class LayoutRecognizer:
         input_layout: Layout | None,
         input_shape: Shape,
     ) -> Layout | str:
-        """Return the layout of a tensor, or the reason why it is not recognized.
+        """Return the layout of the next tensor, or the reason why it is not recognized.
 
         Args:
             module: Module that receives or returns the tensor.
             shape: Shape (B, …) of the tensor.
-            is_output: Whether the module returns the tensor.
+            is_output: Whether the module returns the tensor. Otherwise it receives the tensor.
             input_layout: Layout of the module's input, for an output.
             input_shape: Shape of the module's input, for an output.
         """
@@ -158,7 +168,7 @@ class LayoutRecognizer:
         return Layout("vector", (), tuple(coarsest))
 
     def _cell_size(self, grid: Shape) -> Stride:
-        """Return the height and width of a cell in pixels if the grid covers the whole image."""
+        """Return the height and width of a cell in pixels, if the grid covers the whole image."""
         return tuple(Fraction(seen, side) for seen, side in zip(self.seen_size, grid, strict=True))
 
     def _recognize_map(
@@ -177,20 +187,21 @@ class LayoutRecognizer:
         if isinstance(module, ACT_ON_LAST_AXIS):
             grids.reverse()
         known = [self._latest.grid] if is_after_tokens else self._strides
-        fitting = [self._grid_layout(*each) for each in grids if each[1] in known]
+        fitting = [each for each in grids if each[1] in known]
         if not fitting and not is_after_tokens:
-            fitting = [
-                self._grid_layout(*each) for each in grids if self._has_square_cells(each[1])
-            ]
-        return fitting[0] if fitting else None
+            fitting = [each for each in grids if self._has_square_cells(each[1])]
+        return self._grid_layout(*fitting[0]) if fitting else None
 
     def _has_square_cells(self, grid: Shape) -> bool:
-        """Return True if each cell covers n × n pixels or each pixel covers n × n cells."""
+        """Return True if the cells of a grid are squares of n × n or of 1/n × 1/n pixels.
+
+        Axes of other sizes, such as channels, are rarely mistaken for such a grid.
+        """
         rows, columns = self._cell_size(grid)
         return rows == columns and 1 in (rows.numerator, rows.denominator)
 
     def _square_grids(self) -> list[Shape]:
-        """Return all grids that divide the image into square cells, from finest to coarsest."""
+        """Return all grids that divide the image into square cells, the finest grid first."""
         height, width = self.seen_size
         shared = math.gcd(height, width)
         sides = range(1, shared + 1)
@@ -250,17 +261,17 @@ class LayoutRecognizer:
 
 
 def takes_feature_maps(module: nn.Module) -> bool:
-    """Return True if a module takes feature maps (B, C, h, w), like `Conv2d` and `MaxPool2d`."""
+    """Return True if a module takes feature maps (B, C, h, w), such as `Conv2d` or `MaxPool2d`."""
     return isinstance(module, nn.Upsample | nn.PixelShuffle | nn.PixelUnshuffle) or _is_named(
         module, "2d"
     )
 
 
-def declared_stride(module: nn.Module) -> tuple[Fraction, ...] | None:
-    """Return the stride of a convolution or pooling layer along both axes.
+def declared_stride(module: nn.Module) -> Stride | None:
+    """Return the stride of a convolution or pooling layer along both axes, otherwise None.
 
-    For a transposed convolution with stride s, the result is 1/s, because the layer enlarges its
-    input. For other modules, it is None.
+    The stride of a transposed convolution is returned as 1/s, because the layer enlarges its input
+    s times.
     """
     stride = getattr(module, "stride", None)
     if not takes_feature_maps(module) or stride is None or not hasattr(module, "kernel_size"):
@@ -280,9 +291,9 @@ def pads_edge(module: nn.Module) -> bool:
 
 
 def as_pair(value: object) -> tuple:
-    """Return a setting, such as a kernel size, as one value for each of the two axes.
+    """Expand a setting of a layer, such as its kernel size, to a pair (vertical, horizontal).
 
-    A single value is used for both axes.
+    A single value is repeated, and a pair is returned as a tuple.
     """
     return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
@@ -292,13 +303,13 @@ def _is_named(module: nn.Module, ending: str) -> bool:
 
 
 def find_absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> tuple[str, ...]:
-    """Return the names of a model's absolute position embeddings.
+    """Return the names of the parameters, buffers and modules that hold absolute positions.
 
-    Parameters, buffers and modules are recognized by their names, shapes or classes.
+    They are recognized by their names, shapes or classes.
 
     Args:
         module: The model.
-        grids: Grids of the model's tensors.
+        grids: Grids of the tensors inside the model.
     """
     holders = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -320,14 +331,15 @@ def find_absolute_embeddings(module: nn.Module, grids: Iterable[TokenGrid]) -> t
 
 
 def find_position_axes(shape: Shape, grids: Iterable[TokenGrid]) -> tuple[Shape, int] | None:
-    """Find the axes of a position embedding that correspond to positions in a grid.
-
-    The result contains these axes and the number of leading prefix tokens. If no grid fits the
-    shape, it is None.
+    """Find the axes of a position embedding along which the position in the image changes.
 
     Args:
         shape: Shape (L, C), (C, h, w) or (h, w, C), perhaps with a leading axis of size 1.
-        grids: Grids, with the number of tokens before each.
+        grids: Grids of the model, each with the number of prefix tokens before its cells.
+
+    Returns:
+        The axes, and the number of prefix tokens that precede the positions. If no grid fits the
+        shape, the result is None.
     """
     first = int(len(shape) > 2 and shape[0] == 1)
     sizes = shape[first:]

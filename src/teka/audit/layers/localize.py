@@ -1,4 +1,8 @@
-"""Localization of the layers that break equivariance, by comparing shifted and unshifted images."""
+"""Search for the layers of a model that break shift equivariance.
+
+The search compares the output of every layer for shifted images with its moved output for the
+unshifted images.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,14 +27,15 @@ from teka.checks import (
 )
 from teka.errors import wrong_value
 
-# A layer breaks equivariance inside the image, at its edge, or at shifts that are not a multiple of
-# its stride.
+# Kinds of break: inside the image, at its edge, or only at shifts that are not multiples of the
+# layer's stride.
 BREAKS = ("interior", "edge", "aliasing")
-# A module is not listed as a jump if one of its parts explains at least this share of its increase.
+# `largest_increases` leaves out a module if a submodule causes at least this share of its increase.
 EXPLAINED_SHARE = 0.5
 NUM_IMAGES = 32  # maximum number of images
 TRACED_IMAGES = 4
-# Threshold, and its minimum in roundings of the coarsest dtype of the layers.
+# Largest relative error of an equivariant layer. In low precision, it is this multiple of the largest
+# machine epsilon of the layers.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
 # A layer breaks equivariance if its error is above this multiple of its noise.
@@ -38,34 +43,35 @@ NOISE_FACTOR = 10.0
 
 
 def error_limit(threshold: float, noise: float) -> float:
-    """Return the error above which a layer breaks equivariance.
+    """Return the largest error that an equivariant layer may have, given its noise.
 
     Args:
-        threshold: Smallest limit.
+        threshold: Limit for a layer without noise.
         noise: Relative difference of the layer's outputs for two copies of the same images.
     """
     return max(threshold, NOISE_FACTOR * noise)
 
 
 def is_submodule(name: str, parent: str) -> bool:
-    """Return True if one layer is a submodule of another, according to their names in a report."""
+    """Return True if the layer `name` is inside the layer `parent`, according to their names."""
     return name.startswith(f"{parent}.") or (parent == "(model)" != name)
 
 
 @dataclass(frozen=True)
 class LayerBreak:
-    """The first layer of a model that breaks equivariance, for one kind of break.
+    """First layer of a model at which equivariance breaks in one of three ways.
 
     Equivariance can break inside the image, at its edge, or because of aliasing.
 
     Args:
-        kind: Kind of break, of `BREAKS`. If the edge affects all cells, "interior" and "edge"
+        kind: Kind of break, one of `BREAKS`. If the edge affects all cells, "interior" and "edge"
             cannot be distinguished, and this is the likelier kind.
         name: Name of the innermost module in which equivariance breaks.
         module: Class of this module.
         error: Relative error at the worst shift.
-        limit: Largest error that the layer may have if it is equivariant.
-        between: The modules before and after the break, if it is in the code of the module itself.
+        limit: Largest error that an equivariant layer with this noise may have.
+        between: Names of the submodules before and after the break, if the code of the module
+            itself breaks equivariance.
         cause: What breaks equivariance, such as "stride 2 without a low-pass filter", or "".
     """
 
@@ -80,25 +86,26 @@ class LayerBreak:
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """Equivariance errors of one layer, relative to the norm of its output.
+    """Entry of a report about one layer: its output and its equivariance errors.
 
-    Unless stated otherwise, an error is the largest over all shifts by multiples of the layer's
-    stride. If it could not be measured, it is None.
+    Errors are relative to the norm of the output. Unless stated otherwise, an error is the largest
+    over all shifts by multiples of the layer's stride, or None if it could not be measured.
 
     Args:
         name: Name of the module, or for example "relu (call 2)" for the second call of a module.
         kind: Class of the module.
-        layout: Name of the layout, of `teka.audit.layers.layouts.Layout`.
-        grid: Number of cells along each axis; () for a vector.
+        layout: Name of the output's layout, see `teka.audit.layers.layouts.Layout`.
+        grid: Number of cells of the output along each axis, or () for a vector.
         stride: Pixels per cell. For a vector, that of the coarsest earlier layer.
         prefix_tokens: Number of tokens before the grid, such as a class token.
-        interior_error: Error of the cells that the edge of the image cannot affect.
-        border_error: Error of the other cells, or None without an interior.
+        interior_error: Error of the cells that the edge of the image cannot affect, or None if it
+            affects all cells.
+        border_error: Error of the other cells, or None if the edge affects all cells.
         aliasing_error: Error at shifts that are not multiples of the stride, relative to the best
             neighboring multiple.
-        noise: Difference of the outputs for two copies of the same images.
-        added: Increase of `error` over that of the layer's input at the same shifts.
-        error: Error of all cells whose content was inside the image.
+        noise: Relative difference of the outputs for two copies of the same images.
+        added: Difference between `error` and the error of the layer's input at the same shifts.
+        error: Error of all cells whose content was inside the image before the shift.
         border: Number of cells that the edge can affect, before and after along each axis.
         errors: Error at each shift, of the interior if there is one.
     """
@@ -119,7 +126,7 @@ class LayerFinding:
     errors: tuple[float | None, ...] = ()
 
     def is_undecided(self, threshold: int | float) -> bool:
-        """Return True if the largest error is above the threshold but may be caused by noise."""
+        """Return True if noise may be the only reason why an error is above the threshold."""
         errors = (self.interior_error, self.border_error, self.aliasing_error, self.error)
         largest = max((error for error in errors if error is not None), default=0.0)
         return threshold < largest <= error_limit(threshold, self.noise)
@@ -130,14 +137,14 @@ class LayerFindings:
     """Equivariance errors of all layers of a model, and the first layers that break equivariance.
 
     Args:
-        findings: Errors of the layers, in the order in which they finished.
-        threshold: Largest error of an equivariant layer.
+        findings: Errors of each layer, in the order in which the layers finished.
+        threshold: Largest error of an equivariant layer without noise.
         absolute_embeddings: Names of parameters, buffers and modules with absolute positions.
-        skipped: Why modules could not be compared, by their names.
-        breaks: First layer of each kind of break, by the names in `BREAKS`. An audit leaves them
-            out if no shift changes the output of the model, because then the layers compensate
-            for each other.
-        shifts: The shifts without zero.
+        skipped: For each module that could not be compared, the reason.
+        breaks: First layer for each kind of break: "interior", "edge" and "aliasing". An audit
+            leaves them out if no shift changes the output of the model, because then the layers
+            compensate for each other.
+        shifts: The shifts in pixels, without the zero shift.
         movement: How the images were shifted.
         num_images: Number of images.
         seen_size: Spatial size of the model's input.
@@ -163,14 +170,15 @@ class LayerFindings:
 
     @property
     def max_shift(self) -> int | float:
-        """Largest step along an axis in pixels."""
+        """Largest shift along any axis in pixels."""
         return max([abs(step) for shift in self.shifts for step in shift], default=0)
 
     @property
     def recommended_fixes(self) -> tuple[str, ...]:
-        """Names of the recommended fixes, which `teka.convert.fix` applies by default.
+        """Names of the fixes that `teka.convert.fix` applies by default.
 
-        Each of them changes one of the first layers that break equivariance.
+        A fix is recommended if it can change one of the first layers that break equivariance, and
+        if it suits the way in which the images were shifted.
         """
         wraps = self.movement is None or self.movement.wraps
         recommended = []
@@ -179,7 +187,7 @@ class LayerFindings:
             if layer is None or fix.wraps not in (None, wraps):
                 continue
             module = layer.name.partition(" (call ")[0]
-            # Positions may be held by a part of the module that adds them.
+            # The positions may belong to a submodule of the module that adds them.
             has_part = fix.kind == "interior" and any(is_submodule(name, module) for name in names)
             if module in names or has_part:
                 recommended.append(fix_name)
@@ -187,17 +195,21 @@ class LayerFindings:
 
     @property
     def undecided(self) -> tuple[LayerFinding, ...]:
-        """Layers with an error that may be caused by random noise in the model."""
+        """Layers with an error above the threshold that noise in the model may have caused."""
         return tuple(each for each in self.findings if each.is_undecided(self.threshold))
 
     def fixable(self, fix: str) -> tuple[str, ...]:
-        """Return the names of the layers to which a fix, such as "blur", can be applied."""
+        """Return the names of the layers that a fix can change.
+
+        Args:
+            fix: Name of the fix, such as "blur".
+        """
         return tuple(name for name, reason in self.fixes.get(fix, {}).items() if not reason)
 
     def largest_increases(self, count: int = 5) -> tuple[LayerFinding, ...]:
-        """Return the layers that add the most error, in descending order.
+        """Return the layers whose error exceeds that of their input most, the largest first.
 
-        A module is left out if one of its submodules adds at least half as much.
+        A module is left out if one of its submodules adds at least half as much error.
 
         Args:
             count: Maximum number of layers.
@@ -228,12 +240,13 @@ def locate_layers(
 
     If the image moves, the output of an equivariant layer moves with it. So the output of each
     layer for shifted images is compared with its output for unshifted images, moved in the same
-    way. The relative error is that of the worst shift, over all images. A layer breaks equivariance
-    if its error is above 1e-4 and above 10 times the noise between two copies of the same images.
+    way. The error of a layer is relative to the norm of its output, computed over all images, at
+    the worst shift. A layer breaks equivariance if its error is above 1e-4 and above 10 times the
+    noise, which is the difference between two copies of the same images.
 
-    Inputs and outputs are recorded by forward hooks. The limit is larger in half precision, where
-    it is 4 roundings. A module that only returns its input or the output of a submodule is not
-    listed, unless `layers` names it. docs/audit_layers.md describes which layers are compared.
+    In half precision, the limit of 1e-4 is replaced by 4 times the machine epsilon. A module that
+    only returns its input or the output of a submodule is not listed, unless `layers` names it. The
+    page docs/audit_layers.md describes which layers can be compared.
 
     >>> import torch
     >>> from torch import nn
@@ -247,9 +260,9 @@ def locate_layers(
     '0'
 
     Args:
-        module: The model in evaluation mode, or the part of it to examine.
+        module: Model in evaluation mode, or a part of it. Forward hooks record its tensors.
         images: Images (B, C, H, W). At most 32 are used, evenly spaced.
-        shifts: Shifts (dy, dx). Zero and fractional shifts are left out.
+        shifts: Shifts (dy, dx) in pixels. Zero and fractional shifts are left out.
         movement: How the images are shifted.
         layers: Names of the modules to examine. Default: all modules.
         batch_size: Maximum number of images per forward pass, at least two.
@@ -275,7 +288,7 @@ def locate_layers(
     chosen = torch.linspace(0, len(images) - 1, min(NUM_IMAGES, len(images))).round().long()
     tensors = (*module.parameters(), *module.buffers(), images)
     prepared = movement.prepare_images(images[chosen].to(tensors[0].device))
-    # For fractional shifts, the cells of the images themselves cannot be compared.
+    # A fractional shift already interpolates the images, so their pixels cannot be compared.
     checked = movement.parse_shifts(prepared, shifts)
     steps = tuple(shift for shift in checked if any(shift) and not any(step % 1 for step in shift))
     if not steps:
@@ -313,9 +326,9 @@ def _parent(name: str) -> str:
 
 
 def _is_flattened_head(event: TraceEvent) -> bool:
-    """Return True if an event is the output of a layer that takes a flattened feature map.
+    """Return True if a layer with weights, such as nn.Linear, turned a flattened map into a vector.
 
-    Such a layer, for example nn.Linear, has separate weights for each position.
+    Such a layer has separate weights for each position, so it breaks equivariance.
     """
     if event.input_tensor is None or event.tensor is None:
         return False
@@ -329,8 +342,8 @@ def _find_first_breaks(
 ) -> dict[str, LayerBreak]:
     """Find the first layer that breaks equivariance, separately for each kind of break.
 
-    If a tensor is the input of a module but not the output of another module, the code of the
-    parent module computed it. The break is then attributed to the parent.
+    A tensor that a module receives, but that no other module returned, was computed by the code of
+    the calling module. A break in such a tensor is attributed to the calling module.
     """
     breaks = {}
     before = "the images"
@@ -342,8 +355,8 @@ def _find_first_breaks(
         limit = error_limit(threshold, tensor.noise)
         by_kind = dict(zip(BREAKS, (errors.interior, errors.border, errors.aliasing), strict=True))
         if not errors.has_interior:
-            # If the edge affects every cell, the break counts as one at the edge only if it is the
-            # first such break and the module pads.
+            # If the edge affects every cell, a break is attributed to the edge only if it is the
+            # first break at the edge and the module pads.
             if "edge" not in breaks or _is_flattened_head(event):
                 is_padded = event.is_output and pads_edge(event.module)
                 by_kind["edge" if is_padded else "interior"] = errors.all_cells
@@ -354,7 +367,7 @@ def _find_first_breaks(
             is_consequence = kind == "edge" and "interior" in breaks
             if kind in breaks or is_consequence or error is None or error <= limit:
                 continue
-            # Without a module around it, use the module that received the tensor.
+            # The outermost module has no caller, so use the module that received the tensor.
             owner = event if event.is_output else event.caller or event
             breaks[kind] = LayerBreak(
                 kind,
@@ -370,9 +383,9 @@ def _find_first_breaks(
 
 
 def _cause_of_break(kind: str, event: TraceEvent, absolute: Sequence[str]) -> str:
-    """Describe what breaks equivariance in a module, such as "zero padding".
+    """Name the property of a layer that breaks equivariance, such as "zero padding".
 
-    If the cause is not known, the result is an empty string.
+    If no property explains the break, the result is an empty string.
     """
     module = event.module
     if kind == "aliasing":
@@ -391,7 +404,14 @@ def _cause_of_break(kind: str, event: TraceEvent, absolute: Sequence[str]) -> st
 def _collect_findings(
     trace: ModelTrace, errors_by_tensor: ErrorsByTensor, always_listed: set[str]
 ) -> tuple[LayerFinding, ...]:
-    """List the errors of every layer that returns a new tensor, and of `always_listed` layers."""
+    """Collect the errors of all layers that return a new tensor.
+
+    Args:
+        trace: Record of a forward pass.
+        errors_by_tensor: Errors of the tensors in the trace.
+        always_listed: Names of layers that are listed even if they return their input or the output
+            of a submodule.
+    """
     findings = []
     listed = set()
     for event in trace.events:
@@ -426,7 +446,7 @@ def _collect_findings(
 
 
 def _explain_skipped(trace: ModelTrace) -> dict[str, str]:
-    """Return the modules that could not be compared, each with the reason."""
+    """Return the reason for each module that could not be compared, by the name of the module."""
     reasons = {}
     for event in trace.events:
         reason = event.reason if event.tensor is None else event.tensor.failure

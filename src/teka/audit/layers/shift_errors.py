@@ -1,4 +1,9 @@
-"""Functions that measure how the tensors inside a model change if images are shifted."""
+"""Measurement of the equivariance errors of all tensors inside a model.
+
+If an image shifts by some pixels, an equivariant tensor moves by the corresponding number of cells.
+The error is the difference between the tensor for the shifted image and the moved tensor for the
+unshifted image.
+"""
 
 import functools
 import itertools
@@ -17,9 +22,9 @@ from teka.audit.movement import Movement
 from teka.audit.shifts import CheckedShift, CheckedShifts
 
 MAX_VALUES_AT_ONCE = 2**28  # number of values in the outputs of all layers, 1 GiB in float32
-CellShift = tuple[int, ...]  # number of cells (dy, dx) by which the content of a tensor moves
-# For one shift: squared error and number of all cells that are compared, squared error and number
-# of those that the edge of the image cannot affect, and squared norm of all these cells.
+CellShift = tuple[int, ...]  # shift (dy, dx) of a tensor in cells
+# For one shift: squared error and number of the compared cells, squared error and number of the
+# interior cells, and squared norm of the compared cells.
 NUM_SUMS = 5
 Sums = Float[Tensor, "*of 5"]
 
@@ -30,43 +35,43 @@ def is_multiple_of_stride(shift: CheckedShift, stride: Sequence[Fraction]) -> bo
 
 
 class EquivarianceErrors:
-    """Relative equivariance errors of one tensor inside a model.
+    """Relative equivariance errors of one tensor, separately for its interior and its border.
 
-    Each error is the largest over several shifts. If no value of the tensor can be compared, it is
-    None.
+    The border consists of the cells that the edge of the image can affect, and the interior of all
+    other cells. Each error is the largest over several shifts, or None if none of them leaves a
+    cell to compare.
 
     Args:
-        sums: Squared errors, numbers of cells and squared norm at each shift.
+        sums: Squared errors, numbers of cells and squared norm for each shift, see `NUM_SUMS`.
         shifts: The shifts in pixels.
         stride: Number of pixels between neighboring cells of the tensor, along both axes.
 
     Attributes:
-        interior: Error of the cells that the edge of the image cannot affect, at shifts by
-            multiples of the stride.
-        border: Error of the other cells at these shifts, or None without an interior.
-        all_cells: Error of both at these shifts.
-        aliasing: Error at the other shifts.
-        per_shift: Error at each shift, or NaN.
-        has_interior: True if some cells cannot be affected by the edge.
+        interior: Error of the interior at shifts by multiples of the stride.
+        border: Error of the border at these shifts, or None without an interior.
+        all_cells: Error of interior and border together at these shifts.
+        aliasing: Error at the other shifts, of the interior if there is one.
+        per_shift: Error at each shift, of the interior if there is one. NaN without cells.
+        has_interior: True if the tensor has an interior.
     """
 
     def __init__(self, sums: Sums, shifts: CheckedShifts, stride: Sequence[Fraction]) -> None:
         all_cells, interior, border = _relative_errors(sums)
         on_grid = torch.tensor([is_multiple_of_stride(shift, stride) for shift in shifts])
         self.has_interior = not interior.isnan().all()
-        # The interior decides, or all cells if there is no interior.
         self.per_shift = interior if self.has_interior else all_cells
         self.interior = _largest(interior[on_grid])
-        # Without an interior there is no border either.
+        # If the edge affects all cells, they count as `all_cells` and not as a border.
         self.border = _largest(border[on_grid]) if self.has_interior else None
         self.all_cells = _largest(all_cells[on_grid])
         self.aliasing = _largest(self.per_shift[~on_grid])
         self._on_grid = torch.where(on_grid, all_cells, torch.nan)
 
     def increase_over(self, earlier: "EquivarianceErrors") -> float | None:
-        """Return how much larger this error is than the error of an earlier tensor.
+        """Return this error minus that of an earlier tensor, such as the input of the layer.
 
-        Only shifts by multiples of both strides count. If there are none, the result is None.
+        Both errors are the largest over all shifts that are multiples of both strides. Without such
+        shifts, the result is None.
         """
         errors = torch.stack([self._on_grid, earlier._on_grid])
         errors = errors[:, ~errors.isnan().any(dim=0)]
@@ -80,10 +85,9 @@ ErrorsByTensor = dict[TracedTensor | None, EquivarianceErrors]
 
 
 def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
-    """Return the relative errors of all cells, of the interior and of the border.
+    """Convert sums to the relative errors of all cells, of the interior and of the border.
 
-    The edge of the image can affect only the cells of the border. If a region has no cells, its
-    error is NaN.
+    The error of a region without cells is NaN.
     """
     inside, num_inside, interior, num_interior, size = sums.unbind(dim=-1)
     norm = torch.where(size > 0, size / num_inside, torch.nan)
@@ -91,12 +95,15 @@ def _relative_errors(sums: Sums) -> Float[Tensor, "regions *of"]:
     return (torch.stack([inside / num_inside, interior / num_interior, border]) / norm).sqrt()
 
 
-def select_best_cell_shift(sums: Float[Tensor, "moves images 5"]) -> Float[Tensor, "images 5"]:
-    """Choose for each image the move of the layer's output with the smallest relative error.
+def select_best_cell_shift(
+    sums: Float[Tensor, "cell_shifts images 5"],
+) -> Float[Tensor, "images 5"]:
+    """Select, for each image, the sums for the cell shift with the smallest relative error.
 
-    If the image shifts by a fraction of a cell, the output could move by the next smaller or the
-    next larger number of whole cells. `sums` holds the sums of squared errors of every move, and
-    the result those of the best one.
+    A shift by a fraction of a cell is rounded down and up, which gives several candidates.
+
+    Args:
+        sums: Sums of squared errors for each candidate and image, as in `NUM_SUMS`.
     """
     if len(sums) == 1:
         return sums[0]
@@ -112,10 +119,10 @@ def _largest(errors: Float[Tensor, " shifts"]) -> float | None:
 
 
 def round_shift_to_cells(shift: CheckedShift, layout: Layout) -> list[CellShift]:
-    """Convert a shift of the image to shifts (dy, dx) of a tensor by whole numbers of cells.
+    """Convert a shift of the image in pixels to shifts (dy, dx) of a tensor in whole cells.
 
-    If the shift is not a multiple of the tensor's stride, it is rounded both down and up along each
-    axis, and all combinations are returned. A vector does not move.
+    If the shift is not a multiple of the stride, return all combinations of rounding it down and up
+    along each axis. A vector has no positions, so its only shift is (0, 0).
     """
     if not layout.grid:
         return [(0, 0)]
@@ -125,41 +132,41 @@ def round_shift_to_cells(shift: CheckedShift, layout: Layout) -> list[CellShift]
 
 @functools.cache
 def mask_cells_inside(
-    side: int, move: int, border: tuple[int, int] = (0, 0)
+    side: int, step: int, border: tuple[int, int] = (0, 0)
 ) -> Bool[Tensor, " side"]:
-    """Return a mask of the cells along an axis that are inside a map before and after a move.
+    """Return a mask of the cells along one axis that are not in the border before or after a shift.
 
-    The content of the map moves along the axis by a whole number of cells. Cells that are closer to
-    an end of the axis than the width of the border do not count as inside.
+    Cell i after the shift has the content of cell i − step before it. The mask is True if both
+    cells exist and neither belongs to the border.
 
     Args:
         side: Number of cells along the axis.
-        move: Number of cells by which the content moves.
+        step: Number of cells by which the content shifts along the axis.
         border: Width of the border at the start and at the end of the axis, in cells.
     """
     after = torch.arange(side)
-    before = after - move
+    before = after - step
     lowest, highest = torch.minimum(before, after), torch.maximum(before, after)
     return (lowest >= border[0]) & (highest < side - border[1])
 
 
 def mask_compared_cells(
-    tensor: TracedTensor, move: CellShift, wraps: bool
+    tensor: TracedTensor, cell_shift: CellShift, wraps: bool
 ) -> tuple[Bool[Tensor, " side"], ...]:
-    """Return masks of the rows and columns of a feature map that are compared after a move.
+    """Return masks of the rows and columns of a feature map that can be compared after a shift.
 
     Args:
         tensor: The tensor.
-        move: Number of cells by which its content moves.
+        cell_shift: Shift of the tensor in cells.
         wraps: Whether content that leaves the tensor at one side enters at the other side.
 
     Returns:
-        The rows and columns whose content was inside the image before the move, then the rows and
-        columns that the edge of the image cannot affect.
+        Masks of the rows and the columns whose content was inside the image before the shift, then
+        masks of the rows and the columns of the interior.
     """
     sides, borders = tensor.layout.grid or (1, 1), tensor.border or ((1, 0), (1, 0))
-    inside = map(mask_cells_inside, sides, (0, 0) if wraps else move)
-    return (*inside, *map(mask_cells_inside, sides, move, borders))
+    inside = map(mask_cells_inside, sides, (0, 0) if wraps else cell_shift)
+    return (*inside, *map(mask_cells_inside, sides, cell_shift, borders))
 
 
 def measure_equivariance_errors(
@@ -172,27 +179,27 @@ def measure_equivariance_errors(
 ) -> ErrorsByTensor:
     """Measure the equivariance errors of all tensors in a trace.
 
-    Every batch contains the unshifted images as well as shifted ones, so that no outputs need to be
-    kept between batches. docs/audit_layers.md has the formula.
+    The page docs/audit_layers.md defines the errors. Each batch contains both unshifted and shifted
+    images, so that the outputs of the layers need not be stored between batches.
 
     Args:
         model: Function that runs the model.
-        trace: Trace of a forward pass of the model.
-        images: Images before the shift.
-        shifts: The shifts.
+        trace: Record of a forward pass of the model.
+        images: Unshifted images.
+        shifts: Shifts in pixels.
         movement: How images are shifted.
         batch_size: Maximum number of images per forward pass.
 
     Returns:
-        Errors of each tensor that can be compared. For other tensors, the reason is stored in the
-        attribute `failure`.
+        Errors of each tensor that can be compared for shifted images. For every other tensor, its
+        attribute `failure` is set to the reason.
     """
     traced = {event.identifier: event.tensor for event in trace.events if event.is_new}
     sums = {tensor: torch.zeros(len(shifts), NUM_SUMS).double() for tensor in trace.tensors}
     chosen = slice(0)
 
     def on_event(event: TraceEvent, value: Tensor | None) -> None:
-        """Add the sums of a tensor at its first occurrence."""
+        """Add the squared errors of a tensor to its sums when the tensor occurs first."""
         tensor = traced.get(event.identifier)
         if tensor is None or tensor.failure:
             return
@@ -204,7 +211,7 @@ def measure_equivariance_errors(
         maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
         maps = maps if tensor.layout.grid else maps[:, :, None, None]
         values = maps.unflatten(0, (num_copies, -1))
-        # Cells wrap around the torus only if they fill the image exactly.
+        # Circularly shifted content reenters in whole cells only if they fill the image exactly.
         wraps = movement.wraps and tensor.layout.covers_image(trace.seen_size)
         sums[tensor][chosen] += _sum_squared_errors(values, tensor, shifts[chosen], wraps)
         if not sums[tensor].isfinite().all():
@@ -232,37 +239,37 @@ def _sum_squared_errors(
     shifts: CheckedShifts,
     wraps: bool,
 ) -> Sums:
-    """Compare a tensor for shifted images with the moved tensor for unshifted images.
+    """Sum the squared differences between a tensor for shifted images and the shifted tensor.
 
-    If the shift is not a whole number of cells, it is rounded both down and up, and the better
-    result is used for each image.
+    If the shift is not a whole number of cells, the rounding with the smaller error is used for
+    each image.
 
     Args:
-        values: Values for the unshifted images, and then for the images after each shift.
+        values: Values of the tensor for the unshifted images, then for the images after each shift.
         tensor: Description of the tensor.
-        shifts: The shifts in pixels.
+        shifts: Shifts in pixels.
         wraps: Whether content that leaves the tensor at one side enters at the other side.
 
     Returns:
-        Sums over the images for each shift, from which `EquivarianceErrors` computes relative errors.
+        Sums over the images for each shift, from which `EquivarianceErrors` computes its errors.
     """
     grid = values.shape[3:]
     cells = torch.arange(grid.numel(), device=values.device).view(grid)
-    # Moving cells copies rows of channels, which is fast if they are contiguous.
+    # Shifting the cells copies the channels of each cell, which is fast if they are contiguous.
     unshifted, *shifted = values.flatten(3).transpose(2, 3).contiguous()
     square_norm = unshifted.square().sum(dim=-1)
-    moves = [round_shift_to_cells(shift, tensor.layout) for shift in shifts]
-    errors, norms, cells_by_move = [], [], []
-    for shifted_values, nearest in zip(shifted, moves, strict=True):
-        for move in nearest:
-            origin = cells.roll(move, (0, 1)).flatten()
+    candidates = [round_shift_to_cells(shift, tensor.layout) for shift in shifts]
+    errors, norms, compared = [], [], []
+    for shifted_values, cell_shifts in zip(shifted, candidates, strict=True):
+        for cell_shift in cell_shifts:
+            origin = cells.roll(cell_shift, (0, 1)).flatten()
             difference = shifted_values - unshifted.index_select(1, origin)
             errors.append(difference.square_().sum(dim=-1))
             norms.append(square_norm.index_select(1, origin))
-            cells_by_move.append(mask_compared_cells(tensor, move, wraps))
+            compared.append(mask_compared_cells(tensor, cell_shift, wraps))
     squares = torch.stack([torch.stack(errors), torch.stack(norms)]).cpu().double()
     squares = squares.unflatten(-1, grid)
-    masks = [torch.stack(axis).double() for axis in zip(*cells_by_move, strict=True)]
+    masks = [torch.stack(axis).double() for axis in zip(*compared, strict=True)]
     inside, interior = masks[:2], masks[2:]
     inside_error, size = torch.einsum("qmirc,mr,mc->qmi", squares, *inside)
     interior_error, _ = torch.einsum("qmirc,mr,mc->qmi", squares, *interior)
@@ -270,5 +277,5 @@ def _sum_squared_errors(
         torch.einsum("mr,mc->m", *mask)[:, None].expand_as(size) for mask in (inside, interior)
     )
     columns = inside_error, num_inside, interior_error, num_interior, size
-    sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, moves)))
+    sums_by_shift = torch.stack(columns, dim=-1).split(list(map(len, candidates)))
     return torch.stack([select_best_cell_shift(sums).sum(dim=0) for sums in sums_by_shift])

@@ -1,4 +1,8 @@
-"""Recording of the tensors inside a model, and of how the edge of the image affects them."""
+"""Record of the tensors inside a model, made by forward hooks.
+
+The record also contains how far the edge of the image affects each tensor, and how much the tensor
+differs between two copies of the same images.
+"""
 
 import math
 import sys
@@ -13,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from teka.audit.layers.layouts import Layout, LayoutRecognizer, TokenGrid
+from teka.audit.layers.layouts import Layout, LayoutRecognizer, Shape, TokenGrid
 from teka.audit.model_call import Model, ModelError, model_code_context, output_difference
 from teka.audit.movement import RealImages
 from teka.errors import EXTERNAL_ERRORS, error_message
@@ -27,46 +31,48 @@ WIDEST_EDGE = 0.25
 # value of its layer, or by more than this share of the largest value, which matters for bfloat16.
 AFFECTED_ROUNDINGS = 64
 AFFECTED_SHARE = 1e-2
+# For each axis, the number of cells that the edge of the image affects, at the start and at the end
+Borders = tuple[tuple[int, int], ...]
 
 
 @dataclass(eq=False)
 class TracedTensor:
-    """Properties of a tensor that occurs in the forward pass of a model.
+    """Tensor of a forward pass, described by its layout, its noise and its border.
 
-    Several modules can receive and return the same tensor.
+    The values are not stored. Several modules can receive or return the same tensor.
 
     Args:
-        layout: How the tensor is arranged over the image.
+        layout: Axes along which the tensor follows the image.
         shape: Shape without the batch axis.
         noise: Relative difference ‖y' − y‖ / ‖y‖ for two copies of the same images.
         border: Number of cells that the edge of the image affects, at the start and at the end of
-            each axis; () for a vector.
+            each axis, or () for a vector.
         epsilon: Machine epsilon of the dtype.
         failure: Why the tensor cannot be compared for shifted images, or "".
     """
 
     layout: Layout
-    shape: tuple[int, ...]
+    shape: Shape
     noise: float
-    border: tuple[tuple[int, int], ...]
+    border: Borders
     epsilon: float
     failure: str = ""
 
 
 @dataclass(eq=False)
 class TraceEvent:
-    """Input or output of one call of a module during a forward pass.
+    """Event of a forward pass: a module receives its input or returns its output.
 
     Args:
         module_name: Name of the module.
         module: The module.
         call: Index of this call of the module within the forward pass, from 1.
-        caller: Input of the module that called this module, or None.
-        input: For an output, the input of the same call.
+        caller: Input event of the module that called this module, or None.
+        input: For an output, the input event of the same call. For an input, None.
         shape: Shape (B, …) of the tensor.
-        tensor: The traced tensor, or None if it was not recognized.
-        reason: Why the tensor was not recognized, or "".
-        is_new: Whether the tensor did not occur before.
+        tensor: Description of the tensor, or None if the tensor cannot be compared.
+        reason: Why the tensor cannot be compared, or "".
+        is_new: Whether this is the first event with this tensor.
     """
 
     module_name: str
@@ -74,26 +80,29 @@ class TraceEvent:
     call: int
     caller: "TraceEvent | None"
     input: "TraceEvent | None" = None
-    shape: tuple[int, ...] = ()
+    shape: Shape = ()
     tensor: TracedTensor | None = None
     reason: str = ""
     is_new: bool = False
 
     @property
     def identifier(self) -> tuple[str, int, bool]:
-        """Name, call and direction of the event. They identify it in another forward pass."""
+        """Key that is the same for the corresponding event in another forward pass.
+
+        It consists of the module's name, the index of the call, and True for an output.
+        """
         return self.module_name, self.call, self.is_output
 
     @property
     def is_output(self) -> bool:
-        """Return True if the tensor is an output of the module."""
+        """Return True if the module returns the tensor, and False if it receives the tensor."""
         return self.input is not None
 
     @property
     def input_tensor(self) -> TracedTensor | None:
-        """Tensor that the module received in the call that returned this output.
+        """For an output, the tensor that the module received in the same call.
 
-        It is None if the event is an input itself, or if the tensor was not recognized.
+        The result is None for an input, and for an output whose input cannot be compared.
         """
         return None if self.input is None else self.input.tensor
 
@@ -111,12 +120,13 @@ def trace_calls(
     batch: Tensor,
     description: str,
 ) -> None:
-    """Run a model, and call `on_event` for every input and output of its modules.
+    """Run a model, and call a function for every input and output of its modules.
 
     Args:
         model: Function that runs the model.
-        modules: Modules by name. They have hooks during this call.
-        on_event: Function that gets the event and its tensor, or None if there is no tensor.
+        modules: Modules by name. They have forward hooks while the model runs.
+        on_event: Function that is called with each event and its tensor, or with None if the module
+            received or returned no tensor.
         batch: Batch of images.
         description: Description of the batch for error messages.
 
@@ -162,10 +172,10 @@ def trace_calls(
 
 
 def _choose_tensor(value: object, batch_size: int) -> Tensor | None:
-    """Choose the tensor that represents the inputs or outputs of a module.
+    """Choose one tensor among all inputs or all outputs of a module.
 
-    It is the first floating-point tensor whose first axis is the batch. If there is none, it is the
-    first tensor.
+    Prefer the first floating-point tensor whose first axis is the batch. If there is none, return
+    the first tensor, or None without tensors.
     """
     tensors = list(_find_tensors(value))
     for tensor in tensors:
@@ -187,7 +197,7 @@ def _find_tensors(value: object) -> Iterator[Tensor]:
 
 
 class ModelTrace:
-    """Record of all tensors in a forward pass on unshifted images.
+    """Record of a forward pass on unshifted images: its events and the tensors that occur in them.
 
     Args:
         model: Function that runs the model.
@@ -205,28 +215,31 @@ class ModelTrace:
         self.tensors: list[TracedTensor] = []
         self._num_images = len(images)
         self._recognizer = LayoutRecognizer(self.seen_size)
-        # The version and the result of `_trace_tensor` for each tensor that still exists.
+        # For each tensor that still exists: its version and the result of `_trace_tensor`.
         self._known = WeakTensorKeyDictionary()
         batch = copy_with_noisy_edges(images, edge_width)
         trace_calls(model, modules, self._on_event, batch, "the images unshifted")
 
     @property
     def has_border_on_all_sides(self) -> bool:
-        """Return True if noise at each side of the images changed every tensor.
+        """Return True if every tensor has a border at each of its sides.
 
-        For example, the last row has no effect if a pooling layer ignores it because the number of
-        rows is odd.
+        A border is missing if noise at this side of the images did not change the tensor. For
+        example, pooling with stride 2 ignores the last row of an image with an odd height.
         """
         return all(depth for tensor in self.tensors for sides in tensor.border for depth in sides)
 
     @property
     def num_values_per_image(self) -> int:
-        """Number of values of all tensors in this trace, for one image."""
+        """Total number of values per image in all tensors, from which memory is estimated."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
     def grids(self) -> tuple[TokenGrid, ...]:
-        """Grids of cells or patches in this model, each with its number of prefix tokens."""
+        """Grids of the feature maps and tokens, each with the number of prefix tokens before it.
+
+        The shapes of position embeddings are compared with these grids.
+        """
         layouts = [tensor.layout for tensor in self.tensors]
         has_cells = [layout for layout in layouts if max(layout.grid, default=0) > 1]
         return tuple(dict.fromkeys((layout.grid, layout.prefix_tokens) for layout in has_cells))
@@ -238,18 +251,18 @@ class ModelTrace:
             return
         # Tensors that are made in inference mode have no version.
         version = None if value.is_inference() else value._version
-        known = self._known.get(value)
-        if known is None or known[0] != version:
-            known = self._known[value] = version, self._trace_tensor(event, value)
-            event.is_new = isinstance(known[1], TracedTensor)
-        result = known[1]
+        known_version, result = self._known.get(value, (None, None))
+        if result is None or known_version != version:
+            result = self._trace_tensor(event, value)
+            self._known[value] = version, result
+            event.is_new = isinstance(result, TracedTensor)
         if isinstance(result, TracedTensor):
             event.tensor = result
         else:
             event.reason = result
 
     def _trace_tensor(self, event: TraceEvent, value: Tensor) -> TracedTensor | str:
-        """Return the properties of a tensor, or the reason why it cannot be compared."""
+        """Describe a tensor that did not occur before, or return why it cannot be compared."""
         shape = event.shape
         if not value.is_floating_point():
             return f"its values are {value.dtype}, not real floating-point numbers"
@@ -276,12 +289,19 @@ class ModelTrace:
 
 
 def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImages) -> ModelTrace:
-    """Record all tensors in a forward pass on unshifted images, and how the edge affects them."""
+    """Record a forward pass, and find the border of each tensor by noise at the edge of the images.
+
+    The noisy edge is widened until it affects all tensors, or to a quarter of the image.
+
+    Args:
+        model: Function that runs the model.
+        modules: Modules by name.
+        images: Unshifted images.
+    """
     edge_width = 1
     while True:
         trace = ModelTrace(model, modules, images, edge_width)
-        # A strided layer may ignore the outermost pixels. Then overwrite more pixels to find the
-        # effect of the edge.
+        # A layer with a stride may ignore the outermost pixels. Then overwrite more pixels.
         edge_width *= 2
         if trace.has_border_on_all_sides or edge_width > WIDEST_EDGE * min(trace.seen_size):
             return trace
@@ -290,16 +310,17 @@ def trace_model(model: Model, modules: Mapping[str, nn.Module], images: RealImag
 def copy_with_noisy_edges(
     images: RealImages, edge_width: int = 1
 ) -> Float[Tensor, "copies channels height width"]:
-    """Return two unchanged copies of the images, and two copies with random pixels at their edges.
+    """Concatenate four copies of images: two unchanged ones and two with noise at the edges.
 
-    A value inside the model depends on the edge of the image if it differs between these copies.
+    Values inside a model that differ between the unchanged copies are random. Values that differ
+    between an unchanged and a noisy copy depend on the edge of the image.
 
     Args:
         images: Images (B, C, H, W).
-        edge_width: Number of pixels that are overwritten at both ends of an axis.
+        edge_width: Number of pixels that noise replaces at both ends of an axis.
 
     Returns:
-        The images twice, then with noise at top and bottom, then with noise at left and right.
+        The images twice, then with noise at the top and bottom, then at the left and right.
     """
     generator = torch.Generator().manual_seed(0)
     low, high = map(float, torch.aminmax(images))
@@ -314,12 +335,15 @@ def copy_with_noisy_edges(
 
 def _border_widths(
     copies: Float[Tensor, "copies batch channels height width"], epsilon: float
-) -> tuple[tuple[int, int], ...]:
-    """Return how many cells from each side of a tensor depend on the edge of the image.
+) -> Borders:
+    """Return the width of a tensor's border, whose cells depend on the edge of the image.
 
     Args:
-        copies: Values of a tensor for the copies of `copy_with_noisy_edges`.
-        epsilon: Machine epsilon of the model's dtype.
+        copies: Values of the tensor for the four copies from `copy_with_noisy_edges`.
+        epsilon: Machine epsilon of the tensor's dtype.
+
+    Returns:
+        Number of border cells at the start and at the end of each axis.
     """
     limit = max(epsilon, min(AFFECTED_ROUNDINGS * epsilon, AFFECTED_SHARE))
     changes = (copies[2:] - copies[0]).abs() > limit * copies[0].abs().max()
@@ -327,7 +351,8 @@ def _border_widths(
     depths = []
     for axis, length in enumerate(is_affected.shape[1:]):
         cells = is_affected[axis].any(dim=1 - axis).nonzero().flatten().tolist()
-        # On a torus, the first side also affects the last cells. Use the nearer side.
+        # With circular padding, noise at the start also affects the last cells. Count each cell at
+        # the nearer end.
         before = max((cell + 1 for cell in cells if cell < length / 2), default=0)
         after = max((length - cell for cell in cells if cell >= length / 2), default=0)
         depths.append((before, after))
