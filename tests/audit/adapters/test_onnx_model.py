@@ -149,8 +149,8 @@ def test_unsupported_files_are_errors(tmp_path):
     write_flatten_model(tmp_path / "whole.onnx", ["n", 1, 3, 4], TensorProto.DOUBLE)
     for name, message in (
         ("broken", "that onnxruntime can run"),
-        ("two", "a single input: images"),
-        ("flat", "a single input: images"),
+        ("two", "a single input of images"),
+        ("flat", "a single input of images"),
         ("absent", "that onnxruntime can run"),
     ):
         with pytest.raises(ValueError, match=message) as caught:

@@ -61,7 +61,7 @@ def test_program_with_a_maximal_batch_size_gets_smaller_batches(tmp_path: Path):
 def test_file_without_an_image_program_is_an_error(tmp_path: Path):
     torch.save(make_network().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(
-        ValueError, match=r"A file of weights does not contain the architecture, so name a model"
+        ValueError, match=r"A file of weights does not contain the architecture. Name a model"
     ):
         load(str(tmp_path / "weights.pt"))
     (tmp_path / "bad.pt2").write_bytes(b"PK")

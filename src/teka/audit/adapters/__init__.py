@@ -1,4 +1,4 @@
-"""Loaders of vision models, by name or path, for an audit."""
+"""Loaders of vision models by name or path, for example from timm, transformers or an ONNX file."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ _FILES = ("/", ".onnx", ".pt2", *_WEIGHTS)  # ends of paths
 
 @dataclass(frozen=True)
 class Loader:
-    """Loader of one family of models, such as the timm models.
+    """Loader of one family of models, such as the models of timm.
 
     Args:
-        form: Description of the names of these models, for error messages.
-        fits: Function that returns True if the loader can load a name.
-        read: Function that loads a model by its name, with `LoadOptions`.
-        takes_weights: Whether other weights than the model's own can be loaded.
+        form: Description of the names or paths that the loader accepts, for error messages.
+        fits: Function that returns a true value if the loader accepts a name or path.
+        read: Function that loads a model by its name or path, with `LoadOptions`.
+        takes_weights: Whether the option `weights` can replace the weights of these models.
 
     >>> import torch
     >>> from teka.audit.adapters import Loader, LoadedModel, load
@@ -61,8 +61,8 @@ def load(
 ) -> LoadedModel:
     """Load a model for an audit by its name or path.
 
-    Three kinds of models run code that is not part of an installed library. For
-    "path/module.py:function", the file is executed. Files of TorchScript and of `torch.export`
+    Only three kinds of models run code that is not part of an installed library. A Python file is
+    executed if you name it as "path/module.py:function". Files of TorchScript and of `torch.export`
     contain a program, so they need `trust=True`. All other files are read as data, and no objects
     except tensors are unpickled.
 
@@ -103,7 +103,7 @@ def load(
         if Path(spec).suffix in _WEIGHTS:
             expected = "the name of a model"
             hint = (
-                "A file of weights does not contain the architecture, so name a model such as "
+                "A file of weights does not contain the architecture. Name a model, such as "
                 "timm:resnet18 or module.py:function, and pass this file as its weights."
             )
         raise wrong_value("model", spec, expected, hint)

@@ -1,4 +1,4 @@
-"""Inputs of an audit: a model, its images and labels, and their description in the report."""
+"""Inputs of an audit: the images and labels for a model, and their description in the report."""
 
 import contextlib
 import math
@@ -54,9 +54,9 @@ class ImageOptions:
         image_size: Size to which the images of the data set are resized when they are loaded: the
             side of a square, or [height,width].
         shift_before_resize: Shift images before they are resized to the model's input size, by
-            pixels of the data. By default they are shifted by pixels of the model's input.
-        ignore_labels: Measure no accuracy, for example because the classes of the data are not
-            those of the model.
+            pixels of the data. By default, they are shifted by pixels of the model's input.
+        ignore_labels: Do not measure the accuracy, for example because the data and the model have
+            different classes.
         placed_size: Size to which images are resized in the modes crop and canvas, before the
             window is cut out or before they are placed on the canvas. The default leaves room for
             every shift.
@@ -72,7 +72,7 @@ class ImageOptions:
 
     @property
     def path(self) -> Path | None:
-        """Folder or file of custom data. It is None for a known data set such as "mnist".
+        """Folder or file of custom data, or None for a built-in data set such as "mnist".
 
         Raises:
             ValueError: The folder `data_dir` for custom data does not exist.
@@ -85,7 +85,7 @@ class ImageOptions:
 
 
 class AuditImages(NamedTuple):
-    """Images of a data set in [0, 1], converted to the channels and size of a model.
+    """Test images for an audit in [0, 1], with the channels and the size that a model expects.
 
     Args:
         images: The images.
@@ -109,17 +109,17 @@ class AuditImages(NamedTuple):
 def load_audit_images(
     options: ImageOptions, transform: Preprocessing, seed: int = 0, held_out: bool = False
 ) -> AuditImages:
-    """Load test images of a data set, and convert them to the channels and size of a model.
+    """Draw test images of a data set, and convert them to the channels and the size of a model.
 
-    The images are drawn at random and keep the order of the data set. If the data set has no test
-    images, they are drawn from all its images.
+    The result keeps the order of the data set. If the data set has no separate test images, the
+    images are drawn from all its images.
 
     Args:
         options: The data set, and the number and size of the images.
         transform: Preprocessing of the model.
         seed: Seed of the choice of images.
-        held_out: If the data set has no test images, use only the fifth of its images that
-            `teka.data.load` does not use for training.
+        held_out: If the data set has no separate test images, draw only from the fifth of its
+            images that `teka.data.load` does not use for training.
 
     Raises:
         ValueError: The data cannot be read, or images have different sizes after preprocessing.
@@ -178,14 +178,20 @@ def _is_gray(image: Tensor | Path) -> bool:
 def _read_batches(
     images: Tensor | Sequence[Path], chosen: Tensor, transform: Preprocessing, image_size: Size
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the chosen images in batches, each with the name of its file.
+    """Yield the chosen images in batches, each with a file name for error messages.
 
-    The name is empty if the images are in memory. If the model accepts any number of channels,
-    pictures are gray only if all files are gray.
+    A batch of images in memory has the name "". A picture file is a batch of its own. If the model
+    accepts any number of channels, all pictures are read in color unless every file is gray.
+
+    Args:
+        images: All images in [0, 1], or the paths of their files.
+        chosen: Indices of the images.
+        transform: Preprocessing of the model.
+        image_size: Size to which pictures are resized, or None.
     """
     if isinstance(images, Tensor):
         intensities = images[chosen].to(torch.float32)
-        # Levels are resized exactly as in the library of the model.
+        # Pass uint8 values if possible, because they are resized exactly as in the model's library.
         levels = (255 * intensities).round().to(torch.uint8)
         is_exact = torch.equal(to_intensities(levels), intensities)
         for batch in (levels if is_exact else intensities).split(_IMAGES_AT_ONCE):
@@ -201,7 +207,7 @@ def _read_batches(
 
 
 class _AvailableImages(NamedTuple):
-    """All images of a data set that an audit can draw from, in memory or as picture files.
+    """Images from which an audit can draw, either in memory or as picture files.
 
     Args:
         remark: Remark for the report if the images are not test images, otherwise "".
@@ -249,9 +255,10 @@ def _find_images(options: ImageOptions) -> _AvailableImages:
 
 
 def is_trained_on(model: LoadedModel, options: ImageOptions) -> bool:
-    """Return True if this library trained the model on the data set of the audit.
+    """Return True if teka trained the model on the custom data set from which images are drawn.
 
-    Two data sets count as the same if they have the same folder or file, or the same name.
+    An audit should then avoid the training images. Data sets are the same if they have the same
+    path or the same name.
     """
     if options.path is None or model.trained_on is None or model.trained_on in NAMES:
         return False
@@ -265,10 +272,10 @@ _NUM_HEADERS = 20  # pictures
 
 
 def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
-    """Choose how to shift the images of a data set by default, and explain the choice.
+    """Choose the default mode of shifting for a data set, and return it with the reason.
 
-    Large photographs are shifted in mode "crop", because it resembles a moving camera. Other images
-    are shifted in mode "circular".
+    The mode is "crop" for large photographs, because it resembles a moving camera, and "circular"
+    for other images.
     """
     if options.path is None or not is_picture_dataset(options.path):
         return "circular", "the images are not picture files"
@@ -294,7 +301,8 @@ class AuditInputs:
         images: Unshifted images in [0, 1], as the function takes them.
         labels: Labels as indices of the model's classes, or None.
         settings: Settings of the audit.
-        known: Further arguments of `teka.audit.audit`, such as facts for the report.
+        known: Further arguments of `teka.audit.audit`: class names, caveats, and facts about the
+            model and the data for the report.
         description: Lines about the model, its images and the mode of shifting, for the terminal.
     """
 
@@ -318,9 +326,12 @@ def prepare_audit_inputs(
 ) -> AuditInputs:
     """Load the images and labels for the audit of a model, and describe them for the report.
 
+    Labels are converted to the classes of the model. Anything that limits the validity of the
+    results, such as an unknown normalization, becomes a caveat.
+
     Args:
         model: The model.
-        options: The images.
+        options: Options that select the images.
         settings: Settings of the audit.
         mode_note: Remark on the mode of shifting for the report.
         held_out: See `load_audit_images`. By default True if teka trained the model on the data.
@@ -354,8 +365,12 @@ def prepare_audit_inputs(
     if settings.output == "auto":
         settings = replace(settings, output=model.output)
     caveats = []
+    unknown = ""
     if not model.declares_preprocessing:
         caveats.append(_preprocessing_caveat(is_gray=chosen.images.shape[1] == 1))
+        unknown = "normalization unknown (see --mean)"
+        if model.input_size is None:
+            unknown = "normalization and input size unknown (see --mean and --input-size)"
     if chosen.image_size is not None:
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
         max_shift = max(max(map(abs, steps)) for steps in shifts)
@@ -401,11 +416,6 @@ def prepare_audit_inputs(
     if model.module is not None:
         kind += f", {model_facts['parameters']:,} parameters"
     size = format_size(chosen.image_size) if chosen.image_size else "of several sizes"
-    unknown = ""
-    if not model.declares_preprocessing:
-        unknown = "normalization unknown (see --mean)"
-        if model.input_size is None:
-            unknown = "normalization and input size unknown (see --mean and --input-size)"
     lines = {
         "Model": "; ".join(filter(None, (f"{model.name} ({kind})", unknown, model.note))),
         "Images": ", ".join(filter(None, (chosen.description, size, preprocessing))),
@@ -427,8 +437,8 @@ def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
     )
     if not is_gray:
         message += (
-            " The normalization of ImageNet is --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225. "
-            "If the model expects the channels blue, green and red, add --bgr."
+            " For the normalization of ImageNet, use --mean 0.485 0.456 0.406 --std 0.229 0.224 "
+            "0.225. If the model expects the channels in the order blue, green, red, add --bgr."
         )
     return Caveat("unknown preprocessing", "limits", message)
 
@@ -436,10 +446,10 @@ def _preprocessing_caveat(*, is_gray: bool) -> Caveat:
 def choose_size_with_room_for_shifts(
     model: LoadedModel, settings: AuditSettings, placed_size: Size = None
 ) -> tuple[Preprocessing, AuditSettings]:
-    """Choose an image size that leaves room for shifts in the modes "crop" and "canvas".
+    """Choose a size of the images that leaves room for shifts in the modes "crop" and "canvas".
 
-    In mode "crop", a window moves over images that are larger than the input of the model. In mode
-    "canvas", smaller images move over a canvas. Other modes need no room.
+    In mode "crop", a window of the model's input size moves over larger images. In mode "canvas",
+    smaller images move over a canvas of the model's input size. Other modes need no room.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""Conversion of a data set's labels to the classes of a model."""
+"""Conversion of the labels of a data set to the classes of a model."""
 
 import math
 import re
@@ -25,14 +25,14 @@ def match_labels(
 ) -> tuple[Labels, list[Caveat]]:
     """Convert the labels of a data set to the class indices of a model.
 
-    Classes with the same name are matched. Case and surrounding spaces do not matter, and
-    underscores stand for spaces. A name with synonyms, such as "tench, Tinca tinca", matches each
-    synonym. Without common names, classes are matched by number:
+    Classes with the same name are matched. The comparison ignores case and surrounding spaces, and
+    treats underscores as spaces. A name that lists synonyms, such as "tench, Tinca tinca", matches
+    each of them. If no names match, classes are matched by number:
 
-    - If folders are named by integers, these are the class indices of the model. But folders 1 … K
-      are classes 0 … K − 1 of a model with K classes.
-    - If the names of the data are WordNet ids, and the model has as many classes, class k of the
-      sorted ids is class k of the model, as in ImageNet.
+    - Folders that are named by integers stand for these class indices of the model. However,
+      folders 1 … K stand for classes 0 … K − 1 of a model with K classes.
+    - If the names of the data are WordNet ids, and the model has the same number of classes, the
+      id at index k in sorted order is class k of the model, as in ImageNet.
     - If only the data or only the model has names, class k of the data is class k of the model.
 
     Args:
@@ -48,19 +48,20 @@ def match_labels(
         ValueError: Both have names that do not match one to one, or different numbers of classes.
     """
     names = class_names or ()
-    known = model.class_names or ()
-    num_known = len(known) or model.num_classes
+    model_names = model.class_names or ()
+    num_known = len(model_names) or model.num_classes
     numbers = parse_class_numbers(names)
     is_wordnet = num_known == len(names) > 0 and all(map(_WORDNET_ID.fullmatch, names))
-    matches = _find_matching_classes(names, known)
-    if any(matches) or (names and known and numbers is None and not is_wordnet):
-        return labels.new_tensor(_one_to_one_matches(matches, names, known, model))[labels], []
+    matches = _find_matching_classes(names, model_names)
+    if any(matches) or (names and model_names and numbers is None and not is_wordnet):
+        indices = _one_to_one_matches(matches, names, model_names, model.name)
+        return labels.new_tensor(indices)[labels], []
     if numbers is not None:
         return _match_numbers(labels, numbers, num_known, model)
     if num_known not in (None, num_classes):
         expected = f"{num_known}, the classes of {model.name}, or names that are among its own"
         raise wrong_value("the number of the data's classes", num_classes, expected, _HINT)
-    if not is_wordnet and bool(names) == bool(known):
+    if not is_wordnet and bool(names) == bool(model_names):
         return labels, []
     reason = "the data have no class names"
     if is_wordnet:
@@ -111,16 +112,15 @@ _KEYS: tuple[Callable[[str], set[str]], ...] = (
 )
 
 
-def _find_matching_classes(names: Sequence[str], known: Sequence[str]) -> list[list[int]]:
-    """Find the classes of the model that have the same name as each class of the data.
+def _find_matching_classes(names: Sequence[str], model_names: Sequence[str]) -> list[list[int]]:
+    """Return, for each class of the data, the indices of the model's classes with the same name.
 
-    The result contains their indices. Names are compared exactly if possible, then without regard
-    to case, and then by their synonyms.
+    Names are compared exactly first, then without regard to case, and finally by their synonyms.
     """
     matches = [[] for _ in names]
     for keys_of in _KEYS:
         table = {}
-        for index, name in enumerate(known):
+        for index, name in enumerate(model_names):
             for key in keys_of(name):
                 table.setdefault(key, []).append(index)
         for index, name in enumerate(names):
@@ -130,26 +130,33 @@ def _find_matching_classes(names: Sequence[str], known: Sequence[str]) -> list[l
 
 
 def _one_to_one_matches(
-    matches: Sequence[Sequence[int]], names: Sequence[str], known: Sequence[str], model: LoadedModel
+    matches: Sequence[Sequence[int]], names: Sequence[str], model_names: Sequence[str], model: str
 ) -> list[int]:
-    """Return the index of the matching class of the model for each class of the data.
+    """Return the only matching class of the model for each class of the data.
+
+    Args:
+        matches: Indices of the matching classes of the model, for each class of the data.
+        names: Names of the classes of the data.
+        model_names: Names of the classes of the model.
+        model: Name of the model for error messages.
 
     Raises:
-        ValueError: A name matches no class of the model or several, or two names match the same.
+        ValueError: A class of the data matches no class or several classes of the model, or two
+            classes of the data match the same class.
     """
     problems = []
     for name, indices in zip(names, matches, strict=True):
-        several = " and ".join(f"{known[index]!r} ({index})" for index in indices[:2])
+        several = " and ".join(f"{model_names[index]!r} ({index})" for index in indices[:2])
         if len(indices) != 1:
             problems.append(f"{name!r}, which matches {several}" if several else repr(name))
     if problems:
-        expected = f"class names of {model.name} ({_list_some(map(repr, known))})"
+        expected = f"class names of {model} ({_list_some(map(repr, model_names))})"
         raise wrong_argument(_NAMES, _list_some(problems), expected, _HINT)
     owners = {}
     for name, (index,) in zip(names, matches, strict=True):
         if index in owners:
-            both = f"{owners[index]!r} and {name!r}, which both match {known[index]!r}"
-            raise wrong_argument(_NAMES, both, f"different classes of {model.name}", _HINT)
+            both = f"{owners[index]!r} and {name!r}, which both match {model_names[index]!r}"
+            raise wrong_argument(_NAMES, both, f"different classes of {model}", _HINT)
         owners[index] = name
     return list(owners)
 

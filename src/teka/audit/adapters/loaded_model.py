@@ -1,4 +1,4 @@
-"""Options for loading models, and the class that wraps a loaded model for an audit."""
+"""Loaded models with their preprocessing, and the options for loading them."""
 
 import io
 import logging
@@ -97,17 +97,20 @@ class LoadOptions:
 
     @property
     def num_classes_argument(self) -> dict[str, int]:
-        """Keyword argument `num_classes` for the constructor of a model, as a dictionary.
+        """Keyword arguments for the constructor of a model: `num_classes`, or none.
 
-        It is empty if the model keeps its default. A model with its own pretrained weights always
-        keeps its own number of classes.
+        A model with its own pretrained weights is built without this argument, because the weights
+        fit only its own number of classes.
         """
         if self.num_classes is None or self.weights is None:
             return {}
         return {"num_classes": self.num_classes}
 
     def adapt_preprocessing(self, transform: Preprocessing) -> Preprocessing:
-        """Return a model's preprocessing with the size and normalization that the user chose.
+        """Replace the size and normalization in a preprocessing by those that the user chose.
+
+        Args:
+            transform: Preprocessing that the model declares.
 
         Raises:
             ValueError: `mean` or `deviation` does not fit the number of channels.
@@ -138,9 +141,9 @@ class LoadOptions:
             yield
 
     def load_weights(self, module: M) -> M:
-        """Load the user's weights into a module, and return the module.
+        """Load the weights from the user's file into a module, and return the module.
 
-        If the user chose no file of weights, the module is returned unchanged.
+        Without a file of weights, the module does not change.
 
         Raises:
             ValueError: The file cannot be read, or its names or shapes differ from the module's.
@@ -160,7 +163,7 @@ DEFAULT_LOAD_OPTIONS = LoadOptions()
 
 
 def read_weights(file: Path) -> Mapping[str, Tensor]:
-    """Return the weights in a safetensors file or a `torch.save` file, as tensors by name.
+    """Read weights from a safetensors file or a `torch.save` file, as tensors by name.
 
     In a `torch.save` file, the weights may be nested under a key such as "state_dict".
 
@@ -238,13 +241,14 @@ class LoadedModel:
         return self.transform.in_channels
 
     def resizing_function(self) -> Model:
-        """Return a function that resizes images of any size and then runs the model."""
+        """Return a function that resizes images of any size and then runs the model on them."""
         return wrap_function(self.function, before=self.transform.resize_images)
 
     def with_output(self, name: str) -> "LoadedModel":
-        """Return a copy of the model that returns only one of its outputs.
+        """Return a copy of the model whose function returns only one of the model's outputs.
 
-        The output is selected by its name or by its index in a tuple.
+        Args:
+            name: Name of the output, or its index if the model returns a tuple.
         """
 
         def choose(output: object, images: Tensor) -> Tensor:
@@ -255,7 +259,7 @@ class LoadedModel:
         return replace(self, function=function, output="auto", **known)
 
     def describe(self) -> dict[str, object]:
-        """Return the properties that a report contains, as JSON data."""
+        """Return the facts about the model for a report, as JSON data."""
         names = ("name", "kind", "input_size", "in_channels", "num_classes", "note")
         facts = {name: encode(getattr(self, name)) for name in names}
         parameters = None if self.module is None else count_parameters(self.module)
@@ -265,14 +269,14 @@ class LoadedModel:
 class WrappedModule(nn.Module):
     """Module that preprocesses images, calls a model and postprocesses its output.
 
-    If the model is a `WrappedModule` itself, both share its model, so that the names of layers get
-    the prefix "model." only once.
+    A module that wraps another `WrappedModule` adds its functions to those of the other module.
+    The names of all layers then have the prefix "model." only once.
 
     Args:
         model: The model.
         before: Function that maps images to the model's input.
         after: Function that maps the model's output and the images to the output that is measured.
-        output_kind: Kind of the output, for `output="auto"`. By default that of `model`.
+        output_kind: Kind of the output, for `output="auto"`. Default: that of `model`.
     """
 
     def __init__(
@@ -289,7 +293,7 @@ class WrappedModule(nn.Module):
         self.training = model.training
 
     def forward(self, images: Images) -> object:
-        """Return the postprocessed output of the model for images in [0, 1]."""
+        """Preprocess images in [0, 1], call the model, and return its postprocessed output."""
         inputs = [images]
         for before, _ in reversed(self.wrappers):
             inputs.append(before(inputs[-1]))
@@ -304,14 +308,14 @@ def wrap_function(
     before: Before = lambda images: images,
     after: After = lambda output, images: output,
 ) -> Model:
-    """Return a function that preprocesses images, calls a model and postprocesses its output.
+    """Add preprocessing and postprocessing to a model, which may be a module or any function.
 
-    If the model is a module, the result is a module too, so that its layers can be examined.
+    A module becomes a `WrappedModule`, so that its layers can still be examined.
 
     Args:
         function: The model.
-        before: See `WrappedModule`.
-        after: See `WrappedModule`.
+        before: Function that maps images to the model's input.
+        after: Function that maps the model's output and the images to the new output.
     """
     if isinstance(function, nn.Module):
         return WrappedModule(function, before, after)
@@ -330,7 +334,10 @@ def loaded_model_from_module(
     takes_lists: bool = False,
     **known: Any,
 ) -> LoadedModel:
-    """Make a `LoadedModel` from a PyTorch module and the preprocessing of its images.
+    """Create a `LoadedModel` from a PyTorch module and the preprocessing of its images.
+
+    The function of the result normalizes images, calls the module, and selects the output to
+    measure.
 
     Args:
         module: The module.
@@ -377,14 +384,14 @@ def loaded_model_from_module(
 
 @contextmanager
 def load_safely(model: str, expected: str) -> Iterator[None]:
-    """Return a context manager for loading a model with another library.
+    """Prevent a library from unpickling code while it loads a model, in a `with` statement.
 
-    Inside it, `torch.load` refuses to unpickle anything but tensors. Any error becomes a ValueError
-    with a message of one line.
+    Inside the statement, `torch.load` unpickles only tensors. Any error of the library is replaced
+    by a ValueError that names the model and what was expected, in one line.
 
     Args:
         model: Name of the model for the error message.
-        expected: Description of a supported model for the error message.
+        expected: Description of the models that can be loaded, for the error message.
     """
     previous = os.environ.get(_TENSORS_ONLY)
     os.environ[_TENSORS_ONLY] = "1"
@@ -400,7 +407,7 @@ def load_safely(model: str, expected: str) -> Iterator[None]:
 
 @contextmanager
 def silence_libraries() -> Iterator[None]:
-    """Return a context manager that hides log messages, warnings and progress bars."""
+    """Hide log messages, warnings and progress bars of libraries inside a `with` statement."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -412,9 +419,12 @@ def silence_libraries() -> Iterator[None]:
 
 
 def read_class_names(labels: object) -> tuple[str, ...] | None:
-    """Return the class names from the value of `id2label` in a transformers config.
+    """Return the class names in the field `id2label` of a transformers config.
 
     If there are no names, or only default names such as LABEL_0, the result is None.
+
+    Args:
+        labels: Value of the field, which maps class indices to names.
     """
     if not isinstance(labels, Mapping):
         return None

@@ -1,4 +1,4 @@
-"""Loader of ONNX files, which onnxruntime runs."""
+"""Loader of ONNX files, which are run with onnxruntime."""
 
 import hashlib
 from collections.abc import Sequence
@@ -38,9 +38,9 @@ _MAX_BYTES = 2**31 - 2**20  # largest graph that can be passed in memory
 
 
 class OnnxNode(nn.Module):
-    """Layer that represents a node of an ONNX graph.
+    """Module that stands for a node of an ONNX graph, so that forward hooks can observe the node.
 
-    It returns the value that onnxruntime computed for the node.
+    The module computes nothing. It returns the value that onnxruntime computed for the node.
 
     Args:
         inputs: Names of the inputs of the node.
@@ -60,14 +60,14 @@ class OnnxNode(nn.Module):
 class OnnxModule(nn.Module):
     """PyTorch module that runs an ONNX model on images in [0, 1].
 
-    If the graph is given, the module has a submodule for each node, named after the node or its
-    output. Forward hooks can then read the outputs of all nodes. If there are hooks, a second
-    session computes these outputs, and the submodules are called in the order of execution.
+    If the graph is known, the module has a submodule for each node, named after the node or its
+    output. As soon as one of them has a forward hook, a second session computes the outputs of all
+    nodes, and the submodules are called in the order of execution to pass these outputs to hooks.
 
     Args:
         session: Session of onnxruntime.
         transform: Preprocessing of the model.
-        graph: Graph of the file, or None.
+        graph: Content of the ONNX file, or None if it is not known.
         output: Name of the output to measure.
     """
 
@@ -103,7 +103,7 @@ class OnnxModule(nn.Module):
         raise TypeError("onnxruntime computes in the precision of the file")
 
     def forward(self, images: Images) -> Tensor:
-        """Return the measured output of the model for images in [0, 1]."""
+        """Normalize images in [0, 1], run the ONNX model, and return the output to measure."""
         normalized = self.transform.normalize(images.detach().to("cpu", torch.float32))
         if self.input.type == "tensor(uint8)":
             normalized = (normalized * 255).round().clamp(0, 255)
@@ -124,7 +124,11 @@ class OnnxModule(nn.Module):
         return results[self.output].to(images.device)
 
     def _run_session(self, session: Any, names: list[str], normalized: Tensor) -> dict[str, Tensor]:
-        """Run an onnxruntime session on normalized images, and return its numeric outputs."""
+        """Run an onnxruntime session on normalized images, and return its numeric outputs by name.
+
+        Raises:
+            ModelError: The session raised an error, and the file does not say which sizes it takes.
+        """
 
         def run_batch(batch: Tensor) -> dict[str, Tensor]:
             array = np.ascontiguousarray(batch.numpy().astype(_INPUT_TYPES[self.input.type]))
@@ -136,9 +140,9 @@ class OnnxModule(nn.Module):
                 shape = tuple(batch.shape[1:])
                 raise ModelError(
                     f"the model cannot be run on images of shape {shape}. The file does not say "
-                    "which sizes the model accepts, so choose the size of its training with "
+                    "which sizes the model accepts. Choose the size of its training with "
                     "--input-size, for example 224, or [48,320] for a height of 48 and a width of "
-                    f"320 ({error_message(error)})"
+                    f"320. onnxruntime raised: {error_message(error)}"
                 ) from error
             tensors = {}
             for name, values in zip(names, outputs, strict=True):
@@ -167,10 +171,14 @@ class OnnxModule(nn.Module):
 
 
 def choose_output(outputs: Sequence[Any], name: str | None) -> Any:
-    """Choose the output of an ONNX model to measure, by its name or by default.
+    """Choose the output of an ONNX model to measure.
 
-    The default is the output "logits". If there is none, it is the first floating-point output, or
-    else the first integer output, because integers are often the predicted class.
+    By default, it is the output "logits". If there is none, it is the first floating-point output,
+    or else the first integer output, which is often the predicted class.
+
+    Args:
+        outputs: Descriptions of all outputs, from onnxruntime.
+        name: Name of the output, or None for the default.
 
     Raises:
         ValueError: No numeric output has this name.
@@ -187,7 +195,11 @@ def choose_output(outputs: Sequence[Any], name: str | None) -> Any:
 
 
 def _make_node_layer(node: Any) -> OnnxNode:
-    """Create the layer for a node, with the kernel size and stride of a convolution or pooling."""
+    """Create the module for a node of the graph.
+
+    The module has the type of the node as its class name. For a convolution or pooling, the module
+    has its kernel size, stride and padding.
+    """
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
     kind = f"{node.op_type}2d" if len(kernel) == 2 else node.op_type
@@ -213,7 +225,7 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type not in _INPUT_TYPES:
         given = ", ".join(f"{each.name}: {each.type} {each.shape}" for each in inputs)
-        expected = "a single input: images with four axes, as floating-point numbers or uint8"
+        expected = "a single input of images with four axes, as floating-point numbers or uint8"
         raise wrong_value(f"the inputs of {path}", given, expected)
     graph = _read_graph(file)
     transform, is_declared = _choose_preprocessing(inputs[0], graph, file, load_options)
@@ -246,7 +258,11 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 def _choose_preprocessing(
     image_input: Any, graph: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
-    """Return the preprocessing for an ONNX file, and whether its normalization is known."""
+    """Choose the preprocessing for an ONNX file, and return True with it if its source is known.
+
+    The preprocessing comes from an image processor next to the file, from the input of the model,
+    and from the options of the user.
+    """
     shape = image_input.shape
     if _is_channels_last(shape):
         shape = [shape[0], shape[3], *shape[1:3]]
@@ -272,10 +288,7 @@ def _choose_preprocessing(
 
 
 def _num_classes_of_output(output: Any) -> int | None:
-    """Return the number of classes of an output with the shape (B, K) or (B, K, 1, 1).
-
-    If it is not known, the result is None.
-    """
+    """Return the number of classes K of an output (B, K) or (B, K, 1, 1), or None if unknown."""
     sizes = [size for size in output.shape[1:] if size != 1] or [1]
     is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) == 1
     return num_classes_of(sizes[0]) if is_vector and isinstance(sizes[0], int) else None
@@ -286,9 +299,9 @@ def _require(name: str) -> Any:
 
 
 def _read_graph(file: Path) -> Any:
-    """Return the graph of an ONNX file.
+    """Return the content of an ONNX file.
 
-    The result is None if the file is too large, or if onnx is missing or cannot read it.
+    The result is None if the file is too large, or if onnx is not installed or cannot read it.
     """
     try:
         graph = _require("onnx").load(file)
@@ -298,7 +311,7 @@ def _read_graph(file: Path) -> Any:
 
 
 def _make_session(model: str | bytes, providers: Sequence[str]) -> Any:
-    """Create an onnxruntime session for a file, given by its path or by its content."""
+    """Create an onnxruntime session for a model, given as the path or the content of a file."""
     library = _require("onnxruntime")
     options = library.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

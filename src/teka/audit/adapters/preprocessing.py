@@ -1,4 +1,7 @@
-"""Preprocessing of images for a model: channels, size, crop and normalization."""
+"""Preprocessing of images for a model: channels, size, crop and normalization.
+
+The results agree with those of Pillow, torchvision and transformers, including their rounding.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +30,15 @@ Resized = Shaped[Tensor, "n c height width"]
 
 
 def resize(images: Images, size: tuple[int, int], resampling: str) -> Resized:
-    """Resize images in the same way as Pillow. Only uint8 levels are rounded."""
+    """Resize images with the same filters as Pillow.
+
+    Images in uint8 are rounded, and floating-point images are only clipped to [0, 1].
+
+    Args:
+        images: Images (N, C, H, W).
+        size: New height and width.
+        resampling: Resampling method, one of `RESAMPLINGS`.
+    """
     if images.is_floating_point() and resampling in INTERPOLATIONS:
         mode = INTERPOLATIONS[resampling]
         resized = interpolate(images, size, mode=mode, antialias=resampling != "nearest")
@@ -54,12 +65,12 @@ def _resize_by_torchvision(images: Images, size: tuple[int, int], resampling: st
 
 
 class RoundingRules(NamedTuple):
-    """Functions that resize and crop images with the same rounding as an image library.
+    """Rules by which an image library rounds pixels when it resizes and positions when it crops.
 
     Args:
-        resize: Function that resizes uint8 images with rounding to whole levels.
-        start: Function that rounds the start of a center crop. Its argument is half of the
-            excess size, which is negative if the crop adds a margin.
+        resize: Function that resizes uint8 images to a size with a resampling method.
+        start: Function that rounds half of the excess size to the first pixel of a center crop. The
+            excess is negative if the crop adds a margin.
     """
 
     resize: Callable[[Images, tuple[int, int], str], Resized]
@@ -84,12 +95,12 @@ class Preprocessing:
       step.
     - `normalize` computes the input of the model. An audit treats this step as part of the model.
 
-    Images are uint8 levels from 0 to 255 or intensities in [0, 1]. When levels are resized, they
-    are rounded exactly as in the library of the model. Intensities are not rounded.
+    Images have values from 0 to 255 in uint8, or from 0 to 1 in a floating-point dtype. Images in
+    uint8 are rounded in the same way as in the library of the model. Other images are not rounded.
 
     Args:
-        in_channels: Number of channels. Gray becomes color with equal channels, and color becomes
-            gray by luminance. None leaves the channels.
+        in_channels: Number of channels. Gray images are repeated in all channels, and color images
+            are converted to their luminance. None keeps the channels.
         resize: Length of the shorter side after a resize that keeps the aspect ratio, or
             (height, width).
         resampling: Resampling method, one of `RESAMPLINGS`.
@@ -133,7 +144,7 @@ class Preprocessing:
     def output_size(self) -> tuple[int, int] | None:
         """Height and width of the images that `resize_images` returns.
 
-        It is None if they depend on the size of the original image.
+        The result is None if the size depends on that of the original images.
         """
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
@@ -151,10 +162,10 @@ class Preprocessing:
         return (longer, self.resize) if image_size[0] > image_size[1] else (self.resize, longer)
 
     def resize_images(self, images: Images) -> Float[Tensor, "n channels height width"]:
-        """Convert images to the channels and size of the model, with intensities in [0, 1].
+        """Resize and crop images, convert their channels, and scale uint8 images to [0, 1].
 
         Args:
-            images: Levels in uint8 or intensities in [0, 1].
+            images: Images (N, C, H, W) in uint8, or floating-point numbers in [0, 1].
         """
         resized = convert_channels(images, self.in_channels)
         library = ROUNDING_RULES[self.library]
@@ -167,7 +178,9 @@ class Preprocessing:
         return to_intensities(resized) if is_levels else resized
 
     def normalize(self, images: Images) -> Images:
-        """Normalize images, and reverse the order of their channels if the model expects it.
+        """Subtract the mean of each channel, and divide by its standard deviation.
+
+        Before, the channels are reversed if the model expects blue first.
 
         Raises:
             ValueError: The number of channels is wrong.
@@ -179,13 +192,13 @@ class Preprocessing:
         return ordered if self.normalization is None else self.normalization(ordered)
 
     def describe(self, image_size: tuple[int, int] | None) -> str:
-        """Describe in words what `resize_images` does, such as "resized to 8 × 12 (bilinear)".
+        """Describe in words how `resize_images` changes images of a given size.
 
         Args:
             image_size: Height and width of the images, or None if they have several sizes.
 
         Returns:
-            The description, which is empty if the pixels do not change.
+            A text such as "resized to 8 × 12 (bilinear)", or "" if the pixels do not change.
         """
         resized = self.resize if image_size is None else self.resized_size(image_size)
         parts = []
@@ -199,7 +212,7 @@ class Preprocessing:
 def convert_channels(
     images: Images, in_channels: int | None
 ) -> Shaped[Tensor, "n channels height width"]:
-    """Convert gray images to any number of channels, or color images to gray."""
+    """Repeat gray images in any number of channels, or convert color images to gray."""
     num_channels = images.shape[1]
     if in_channels is None or num_channels == in_channels:
         return images

@@ -1,4 +1,4 @@
-"""Loaders of models that contain code: Python files, TorchScript and `torch.export`."""
+"""Loaders of files that contain the code of a model: Python, TorchScript and `torch.export`."""
 
 import importlib.util
 import sys
@@ -28,14 +28,14 @@ from teka.files import expand_user
 def run_in_batches(
     program: Callable[[Tensor], dict[str, Tensor]], images: Tensor, batch_size: int | None
 ) -> dict[str, Tensor]:
-    """Run a program that requires a fixed batch size on any number of images.
+    """Run a program on any number of images, even if it requires a fixed batch size.
 
-    If the last batch is smaller, it is padded with copies of its last image.
+    A smaller last batch is filled with copies of its last image, whose outputs are dropped.
 
     Args:
         program: Function from a batch to outputs (B, …) by name.
         images: Images (B, …).
-        batch_size: Largest batch size that the program accepts, or None for any size.
+        batch_size: Batch size that the program requires, or None for any size.
     """
     if batch_size is None or not len(images):
         return program(images)
@@ -50,9 +50,9 @@ def run_in_batches(
 def read_input_shape(
     shape: Sequence[object],
 ) -> tuple[int | None, int | None, tuple[int, int] | None]:
-    """Return the batch size, the number of channels and the size of the images of a model's input.
+    """Return the batch size, number of channels, and image size that the input of a model requires.
 
-    A number is None if the model accepts any value of it.
+    Each of them is None if the model accepts any value.
 
     Args:
         shape: Shape (B, C, H, W) of the input. A size that may vary is symbolic, a name or −1.
@@ -65,10 +65,10 @@ def read_input_shape(
 
 
 class ExportedModule(nn.Module):
-    """Module that runs a program of `torch.export` on batches of any size.
+    """Module that runs a program from `torch.export` on batches of any size.
 
     Args:
-        module: Module of the program.
+        module: The program as a module.
         batch_size: Batch size that the program requires, or None for any size.
     """
 
@@ -80,17 +80,17 @@ class ExportedModule(nn.Module):
             part.training = False
 
     def train(self, mode: bool = True) -> "ExportedModule":
-        """Return the module unchanged, because an exported program has no training mode."""
+        """Ignore the mode, because an exported program has no training mode."""
         return self
 
     def forward(self, images: Images) -> Any:
-        """Return the output of the program for images."""
+        """Run the program on images, if needed in batches of its fixed size."""
         program = self.program
         return run_in_batches(lambda batch: {"": program(batch)}, images, self.batch_size)[""]
 
 
 def is_torchscript_file(spec: str) -> bool:
-    """Return True if a file contains a TorchScript program."""
+    """Return True if a path leads to a file that contains a TorchScript program."""
     file = expand_user(spec)
     if file.suffix == ".pt2" or not file.is_file():
         return False
@@ -102,14 +102,14 @@ def is_torchscript_file(spec: str) -> bool:
 
 
 def check_trusted(path: str, load_options: LoadOptions) -> None:
-    """Check that the user allows running the program in a file.
+    """Check that the user trusts a file that contains a program.
 
     Args:
         path: The file, for the error message.
-        load_options: Options of the user.
+        load_options: Options of the user, of which `trust` must be True.
 
     Raises:
-        ValueError: The file is not trusted.
+        ValueError: The user does not trust the file.
     """
     if not load_options.trust:
         raise ValueError(
@@ -120,7 +120,7 @@ def check_trusted(path: str, load_options: LoadOptions) -> None:
 
 
 def load_torchscript(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a TorchScript model that was saved by `torch.jit.save`."""
+    """Load a TorchScript model from a file that `torch.jit.save` wrote."""
     check_trusted(path, load_options)
     with load_safely(path, "a program of TorchScript"), silence_libraries(), model_code_context():
         module = torch.jit.load(expand_user(path), map_location=load_options.device or "cpu").eval()
@@ -133,16 +133,24 @@ def load_torchscript(path: str, load_options: LoadOptions) -> LoadedModel:
 
 
 def _max_batch_size(size: Any, program: torch.export.ExportedProgram) -> int | None:
-    """Return the largest batch size that an exported program accepts. None means any size."""
+    """Return the largest batch size that an exported program accepts, or None for any size.
+
+    Args:
+        size: Batch size in the input shape of the program, which may be symbolic.
+        program: The program.
+    """
     if isinstance(size, int):
         return size
     allowed = program.range_constraints.get(size.node.expr)
-    largest = None if allowed is None else str(allowed.upper)  # a SymPy number, may be infinite
-    return int(largest) if largest is not None and largest.isdigit() else None
+    largest = "" if allowed is None else str(allowed.upper)  # a SymPy number, may be infinite
+    return int(largest) if largest.isdigit() else None
 
 
 def load_exported_program(path: str, load_options: LoadOptions) -> LoadedModel:
-    """Load a program that was saved by `torch.export.save` and takes only images (B, C, H, W)."""
+    """Load a program from a file that `torch.export.save` wrote.
+
+    The program must have a single input, which are images (B, C, H, W).
+    """
     check_trusted(path, load_options)
     with load_safely(path, "a program of torch.export"), silence_libraries(), model_code_context():
         program = torch.export.load(expand_user(path))
@@ -164,9 +172,9 @@ def load_exported_program(path: str, load_options: LoadOptions) -> LoadedModel:
 def load_from_python_file(
     location: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 ) -> LoadedModel:
-    """Load the model that a function in a Python file returns.
+    """Execute a Python file, and load the model that one of its functions returns.
 
-    The file is executed with all rights of the user. The function takes no arguments and returns a
+    The code runs with all rights of the user. The function takes no arguments and returns a
     `LoadedModel`, a module or another callable.
 
     Args:

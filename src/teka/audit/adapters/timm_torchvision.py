@@ -26,7 +26,7 @@ _PRESET_OUTPUTS = {"SemanticSegmentation": "segmentation", "ObjectDetection": "b
 def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
     """Load a timm model and its image transform by name, such as "resnet50.a1_in1k".
 
-    Pretrained weights are downloaded unless `load_options` has other weights.
+    The pretrained weights are downloaded, unless `load_options` has other weights.
     """
     timm = require("timm", "this model needs", "timm")
     name = name.removeprefix("timm:")
@@ -55,9 +55,9 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
 
 
 def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load a torchvision model by its name, with the image transform of its best weights.
+    """Load a torchvision model by name, with the image transform of its best weights.
 
-    The best weights are downloaded unless `load_options` has other weights.
+    The best weights are downloaded, unless `load_options` has other weights.
     """
     models = require("torchvision.models", "this model needs", "torchvision")
     name = name.removeprefix("torchvision:")
@@ -91,7 +91,7 @@ def load_torchvision(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 
 
 def _to_array_transform(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
-    """Convert a transform of Pillow images to a transform of uint8 arrays (H, W, C)."""
+    """Return a function that applies a transform of Pillow images to uint8 arrays (H, W, C)."""
     from PIL import Image
 
     def transform_array(levels: np.ndarray) -> Tensor:

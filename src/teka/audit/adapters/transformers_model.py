@@ -1,4 +1,4 @@
-"""Functions that load vision models and their image preprocessing from `transformers`."""
+"""Loader of vision models from `transformers`, with the preprocessing of their image processor."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,8 +49,8 @@ def preprocessing_from_processor(
 ) -> Preprocessing:
     """Convert a transformers image processor to an equivalent `Preprocessing`.
 
-    The size comes from the settings of the processor, and the normalization is measured. The result
-    is verified by comparing its images with those of the processor.
+    The size is read from the settings of the processor, and the normalization is measured. The
+    result must give the same pixels as the processor for random images.
 
     Args:
         processor: Image processor of transformers.
@@ -79,9 +79,9 @@ def preprocessing_from_processor(
 
 
 def _read_resize_and_crop(processor: Any) -> tuple[Resize | None, tuple[int, int] | None]:
-    """Return the sizes to which an image processor resizes and crops images.
+    """Read the sizes to which an image processor resizes and crops images.
 
-    If the processor does not resize or does not crop, that size is None.
+    A size is None if the processor leaves out this step.
     """
     settings = processor.to_dict()
     name = type(processor).__name__
@@ -115,14 +115,14 @@ def _resize_from_settings(size: Mapping[str, int | None]) -> Resize:
 
 
 def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> LoadedModel:
-    """Load a vision model from `transformers` in float32, with its image processor's settings.
+    """Load a vision model from `transformers` in float32, with the settings of its image processor.
 
-    The config determines which output is measured: logits, segmentation maps, boxes or features. A
-    model that also takes text (CLIP, SigLIP) returns the features of the image. A masked
-    autoencoder (ViTMAE) sees the whole image.
+    The config of the model determines which output is measured: logits, segmentation maps, boxes or
+    features. For a model that also takes text (CLIP, SigLIP), the features of the image are
+    measured. A masked autoencoder (ViTMAE) sees the whole image.
 
     Args:
-        source: Folder or id on the Hugging Face hub.
+        source: Folder of the model, or its id on the Hugging Face hub.
         load_options: Weights, size, normalization and device of the model.
     """
     library = require("transformers", "this model needs", "teka[audit]")
@@ -171,7 +171,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
 
 
 class ImageEncoder(nn.Module):
-    """Image encoder of a model that also encodes text (CLIP) or hides patches (ViTMAE)."""
+    """Image encoder of a model that otherwise also needs text (CLIP) or hides patches (ViTMAE)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class ImageEncoder(nn.Module):
             self.config.mask_ratio = 0.0
 
     def forward(self, pixel_values: Tensor) -> object:
-        """Return the image features of CLIP, or the output of an autoencoder without a mask."""
+        """Encode images: return the image features, or the output of an encoder without a mask."""
         if hasattr(self.model, "get_image_features"):
             return self.model.get_image_features(pixel_values=pixel_values)
         num_patches = self.model.embeddings.patch_embeddings(pixel_values).shape[1]
@@ -191,8 +191,8 @@ class ImageEncoder(nn.Module):
 
 
 def _read_config_and_class(library: Any, source: str) -> tuple[Any, str, Any]:
-    """Return the config of a model, the kind of its output, and the class that loads it."""
-    with load_safely(source, "a folder or a hub id of a vision model of transformers"):
+    """Read the config of a model, and return it with the output kind and class of the model."""
+    with load_safely(source, "the folder or hub id of a vision model in transformers"):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         reject_kernel_from_hub(config)
     architecture = (config.architectures or ["ForImageClassification"])[0]
@@ -207,7 +207,7 @@ def _read_config_and_class(library: Any, source: str) -> tuple[Any, str, Any]:
 
 
 def reject_kernel_from_hub(config: Any) -> None:
-    """Raise a ValueError if a config requests an attention kernel, which is code from the hub."""
+    """Raise a ValueError if a config requests an attention kernel from the hub, which is code."""
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     for part in (config, *parts):
         name = getattr(part, "_attn_implementation", None)
@@ -216,7 +216,7 @@ def reject_kernel_from_hub(config: Any) -> None:
 
 
 def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
-    """Load a model with its pretrained weights, and check that they are complete."""
+    """Load a model with its pretrained weights, and check that no weights are missing."""
     with load_safely(source, "a transformers model with safetensors weights"):
         settings = {"use_safetensors": True, "trust_remote_code": False, "dtype": torch.float32}
         module, info = model_class.from_pretrained(source, output_loading_info=True, **settings)
@@ -230,9 +230,15 @@ def _load_pretrained(model_class: Any, source: str, output: str) -> Any:
 
 
 def load_preprocessing(source: str, in_channels: int, output: str = "auto") -> Preprocessing | None:
-    """Return the preprocessing of the image processor in a folder or a repository on the hub.
+    """Load the image processor of a model, and convert it to a `Preprocessing`.
 
-    For a folder without an image processor, the result is None.
+    Args:
+        source: Folder of the model, or its id on the Hugging Face hub.
+        in_channels: Number of channels.
+        output: Kind of the model's output. Detectors ("boxes") get images that are not resized.
+
+    Returns:
+        The preprocessing, or None if the folder has no image processor.
     """
     folder = Path(source)
     if folder.is_dir() and not any((folder / name).is_file() for name in PROCESSOR_FILES):

@@ -1,4 +1,4 @@
-"""Check that a `Preprocessing` gives the same pixels as the image transform of a library."""
+"""Comparison of a `Preprocessing` with the image transform of a library, pixel by pixel."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,19 +27,19 @@ Picture = UInt8[np.ndarray, "height width channels"]
 def verify_against_library(
     library_transform: Callable[[Picture], Any], transform: Preprocessing, model: str, name: str
 ) -> Preprocessing:
-    """Check on random images that a `Preprocessing` reproduces a library's image transform.
+    """Check on random images that a `Preprocessing` gives the same pixels as a library's transform.
 
-    Libraries round differently when they resize and crop, so the rounding rules of all known
-    libraries are tried.
+    Libraries round differently when they resize and crop, so the rules of all known libraries are
+    tried.
 
     Args:
         library_transform: The library's transform, from uint8 arrays (H, W, C) to (C, h, w).
-        transform: Our preprocessing, from the settings of the transform.
+        transform: Preprocessing that was created from the settings of the library's transform.
         model: Name of the model for error messages.
         name: Name of the transform for error messages.
 
     Returns:
-        Our preprocessing, with the `library` whose rounding gives the same result.
+        The preprocessing with the `library` whose rounding gives the same pixels.
 
     Raises:
         ValueError: No rounding gives the same result, so the settings do not describe the
@@ -73,9 +73,9 @@ def verify_against_library(
 def measure_normalization(
     library_transform: Callable[[Picture], Any], in_channels: int
 ) -> tuple[Normalize | None, bool]:
-    """Measure the mean and standard deviation that a library's transform uses.
+    """Measure the mean and standard deviation with which a library's transform normalizes.
 
-    The transform is applied to images of a single color.
+    They are computed from the results of the transform for images of a single color.
 
     Args:
         library_transform: The transform, from uint8 arrays (H, W, C) to (C, height, width).
@@ -105,10 +105,15 @@ def measure_normalization(
 
 
 def _largest_difference(transform: Preprocessing, picture: Picture, expected: Tensor) -> float:
-    """Return the largest difference between the preprocessed picture and the expected pixels.
+    """Return the largest difference between a preprocessed picture and the expected pixels.
 
-    The difference is in levels from 0 to 255, before the normalization. If the sizes differ, it is
-    infinite.
+    The normalization is undone, so that a difference of 1 is one level of uint8. If the sizes
+    differ, the result is infinite.
+
+    Args:
+        transform: Preprocessing of the picture.
+        picture: Picture in uint8.
+        expected: Result (C, h, w) of the library's transform.
     """
     levels = torch.from_numpy(picture).permute(2, 0, 1)[None]
     result = transform.normalize(transform.resize_images(levels))[0]

@@ -34,8 +34,8 @@ BREAKS = ("interior", "edge", "aliasing")
 EXPLAINED_SHARE = 0.5
 NUM_IMAGES = 32  # maximum number of images
 TRACED_IMAGES = 4
-# Largest relative error of an equivariant layer. In low precision, it is this multiple of the largest
-# machine epsilon of the layers.
+# Largest relative error of an equivariant layer. For dtypes of low precision, it is at least this
+# multiple of their machine epsilon.
 THRESHOLD = 1e-4
 THRESHOLD_ROUNDINGS = 4
 # A layer breaks equivariance if its error is above this multiple of its noise.

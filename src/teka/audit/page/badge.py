@@ -14,7 +14,7 @@ UNKNOWN_COLOR = "#4a5565"
 
 
 def badge_svg(report: AuditReport) -> str:
-    """Return an SVG badge that shows the lowest consistency over all modes.
+    """Draw an SVG badge that shows the lowest consistency of a model over all modes of shifting.
 
     If the report is invalid or the model makes no predictions, the badge shows "–".
     """

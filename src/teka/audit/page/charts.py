@@ -1,4 +1,4 @@
-"""Charts of an audit: curves and heat maps of metrics over all shifts, and errors of layers."""
+"""Charts of an audit: curves and heat maps of metrics over shifts, and errors of layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from teka.audit.layers.localize import LayerFinding, LayerFindings
+from teka.audit.layers.localize import LayerFindings
 from teka.audit.page.metric_formatting import format_metric_with_unit, is_percentage
 from teka.audit.report import AuditReport
 from teka.audit.shifts import CheckedShift
@@ -52,13 +52,14 @@ def draw_curves(
 
     Args:
         reports: Reports of all models.
-        results: Results of the models by index.
-        curve: Name of the metric in `CURVES`.
+        results: Results of the models to plot, by their index in `reports`.
+        curve: Name of the metric in `teka.audit.statistics.metrics.CURVES`.
         label: Label of the metric.
         difference: True if the values are differences, which have both signs.
 
     Returns:
-        Label and charts, or an empty dictionary if no shift is along one axis.
+        The label ("name") and the SVG charts ("charts"), or an empty dictionary if no shift is
+        along a single axis.
     """
     charts = []
     factor = 100 if is_percentage(curve) else 1
@@ -90,7 +91,7 @@ def draw_curves(
 
 
 class CurveLine(NamedTuple):
-    """Metric of one model at the shifts along one axis.
+    """Line of a chart: a metric of one model at the shifts along one axis.
 
     Args:
         model: Index of the model.
@@ -109,7 +110,7 @@ class CurveLine(NamedTuple):
     factor: int
 
     def chart_values(self, field: str = "values") -> np.ndarray:
-        """Return the y values of the line in the unit of the chart, such as percent.
+        """Return the values of the line in the unit of the chart, such as percent.
 
         Args:
             field: Field of `Curve`, such as "values" or "lower", the lower end of the interval.
@@ -118,9 +119,9 @@ class CurveLine(NamedTuple):
 
 
 def _draw_lines(axes: Any, lines: Sequence[CurveLine]) -> str:
-    """Draw one line for each model, and return a description of the lines in words.
+    """Draw the lines and the legend of a chart, and describe the lines in words.
 
-    Confidence intervals are drawn only if there are at most `MOST_BANDS` models.
+    Confidence intervals are drawn only for at most `MOST_BANDS` lines, because more would overlap.
     """
     descriptions = []
     for line in lines:
@@ -157,11 +158,11 @@ def _scale_value_axis(axes: Any, lines: Sequence[CurveLine], is_percent: bool) -
 
 
 class HeatMap(NamedTuple):
-    """Value of a metric at every shift, for a chart with one colored cell per shift.
+    """Values of a metric at all shifts (dy, dx), for a chart with one colored cell per shift.
 
     Args:
         metric: Name of the metric.
-        values: Value at each shift (dy, dx).
+        values: Value of the metric at each shift.
     """
 
     metric: str
@@ -179,14 +180,14 @@ class HeatMap(NamedTuple):
 def draw_heat_map(
     heat_map: HeatMap, limits: tuple[float | int, float | int], description: str
 ) -> str:
-    """Draw a metric over all shifts as a heat map, in which dark colors stand for bad values.
+    """Draw a heat map of a metric as SVG, in which dark colors stand for bad values.
 
     A thin frame marks the zero shift, and a bold frame marks the worst shift.
 
     Args:
-        heat_map: The heat map.
-        limits: Values of the lightest and the darkest color, best and worst.
-        description: Text alternative.
+        heat_map: The values of the metric.
+        limits: Best and worst value on the color scale, which get the lightest and darkest color.
+        description: Description of the chart for readers who cannot see it.
     """
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
@@ -220,7 +221,7 @@ def draw_heat_map(
 
 
 def draw_layer_errors(layers: LayerFindings) -> str:
-    """Plot the errors of the layers in order of execution.
+    """Plot the equivariance errors of all layers as SVG, in the order of execution.
 
     Vertical lines mark the first layers that break equivariance.
     """
@@ -233,7 +234,11 @@ def draw_layer_errors(layers: LayerFindings) -> str:
     )
     axes.axhline(layers.threshold, color=GRAY, linestyle="--", linewidth=1, label="limit")
     for field, (label, color, marker) in LAYER_ERRORS.items():
-        errors = np.array([_layer_error(layer, field) for layer in findings], dtype=float)
+        errors = np.array([getattr(layer, field) for layer in findings], dtype=float)
+        if field == "interior_error":
+            # If the edge affects all cells of a layer, its only error is that of all cells.
+            all_cells = np.array([layer.error for layer in findings], dtype=float)
+            errors = np.where(np.isnan(errors), all_cells, errors)
         if not np.isnan(errors).all():
             errors = np.maximum(errors, _LOWEST_ERROR)
             axes.plot(
@@ -263,13 +268,3 @@ def draw_layer_errors(layers: LayerFindings) -> str:
     return plots.to_svg(
         figure, f"Relative errors of {len(findings)} layers. Equivariance breaks first in {names}."
     )
-
-
-def _layer_error(layer: LayerFinding, field: str) -> float | None:
-    """Return one kind of error of a layer.
-
-    If the edge of the image can affect all cells of the layer, the layer has only one error, which
-    is shown as the error inside the image.
-    """
-    error = getattr(layer, field)
-    return layer.error if field == "interior_error" and error is None else error

@@ -1,4 +1,4 @@
-"""Text and page sections that compare several models."""
+"""Comparison of several models: the best model in words, and sections of the audit page."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,10 +27,8 @@ MOST_NAMED = 2  # number of models whose names are in the headline
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
-def select_valid_pairs(
-    pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
-) -> list[ModelPair]:
-    """Return the pairs of models in which both models have valid results."""
+def select_valid_pairs(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) -> list[ModelPair]:
+    """Select the pairs in which the results of both models are valid."""
     return [
         pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
     ]
@@ -39,14 +37,17 @@ def select_valid_pairs(
 def describe_best_model(
     pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
 ) -> tuple[str, list[str]]:
-    """Return a headline about the best model in a mode, and sentences with the evidence.
+    """Describe which model is the best in one mode of shifting.
 
-    Models with invalid results are not compared. A model that does not define a metric is left out
-    of the ranking by this metric.
+    Models with invalid results are not compared. If the output of a model does not define a metric,
+    such as the accuracy, the model is left out of the ranking by this metric.
 
     Args:
         pairs: Comparisons of all pairs of models in one mode.
         reports: Reports of all models.
+
+    Returns:
+        A headline that names the best model, and sentences with the evidence.
     """
     names = [report.name for report in reports]
     mode = pairs[0].comparison.movement.mode
@@ -86,7 +87,7 @@ def _describe_tie(best: BestModel, names: Sequence[str]) -> str:
 
 
 def _describe_advantages(best: BestModel, names: Sequence[str]) -> str:
-    """Describe how much better the best model is than the other models in one metric."""
+    """Describe in one sentence by how much the best model leads in one metric."""
     title = metric_title(best.metric)
     parts = []
     if best.tied_models:
@@ -122,10 +123,10 @@ def _format_difference_with_interval(metric: str, difference: Difference) -> str
 def describe_accuracy_change(pairs: Sequence[ModelPair]) -> str:
     """Describe how a fix changes the accuracy of a model on unshifted images.
 
-    Modes with the same result share a sentence.
+    If the accuracy changes differently in several modes of shifting, there is a sentence for each.
 
     Args:
-        pairs: Comparisons of the model before the change with the model after it, for each mode.
+        pairs: Comparisons of the model before the fix with the model after the fix, for each mode.
     """
     modes_of = {}
     for pair in pairs:
@@ -148,9 +149,9 @@ def describe_accuracy_change(pairs: Sequence[ModelPair]) -> str:
 
 
 def describe_differing_shifts(comparison: Comparison) -> str:
-    """Count the shifts at which the accuracies of two models differ significantly.
+    """Say at how many shifts the accuracies of two models differ significantly.
 
-    The result is a text such as "80 of 81". If the models have no accuracy, it is empty.
+    The result is a text such as "80 of 81", or "" if the models have no accuracy.
     """
     curve = comparison.curves.get("accuracy")
     if curve is None:
@@ -163,10 +164,10 @@ def describe_differing_shifts(comparison: Comparison) -> str:
 def comparison_sections(
     pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
 ) -> list[dict[str, Any]]:
-    """Return the best model and all differences, separately for each mode of shifting.
+    """Return one section per mode of shifting, with the best model and all differences.
 
-    The charts of a section show the differences from the first model with valid results, the
-    "reference".
+    The charts of a section show the differences between each model and the "reference", which is
+    the first model with valid results.
     """
     pairs_by_mode = {}
     for pair in pairs:

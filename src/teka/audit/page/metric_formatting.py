@@ -1,4 +1,4 @@
-"""Formatting of metrics, their confidence intervals and their differences."""
+"""Formatting of metrics, their confidence intervals and their differences as text."""
 
 from collections.abc import Iterable
 
@@ -19,31 +19,31 @@ _TITLES = {
 
 
 def metric_title(name: str) -> str:
-    """Return the full name of a metric, which is clear outside of a table."""
+    """Return a name of a metric that can be understood without the other columns of its table."""
     return _TITLES.get(name, NUMBERS[name].label)
 
 
 def is_percentage(name: str) -> bool:
-    """Return True if a metric is a share, such as an accuracy, which is shown in percent."""
+    """Return True if a metric, such as the accuracy, is a fraction that is shown in percent."""
     metric = CURVES.get(name) or NUMBERS.get(name)
     return metric is not None and metric.is_share
 
 
 def format_metric(name: str, value: float) -> str:
-    """Format a share in percent with one decimal, or a number with three significant digits."""
+    """Format a percentage with one decimal, and other metrics with three significant digits."""
     return format_share(value) if is_percentage(name) else format_number(value)
 
 
 def format_metric_with_unit(name: str, value: float) -> str:
-    """Format the value of a metric, followed by "%" if it is a share."""
+    """Format the value of a metric, followed by "%" if the metric is a percentage."""
     return f"{format_metric(name, value)}{' %' if is_percentage(name) else ''}"
 
 
 def format_interval(name: str, estimate: Estimate, *, is_exact: bool = False) -> str:
-    """Format the confidence interval of a metric. If there is none, the result is "–".
+    """Format the confidence interval of a metric, or return "–" if the metric has no interval.
 
-    If the upper end of the interval of an error is more than 100 times the lower end, the result is
-    "too few images". Errors of exact models are an exception, because rounding alone causes them.
+    If the upper end of the interval of an error is more than 100 times the lower end, return "too
+    few images". This does not apply to exact models, whose errors are caused by rounding alone.
     """
     if not (is_exact or is_percentage(name)) and estimate.upper > WIDEST * estimate.lower:
         return "too few images"
@@ -59,7 +59,7 @@ def format_estimate(name: str, estimate: Estimate, *, is_exact: bool = False) ->
 def format_difference(name: str, value: float) -> str:
     """Format the difference of a metric between two models, with its sign.
 
-    For metrics in percent, the difference is in percentage points.
+    Differences of percentages are in percentage points.
     """
     written = f"{100 * abs(value):.1f}" if is_percentage(name) else format_number(abs(value))
     sign = "" if float(written.replace("−", "-")) == 0 else "−" if value < 0 else "+"
@@ -67,13 +67,17 @@ def format_difference(name: str, value: float) -> str:
 
 
 def format_difference_interval(name: str, difference: Estimate) -> str:
-    """Format the confidence interval of a difference. If there is none, the result is "–"."""
+    """Format the confidence interval of a difference, or return "–" if it has no interval."""
     ends = (format_difference(name, end) for end in (difference.lower, difference.upper))
     return " to ".join(ends) if has_interval(difference.method) else MISSING
 
 
 def format_difference_cells(comparison: Comparison) -> dict[str, tuple[str, str, str]]:
-    """Format the difference, interval and p-value of every metric that two models share."""
+    """Format the cells of a table of differences between two models.
+
+    The result contains the difference, its interval and its p-value for every metric that both
+    models define.
+    """
     return {
         name: (
             format_difference(name, difference.value),
@@ -85,9 +89,10 @@ def format_difference_cells(comparison: Comparison) -> dict[str, tuple[str, str,
 
 
 def explain_missing_intervals(methods: Iterable[str]) -> str:
-    """Explain why some confidence intervals are missing, from the methods of all intervals.
+    """Explain why some confidence intervals in a table are missing, or return "" if none is.
 
-    If no interval is missing, the result is empty.
+    Args:
+        methods: Method of each interval. That of a missing interval is "none", with the reason.
     """
     reasons = dict.fromkeys(
         method.removeprefix("none, ") for method in methods if not has_interval(method)

@@ -1,4 +1,4 @@
-"""Sections of the audit page about the modes of shifting."""
+"""Sections of the audit page about the modes of shifting, such as "circular" and "crop"."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ LEAST_WORST_ERROR = 0.01
 
 
 def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
-    """Return a section of the audit page for each shift mode, with curves and heat maps."""
+    """Return one section of the audit page per mode of shifting, with curves and heat maps."""
     modes = {}
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -56,7 +56,7 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
     else:
         sentence = (
             f"The dark band is the {format_confidence_levels(results)} interval at each shift. "
-            "The pale band is wider, so that it contains the whole curve with the same confidence."
+            "The pale band contains the whole curve with the same confidence, so it is wider."
         )
     methods = sorted({curve.method for metrics in results for curve in metrics.curves.values()})
     names = [method.replace("wilson", "Wilson score") for method in methods if has_interval(method)]
@@ -65,14 +65,14 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
 
 
 def format_confidence_levels(metrics: Iterable[Metrics]) -> str:
-    """Format the confidence levels of metrics, such as "95 %"."""
+    """Format the confidence levels of the intervals of metrics, such as "95 %"."""
     return join_words([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
 
 
 def describe_movement(movement: Movement) -> str:
-    """Describe how images are shifted, including what happens at their edges.
+    """Describe a mode of shifting for the reader of a page, including what happens at the edges.
 
-    The text also states the background and the size of the canvas or window, if there are any.
+    If the mode has a background, a canvas or a window, the text also says its value or size.
     """
     mode = MODES[movement.mode]
     words = mode.description
@@ -89,7 +89,7 @@ def describe_movement(movement: Movement) -> str:
 def _draw_heat_maps(
     reports: Sequence[AuditReport], by_model: Mapping[int, Metrics], mode: str
 ) -> list[dict[str, Any]]:
-    """Return a heat map for each model. Heat maps of the same metric have the same color scale."""
+    """Draw one heat map for each model, with the same color scale for the same metric."""
     maps = {}
     for model, metrics in by_model.items():
         metric = next((name for name in MAP_METRICS if name in metrics.curves), None)
@@ -115,7 +115,7 @@ def _draw_heat_maps(
 
 
 def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
-    """Return the values of a metric that get the lightest and the darkest color in heat maps."""
+    """Return the best and the worst value on the common color scale of heat maps."""
     values = [value for heat_map in maps for value in heat_map.values.values()]
     if is_percentage(maps[0].metric):
         return 1.0, min(*values, 0.9)

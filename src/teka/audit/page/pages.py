@@ -1,10 +1,10 @@
-"""The HTML page of an audit."""
+"""HTML page with the results of one or more audits."""
 
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from teka.audit.caveats import SEVERITIES, Caveat
 from teka.audit.movement import Movement, parse_background
@@ -26,9 +26,6 @@ from teka.errors import escape_unprintable_except_newlines, require, wrong_value
 from teka.files import check_file_is_writable, write_bytes
 from teka.reporting.formatting import format_number, join_words
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 # Metrics on the cards of the first screen, which has room for three.
 FIRST_NUMBERS = (
     "consistency",
@@ -44,7 +41,7 @@ LONGEST = 12  # longer lists of settings are shortened
 
 
 class AuditRow(NamedTuple):
-    """Row of the results table: the metrics of one model in one mode, as text.
+    """Row of the results table, with the metrics of one model in one mode of shifting as text.
 
     Args:
         model: Index of the model.
@@ -64,7 +61,7 @@ class AuditRow(NamedTuple):
 def list_measured_metrics(
     reports: Sequence[AuditReport], numbers: Sequence[str] = tuple(NUMBERS)
 ) -> list[str]:
-    """Return the names of the metrics that at least one report contains."""
+    """List the metrics that at least one report contains, out of the given names."""
     measured = {
         name for report in reports for metrics in report.metrics for name in metrics.numbers
     }
@@ -72,7 +69,7 @@ def list_measured_metrics(
 
 
 def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
-    """Return the rows of the results table, one for each model and mode."""
+    """Return one row of the results table for each model and mode of shifting."""
     rows = []
     for model, report in enumerate(reports):
         for metrics in report.metrics:
@@ -89,7 +86,7 @@ def audit_rows(reports: Sequence[AuditReport]) -> list[AuditRow]:
 
 
 def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) -> str:
-    """Explain the confidence intervals in a table of metrics, and why some are missing."""
+    """Explain the confidence intervals in the results table, and why some are missing."""
     results = [metrics for report in reports for metrics in report.metrics]
     gaps = explain_missing_intervals(
         metrics.numbers[name].method
@@ -103,7 +100,7 @@ def explain_intervals(reports: Sequence[AuditReport], columns: Sequence[str]) ->
 def describe_used_images(reports: Sequence[AuditReport]) -> list[str]:
     """Describe the images of all audits, such as "500 of 10,000 test images of mnist".
 
-    If several audits use the same images, their description is returned once.
+    Audits with the same images have one description in common.
     """
     return list(
         dict.fromkeys(str(report.data["used"]) for report in reports if "used" in report.data)
@@ -111,7 +108,7 @@ def describe_used_images(reports: Sequence[AuditReport]) -> list[str]:
 
 
 def model_names_by_caveat(reports: Sequence[AuditReport]) -> dict[Caveat, str]:
-    """Return the names of the affected models for each caveat, the most severe caveat first."""
+    """Map each caveat to the names of the models that it concerns, the most severe caveat first."""
     caveats = [caveat for report in reports for caveat in report.caveats]
     models = {}
     for caveat in sorted(caveats, key=lambda caveat: list(SEVERITIES).index(caveat.severity)):
@@ -162,10 +159,9 @@ def format_setting(value: object) -> str:
 
 
 def examples_to_json(reports: Sequence[AuditReport]) -> str:
-    """Convert the example images to JSON for the script of the page.
+    """Convert the example images of reports to JSON for the script of the page.
 
-    An image or list of shifts that occurs several times is stored once, and the examples refer to
-    it by its index.
+    Examples refer to images and lists of shifts by an index, so that each of them is stored once.
     """
     pixels = {}
     shifts = {}
@@ -201,7 +197,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
 
 
 def _movement_to_json(movement: Movement, example: ExampleImage) -> dict[str, Any]:
-    """Return what the page's script needs to shift an image: mode, background and output size."""
+    """Convert a movement to JSON data, from which the script of the page can shift an image."""
     background = parse_background(movement.background)
     if len(background) == 1:
         background *= example.channels
@@ -215,7 +211,7 @@ def _movement_to_json(movement: Movement, example: ExampleImage) -> dict[str, An
 def write_page(
     reports: Sequence[AuditReport], path: str | Path, pairs: Sequence[ModelPair] = ()
 ) -> Path:
-    """Write an HTML page about one or more audits. The file is written atomically.
+    """Write an HTML page with the results of one or more audits. The file is written atomically.
 
     >>> import tempfile, torch
     >>> from teka.audit import AuditSettings, audit, write_page
@@ -227,16 +223,16 @@ def write_page(
     'audit.html'
 
     Args:
-        reports: Reports, which the page shows side by side.
-        path: File of the page.
-        pairs: Comparisons of the models, from
-            `teka.audit.statistics.comparison.compare_all_pairs`, for paired differences.
+        reports: Reports of the audits. Several reports are shown side by side.
+        path: Path of the HTML file.
+        pairs: Comparisons between the models, from
+            `teka.audit.statistics.comparison.compare_all_pairs`, to show their differences.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: No report, or a path that cannot be written.
+        ValueError: There is no report, or the file cannot be written.
     """
     reports = check_instances("reports", reports, AuditReport, "a list of reports")
     pairs = check_instances("pairs", pairs, ModelPair, "a list of comparisons")
@@ -246,7 +242,7 @@ def write_page(
 
 
 def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[ModelPair] = ()) -> str:
-    """Return the HTML of a page about one or more audits."""
+    """Return the HTML of a page with the results of one or more audits."""
     if not reports:
         raise wrong_value("reports", list(reports), "one or more reports")
     columns = list_measured_metrics(reports)
@@ -284,7 +280,7 @@ def render_audit_page(reports: Sequence[AuditReport], pairs: Sequence[ModelPair]
 
 
 @functools.cache
-def _page_template() -> "Template":
+def _page_template() -> Any:
     # Compiling takes most of the time of a page, and a process often writes many pages.
     require("jinja2", "reports need", "teka[report]")
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -302,6 +298,6 @@ def _page_template() -> "Template":
 
 
 def _escape_control_characters(value: object) -> object:
-    """Replace control characters in plain text with visible codes."""
+    """Replace control characters in plain text by visible escape codes."""
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return escape_unprintable_except_newlines(value) if is_text else value

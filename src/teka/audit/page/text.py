@@ -1,4 +1,4 @@
-"""Reports and model comparisons as text for a terminal, and as Markdown for a pull request."""
+"""Results of audits as text for a terminal, and as Markdown for a pull request."""
 
 import textwrap
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ TEXT_NUMBERS = (
 
 
 def audit_text(reports: Sequence[AuditReport]) -> str:
-    """Format reports as text: a table of metrics, then verdicts, layers, failures and caveats."""
+    """Format reports for a terminal: a table of metrics, then the findings and the caveats."""
     texts = [results_text(reports)]
     for report in reports:
         title = [_wrap(report.name)] if len(reports) > 1 else []
@@ -52,16 +52,23 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
 
 
 def remaining_findings_text(main_results: AuditReport, report: AuditReport) -> str:
-    """Return the findings of a complete report that the report of the main results lacks."""
+    """Return the findings and caveats of an audit that were not printed with its main results.
+
+    The command line prints the main results first, because the other parts of an audit take longer.
+
+    Args:
+        main_results: Report that was printed before.
+        report: Complete report of the same audit.
+    """
     shown = [*_format_findings(main_results), *format_caveats([main_results])]
     findings = [*_format_findings(report), *format_caveats([report])]
     return "\n".join(finding for finding in findings if finding not in shown)
 
 
 def _format_findings(report: AuditReport) -> list[str]:
-    """Return the sentences of the verdict, the layers that cause it, and the stages that failed.
+    """Format the verdict of an audit, the layers that explain it, and the parts that failed.
 
-    Each of them is a text with line breaks for the terminal.
+    Each entry of the list is a sentence or a layer, wrapped to the width of the terminal.
     """
     findings = [_wrap(sentence) for sentence in report.verdict]
     for role, name, words in explain_layers(report.layers):
@@ -72,13 +79,13 @@ def _format_findings(report: AuditReport) -> list[str]:
 
 
 def results_text(reports: Sequence[AuditReport]) -> str:
-    """Format the table of the main metrics and its notes as text."""
+    """Format the table of the main metrics and its notes for a terminal."""
     table, notes = results_table(reports)
     return f"{table.to_text(WIDTH, narrowest=14)}\n{_wrap(notes)}".rstrip()
 
 
 def format_caveats(reports: Sequence[AuditReport]) -> list[str]:
-    """Return the text of each caveat, with the names of the models that it concerns."""
+    """Format each caveat for a terminal, with the names of the models that it concerns."""
     texts = []
     for caveat, names in model_names_by_caveat(reports).items():
         models = f"; {names}" if len(reports) > 1 else ""
@@ -88,7 +95,7 @@ def format_caveats(reports: Sequence[AuditReport]) -> list[str]:
 
 
 def results_table(reports: Sequence[AuditReport]) -> tuple[Table, str]:
-    """Return a table of the main metrics with a row for each model and mode, and notes about it."""
+    """Create a table of the main metrics, with one row for each model and mode, and its notes."""
     columns = list_measured_metrics(reports, TEXT_NUMBERS)
     audited = audit_rows(reports)
     several = len(reports) > 1
@@ -123,7 +130,11 @@ def _wrap(words: str, first: str = "") -> str:
 
 
 def comparison_text(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) -> str:
-    """Describe the best model in each mode, and list the differences from the first model."""
+    """Format the comparison of several models for a terminal.
+
+    For each mode of shifting, the text names the best model, and has a table of differences between
+    the first valid model and each other model.
+    """
     texts = []
     for section in comparison_sections(pairs, reports):
         lines = [_wrap(section["headline"])]
@@ -142,7 +153,7 @@ def comparison_text(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) 
 
 
 def _difference_table_text(pair: ModelPair, reports: Sequence[AuditReport]) -> str:
-    """Format a table of the differences between two models in all metrics."""
+    """Format a table of the differences between two models in all metrics for a terminal."""
     comparison = pair.comparison
     rows = []
     for name, cells in format_difference_cells(comparison).items():
@@ -167,7 +178,7 @@ def format_summary_as_markdown(
 
     Args:
         reports: Reports of the audits.
-        pairs: Comparisons of two models each.
+        pairs: Comparisons between the models, if there are several.
     """
     parts = []
     for section in comparison_sections(pairs, reports):
