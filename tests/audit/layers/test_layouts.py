@@ -16,15 +16,15 @@ OTHER = nn.GELU()
 IMAGE_SIZE = (24, 36)
 
 
-def recognize(recognizer, module, shape, is_output=True, source=None, source_shape=()):
-    found = recognizer.recognize(module, (2, *shape), is_output, source, source_shape)
+def recognize(recognizer, module, shape, source=None, source_shape=()):
+    found = recognizer.recognize(module, (2, *shape), source, source_shape)
     assert isinstance(found, Layout), found
     return found
 
 
 def start_recognizer(image_size=IMAGE_SIZE):
     recognizer = LayoutRecognizer(image_size)
-    first = recognize(recognizer, OTHER, (3, *image_size), is_output=False)
+    first = recognize(recognizer, OTHER, (3, *image_size))
     assert first == Layout("map", image_size, (Fraction(1), Fraction(1)))
     return recognizer, first
 
@@ -74,10 +74,7 @@ def test_padding_keeps_the_stride():
     recognizer, first = start_recognizer()
     assert recognize(recognizer, nn.ZeroPad2d(1), (3, 26, 38), source=first).stride == (1, 1)
     recognizer, _ = start_recognizer()
-    assert recognize(recognizer, nn.Conv2d(3, 4, 3, 2), (3, 25, 37), is_output=False).stride == (
-        1,
-        1,
-    )
+    assert recognize(recognizer, nn.Conv2d(3, 4, 3, 2), (3, 25, 37)).stride == (1, 1)
 
 
 def test_tokens_after_prefix_tokens_have_the_grid_of_patches():
@@ -95,26 +92,26 @@ def test_tokens_without_an_earlier_map_have_square_patches():
 def test_merged_patches_with_as_many_channels_as_tokens_are_tokens():
     recognizer = LayoutRecognizer((16, 16))
     recognize(recognizer, OTHER, (64, 16))
-    assert recognize(recognizer, nn.LayerNorm(64), (16, 64), is_output=False).grid == (4, 4)
+    assert recognize(recognizer, nn.LayerNorm(64), (16, 64)).grid == (4, 4)
 
 
 def test_class_token_is_recognized_if_channels_equal_tokens():
     recognizer = LayoutRecognizer((16, 16))
     recognize(recognizer, OTHER, (16, 16))
-    assert recognize(recognizer, nn.Dropout(), (17, 16), is_output=False) == Layout(
+    assert recognize(recognizer, nn.Dropout(), (17, 16)) == Layout(
         "tokens", (4, 4), (Fraction(4),) * 2, 1
     )
 
 
 def test_transposed_tokens_are_a_flat_map():
     recognizer, _ = recognize_patches()
-    assert recognize(recognizer, nn.Linear(54, 20), (7, 54), is_output=False).name == "flat map"
+    assert recognize(recognizer, nn.Linear(54, 20), (7, 54)).name == "flat map"
 
 
 def test_pooled_transposed_tokens_are_a_vector():
     recognizer, _ = recognize_patches()
     pool = nn.AdaptiveAvgPool1d(1)
-    source = recognize(recognizer, pool, (7, 54), is_output=False)
+    source = recognize(recognizer, pool, (7, 54))
     assert source.name == "flat map"
     pooled = recognize(recognizer, pool, (7, 1), source=source, source_shape=(2, 7, 54))
     assert pooled.name == "vector"
@@ -122,33 +119,31 @@ def test_pooled_transposed_tokens_are_a_vector():
 
 def test_attention_weights_are_not_a_map():
     recognizer, _ = recognize_patches(1)
-    reason = recognizer.recognize(nn.Dropout(), (2, 4, 55, 55), True, None, ())
+    reason = recognizer.recognize(nn.Dropout(), (2, 4, 55, 55), None, ())
     assert isinstance(reason, str)
 
 
 def test_tokens_of_several_heads_are_tokens():
     recognizer, _ = recognize_patches(1)
-    assert recognize(recognizer, nn.LayerNorm(5), (55, 4, 5), is_output=False).name == "tokens"
-    reason = recognizer.recognize(nn.LayerNorm(5), (2, 4, 55, 5), False, None, ())
+    assert recognize(recognizer, nn.LayerNorm(5), (55, 4, 5)).name == "tokens"
+    reason = recognizer.recognize(nn.LayerNorm(5), (2, 4, 55, 5), None, ())
     assert isinstance(reason, str)
 
 
 def test_linear_layers_and_norms_read_channels_last_maps():
     recognizer = LayoutRecognizer((6, 6))
-    recognize(recognizer, OTHER, (6, 6, 6), is_output=False)
-    assert (
-        recognize(recognizer, nn.Linear(6, 9), (6, 6, 6), is_output=False).name
-        == "channels-last map"
-    )
-    assert recognize(recognizer, nn.BatchNorm2d(6), (6, 6, 6), is_output=False).name == "map"
+    recognize(recognizer, OTHER, (6, 6, 6))
+    assert recognize(recognizer, nn.Linear(6, 9), (6, 6, 6)).name == "channels-last map"
+    assert recognize(recognizer, nn.BatchNorm2d(6), (6, 6, 6)).name == "map"
 
 
 def test_vector_of_the_size_of_the_previous_map_is_flattened():
     recognizer, first = start_recognizer()
     recognize(recognizer, nn.Conv2d(3, 2, 12, 12), (2, 2, 3), source=first)
     assert recognize(recognizer, nn.Flatten(), (12,)).name == "flattened"
+    projected = recognize(recognizer, nn.Linear(12, 12), (12,), source_shape=(2, 12))
+    assert projected.name == "vector"
     assert recognize(recognizer, nn.Linear(12, 12), (12,)).name == "vector"
-    assert recognize(recognizer, nn.Linear(12, 12), (12,), is_output=False).name == "vector"
 
 
 def test_single_cell_is_a_vector_with_the_previous_coarsest_stride():
@@ -162,7 +157,7 @@ def test_single_cell_is_a_vector_with_the_previous_coarsest_stride():
 def test_unknown_layouts_have_a_reason():
     for shape in [(2, 3, 4, 5), (11, 13, 17), (31, 37)]:
         recognizer, _ = start_recognizer()
-        assert isinstance(recognizer.recognize(OTHER, (2, *shape), True, None, ()), str), shape
+        assert isinstance(recognizer.recognize(OTHER, (2, *shape), None, ()), str), shape
 
 
 def test_declared_strides_and_padding_are_read():
@@ -186,7 +181,7 @@ PREFIX = torch.full((2, 2, 7), torch.nan)
 TOKENS = torch.cat([PREFIX, CELLS.flatten(2).transpose(1, 2)], dim=1)
 
 
-def test_arrange_returns_channels_over_cells_without_prefix_tokens():
+def test_layouts_are_converted_to_channels_first_without_prefix_tokens():
     for name, output, prefix in [
         ("map", CELLS, 0),
         ("channels-last map", CELLS.permute(0, 2, 3, 1), 0),
@@ -201,7 +196,8 @@ def test_arrange_returns_channels_over_cells_without_prefix_tokens():
 
 
 def test_vector_has_no_cells():
-    assert Layout("vector", (), HALF).to_channels_first(torch.rand(2, 7, 1, 1)).shape == (2, 7)
+    vector = Layout("vector", (), HALF).to_channels_first(torch.rand(2, 7, 1, 1))
+    assert vector.shape == (2, 7, 1, 1)
 
 
 def test_num_tokens_includes_prefix_tokens():

@@ -284,9 +284,8 @@ def choose_default_mode(options: ImageOptions) -> tuple[str, str]:
     for file in files[:: math.ceil(len(files) / _NUM_HEADERS)]:
         with contextlib.suppress(ValueError):  # damaged files are reported when they are read
             sides.append(min(read_picture_header(file)[1:]))
-    is_photograph = bool(sides) and float(np.median(sides)) >= MIN_PHOTOGRAPH_SIDE
     limit = f"{MIN_PHOTOGRAPH_SIDE} pixels along the shorter side"
-    if is_photograph:
+    if sides and np.median(sides) >= MIN_PHOTOGRAPH_SIDE:
         return "crop", f"most pictures have at least {limit}"
     return "circular", f"most pictures have fewer than {limit}"
 
@@ -375,8 +374,12 @@ def prepare_audit_inputs(
         shifts = settings.shifts_for(tuple(chosen.images.shape[2:]))
         max_shift = max(max(map(abs, steps)) for steps in shifts)
         resizing = model.transform if is_late else transform
-        sizes = chosen.image_size, resizing.resized_size(chosen.image_size)
-        caveats += warn_about_resizing(*sizes, before_resize=is_late, max_shift=max_shift)
+        caveats += warn_about_resizing(
+            chosen.image_size,
+            resizing.resized_size(chosen.image_size),
+            before_resize=is_late,
+            max_shift=max_shift,
+        )
     caveats += warn_about_other_scale(model.transform.resize, transform.resize)
     labels = None
     names = model.class_names

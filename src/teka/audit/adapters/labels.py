@@ -3,7 +3,7 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxtyping import Int
 from torch import Tensor
@@ -104,8 +104,8 @@ def _normalize(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).casefold().replace("_", " ").split())
 
 
-# From the strictest comparison to the most lenient.
-_KEYS: tuple[Callable[[str], set[str]], ...] = (
+# Functions from a class name to the keys by which it is compared, the strictest comparison first.
+_KEYS = (
     lambda name: {name},
     lambda name: {_normalize(name)},
     lambda name: {_normalize(synonym) for synonym in name.split(",") if synonym.strip()},

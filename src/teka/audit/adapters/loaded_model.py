@@ -284,7 +284,7 @@ class WrappedModule(nn.Module):
     ) -> None:
         super().__init__()
         self.output_kind = output_kind or output_kind_of(model)
-        self.wrappers: tuple[tuple[Before, After], ...] = ((before, after),)
+        self.wrappers = ((before, after),)
         if isinstance(model, WrappedModule):
             self.wrappers = (*model.wrappers, *self.wrappers)
             model = model.model

@@ -81,17 +81,14 @@ class OnnxModule(nn.Module):
         self.batch_size, _, self._size = read_input_shape(self.input.shape)
         self._layers: dict[str, OnnxNode] = {}  # by their outputs
         if graph is not None:
-            self._add_layers(graph.graph)
+            for node in graph.graph.node:
+                if node.output and node.output[0]:  # an omitted output has no name
+                    layer = self._layers[node.output[0]] = _make_node_layer(node)
+                    self.add_module(self._unused_name(node.name or node.output[0]), layer)
+            for tensor in graph.graph.initializer:
+                if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # may hold positions
+                    self.register_buffer(self._unused_name(tensor.name), torch.zeros(*tensor.dims))
         self.eval()
-
-    def _add_layers(self, graph: Any) -> None:
-        for node in graph.node:
-            if node.output and node.output[0]:  # an omitted output has no name
-                layer = self._layers[node.output[0]] = _make_node_layer(node)
-                self.add_module(self._unused_name(node.name or node.output[0]), layer)
-        for tensor in graph.initializer:
-            if len(tensor.dims) in (3, 4) and tensor.dims[0] == 1:  # may be position embeddings
-                self.register_buffer(self._unused_name(tensor.name), torch.zeros(*tensor.dims))
 
     def _unused_name(self, name: str) -> str:
         name = name.replace(".", "_")

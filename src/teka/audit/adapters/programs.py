@@ -85,8 +85,7 @@ class ExportedModule(nn.Module):
 
     def forward(self, images: Images) -> Any:
         """Run the program on images, if needed in batches of its fixed size."""
-        program = self.program
-        return run_in_batches(lambda batch: {"": program(batch)}, images, self.batch_size)[""]
+        return run_in_batches(lambda batch: {"": self.program(batch)}, images, self.batch_size)[""]
 
 
 def is_torchscript_file(spec: str) -> bool:

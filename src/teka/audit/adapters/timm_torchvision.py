@@ -31,10 +31,9 @@ def load_timm(name: str, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS) -> Lo
     timm = require("timm", "this model needs", "timm")
     name = name.removeprefix("timm:")
     label = f"timm:{name}"
-    is_pretrained = load_options.weights is None
     with load_safely(label, "a timm model"), load_options.fixed_seed():
         module = timm.create_model(
-            name, pretrained=is_pretrained, **load_options.num_classes_argument
+            name, pretrained=load_options.weights is None, **load_options.num_classes_argument
         )
     module = load_options.load_weights(module.eval())
     config = timm.data.resolve_model_data_config(module)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+import torch
 from torch import Tensor, nn
 
 MAX_PREFIX = 8  # maximum number of class, distillation and register tokens before the grid
@@ -70,7 +71,7 @@ class Layout:
         """Number of tokens in the grid, plus the prefix tokens."""
         return self.prefix_tokens + math.prod(self.grid)
 
-    def covers_image(self, seen_size: tuple[int, int]) -> bool:
+    def covers_image(self, seen_size: Shape) -> bool:
         """Return True if the cells fill an image of this size exactly, without a remainder.
 
         Args:
@@ -80,12 +81,13 @@ class Layout:
         return tuple(side * step for side, step in sides) == seen_size
 
     def to_channels_first(self, output: Tensor) -> Tensor:
-        """Reshape a tensor with this layout to (B, C, *grid), and remove its prefix tokens.
+        """Detach and reshape a tensor with this layout to (B, C, h, w), in float32 or higher.
 
-        A vector is reshaped to (B, C).
+        Prefix tokens are removed. A vector is reshaped to (B, C, 1, 1).
         """
+        output = output.detach().to(torch.promote_types(output.dtype, torch.float32))
         if self.name == "vector":
-            return output.flatten(1)
+            return output.flatten(1)[..., None, None]
         if self.name == "channels-last map":
             return output.movedim(-1, 1)
         if self.name == "tokens":
@@ -104,7 +106,7 @@ class LayoutRecognizer:
         seen_size: Height and width of the model's input.
     """
 
-    def __init__(self, seen_size: tuple[int, int]) -> None:
+    def __init__(self, seen_size: Shape) -> None:
         self.seen_size = seen_size
         # Strides by grid, the most recent grid last, and token layouts by their number of tokens.
         self._strides: dict[Shape, Stride] = {seen_size: (Fraction(1), Fraction(1))}
@@ -114,27 +116,21 @@ class LayoutRecognizer:
         self._map_size: int | None = None
 
     def recognize(
-        self,
-        module: nn.Module,
-        shape: Shape,
-        is_output: bool,
-        input_layout: Layout | None,
-        input_shape: Shape,
+        self, module: nn.Module, shape: Shape, input_layout: Layout | None, input_shape: Shape
     ) -> Layout | str:
         """Return the layout of the next tensor, or the reason why it is not recognized.
 
         Args:
             module: Module that receives or returns the tensor.
             shape: Shape (B, …) of the tensor.
-            is_output: Whether the module returns the tensor. Otherwise it receives the tensor.
-            input_layout: Layout of the module's input, for an output.
-            input_shape: Shape of the module's input, for an output.
+            input_layout: If the module returns the tensor, layout of the module's input, or None.
+            input_shape: If the module returns the tensor, shape of the module's input, else ().
         """
         is_kept = (
             input_layout is not None and input_layout.name != "vector" and input_shape == shape
         )
         if len(shape) == 2:
-            is_projected = isinstance(module, nn.Linear) and is_output
+            is_projected = isinstance(module, nn.Linear) and input_shape
             is_flat = self._map_size == shape[1] and not is_projected
             layout = (
                 self._grid_layout("flattened", self._latest.grid)
@@ -204,8 +200,9 @@ class LayoutRecognizer:
         """Return all grids that divide the image into square cells, the finest grid first."""
         height, width = self.seen_size
         shared = math.gcd(height, width)
-        sides = range(1, shared + 1)
-        return [(height // side, width // side) for side in sides if shared % side == 0]
+        return [
+            (height // side, width // side) for side in range(1, shared + 1) if shared % side == 0
+        ]
 
     def _recognize_tokens(
         self, module: nn.Module, shape: Shape, input_layout: Layout | None

@@ -166,7 +166,7 @@ class LayerFindings:
     def first_break(self) -> str | None:
         """Name of the first module that breaks equivariance inside the image, or None."""
         layer = self.breaks.get("interior")
-        return None if layer is None else layer.name
+        return layer and layer.name
 
     @property
     def max_shift(self) -> int | float:
@@ -330,11 +330,9 @@ def _is_flattened_head(event: TraceEvent) -> bool:
 
     Such a layer has separate weights for each position, so it breaks equivariance.
     """
-    if event.input_tensor is None or event.tensor is None:
-        return False
-    names = event.input_tensor.layout.name, event.tensor.layout.name
+    layouts = [tensor and tensor.layout.name for tensor in (event.input_tensor, event.tensor)]
     has_weights = any(True for _ in event.module.parameters(recurse=False))
-    return has_weights and names == ("flattened", "vector")
+    return has_weights and layouts == ["flattened", "vector"]
 
 
 def _find_first_breaks(

@@ -207,10 +207,7 @@ def measure_equivariance_errors(
         if value is None or event.shape[1:] != tensor.shape or len(value) % num_copies:
             tensor.failure = "its shape is not always the same"
             return
-        maps = tensor.layout.to_channels_first(value.detach())
-        maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
-        maps = maps if tensor.layout.grid else maps[:, :, None, None]
-        values = maps.unflatten(0, (num_copies, -1))
+        values = tensor.layout.to_channels_first(value).unflatten(0, (num_copies, -1))
         # Circularly shifted content reenters in whole cells only if they fill the image exactly.
         wraps = movement.wraps and tensor.layout.covers_image(trace.seen_size)
         sums[tensor][chosen] += _sum_squared_errors(values, tensor, shifts[chosen], wraps)

@@ -104,7 +104,7 @@ class TraceEvent:
 
         The result is None for an input, and for an output whose input cannot be compared.
         """
-        return None if self.input is None else self.input.tensor
+        return self.input and self.input.tensor
 
     @property
     def name(self) -> str:
@@ -153,11 +153,13 @@ def trace_calls(
 
     with ExitStack() as hooks:
         for name, module in modules.items():
-            hook = partial(before, name)
-            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+            hooks.enter_context(
+                module.register_forward_pre_hook(partial(before, name), with_kwargs=True)
+            )
             # With always_call, a call also ends if the module raises and the model continues.
-            hook = partial(after, name)
-            hooks.enter_context(module.register_forward_hook(hook, always_call=True))
+            hooks.enter_context(
+                module.register_forward_hook(partial(after, name), always_call=True)
+            )
         # Compiled modules call their hooks only if they run eagerly. Without torch._dynamo, no
         # module is compiled. It is not imported here, because the import is slow.
         if "torch._dynamo" in sys.modules:
@@ -210,7 +212,7 @@ class ModelTrace:
         self, model: Model, modules: Mapping[str, nn.Module], images: RealImages, edge_width: int
     ) -> None:
         self.modules = modules
-        self.seen_size = (images.shape[2], images.shape[3])
+        self.seen_size = tuple(images.shape[2:])
         self.events: list[TraceEvent] = []
         self.tensors: list[TracedTensor] = []
         self._num_images = len(images)
@@ -241,8 +243,10 @@ class ModelTrace:
         The shapes of position embeddings are compared with these grids.
         """
         layouts = [tensor.layout for tensor in self.tensors]
-        has_cells = [layout for layout in layouts if max(layout.grid, default=0) > 1]
-        return tuple(dict.fromkeys((layout.grid, layout.prefix_tokens) for layout in has_cells))
+        grids = [
+            (each.grid, each.prefix_tokens) for each in layouts if max(each.grid, default=0) > 1
+        ]
+        return tuple(dict.fromkeys(grids))
 
     def _on_event(self, event: TraceEvent, value: Tensor | None) -> None:
         self.events.append(event)
@@ -268,19 +272,16 @@ class ModelTrace:
             return f"its values are {value.dtype}, not real floating-point numbers"
         if len(shape) < 2 or len(value) != COPIES * self._num_images:
             return f"its first axis is not the batch; the others are {shape[1:]}"
-        input_layout = None if event.input_tensor is None else event.input_tensor.layout
-        input_shape = () if event.input is None else event.input.shape
+        input_layout = event.input_tensor and event.input_tensor.layout
+        input_shape = event.input.shape if event.input else ()
         if input_layout is None and input_shape == shape:
             return "its input has the same shape, and the layout of that input is unknown"
-        layout = self._recognizer.recognize(
-            event.module, shape, event.is_output, input_layout, input_shape
-        )
+        layout = self._recognizer.recognize(event.module, shape, input_layout, input_shape)
         if isinstance(layout, str):
             return layout
-        copies = layout.to_channels_first(value.detach()).unflatten(0, (COPIES, self._num_images))
+        copies = layout.to_channels_first(value).unflatten(0, (COPIES, self._num_images))
         if not copies.isfinite().all():
             return "it holds NaN or infinity"
-        copies = copies.to(torch.promote_types(value.dtype, torch.float32))
         epsilon = torch.finfo(value.dtype).eps
         noise = output_difference(copies[1], copies[0])
         border = _border_widths(copies, epsilon) if layout.grid else ()

@@ -234,11 +234,16 @@ def draw_layer_errors(layers: LayerFindings) -> str:
     )
     axes.axhline(layers.threshold, color=GRAY, linestyle="--", linewidth=1, label="limit")
     for field, (label, color, marker) in LAYER_ERRORS.items():
-        errors = np.array([getattr(layer, field) for layer in findings], dtype=float)
-        if field == "interior_error":
-            # If the edge affects all cells of a layer, its only error is that of all cells.
-            all_cells = np.array([layer.error for layer in findings], dtype=float)
-            errors = np.where(np.isnan(errors), all_cells, errors)
+        errors = np.array(
+            [
+                # If the edge affects all cells of a layer, draw the error of all cells.
+                layer.error
+                if field == "interior_error" and layer.interior_error is None
+                else getattr(layer, field)
+                for layer in findings
+            ],
+            dtype=float,
+        )
         if not np.isnan(errors).all():
             errors = np.maximum(errors, _LOWEST_ERROR)
             axes.plot(

@@ -75,8 +75,9 @@ def describe_best_model(
         headline = f"{names[best.model]} is significantly better than {beaten}"
     lacking = [names[index] for index in competing if index not in (best.model, *best.advantages)]
     if lacking:
-        reason = "because their outputs do not define this metric"
-        notes.append(f"Not compared, {reason}: {join_words(lacking)}.")
+        notes.append(
+            f"Not compared, because their outputs do not define this metric: {join_words(lacking)}."
+        )
     evidence = [_describe_advantages(ranking, names) for ranking in rankings]
     return f"Mode {mode}: {headline} in {metric_title(best.metric)}.", [*evidence, *notes]
 

@@ -36,11 +36,14 @@ def mode_sections(reports: Sequence[AuditReport]) -> list[dict[str, Any]]:
             if figure := draw_curves(reports, by_model, name, metric.label):
                 figures[name] = figure
         first = [name for name in FIRST_CURVES if name in figures] or list(figures)[:1]
-        movements = [metrics.movement for metrics in by_model.values()]
         sections.append(
             {
                 "mode": mode,
-                "words": list(dict.fromkeys(map(describe_movement, movements))),
+                "words": list(
+                    dict.fromkeys(
+                        describe_movement(metrics.movement) for metrics in by_model.values()
+                    )
+                ),
                 "curves": [figures[name] for name in first],
                 "more_curves": [figures[name] for name in figures if name not in first],
                 "bands": _describe_bands(list(by_model.values())),
@@ -66,7 +69,8 @@ def _describe_bands(results: Sequence[Metrics]) -> str:
 
 def format_confidence_levels(metrics: Iterable[Metrics]) -> str:
     """Format the confidence levels of the intervals of metrics, such as "95 %"."""
-    return join_words([f"{100 * each:g} %" for each in sorted({one.confidence for one in metrics})])
+    levels = sorted({result.confidence for result in metrics})
+    return join_words([f"{100 * level:g} %" for level in levels])
 
 
 def describe_movement(movement: Movement) -> str:

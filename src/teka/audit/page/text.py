@@ -190,11 +190,10 @@ def format_summary_as_markdown(
         parts.append(f"**{markdown_text(report.name)}.** {markdown_text(report.verdict[0])}")
     table, notes = results_table(reports)
     parts += [table.to_markdown(), markdown_text(notes)]
-    caveats = model_names_by_caveat(reports).items()
     lines = (
         f"- {markdown_text(names)}: {SEVERITIES[caveat.severity]}, **{caveat.name}**. "
         f"{markdown_text(caveat.message)}"
-        for caveat, names in caveats
+        for caveat, names in model_names_by_caveat(reports).items()
     )
     parts.append("\n".join(lines))
     return "\n\n".join(part for part in parts if part) + "\n"
