@@ -8,7 +8,7 @@ from teka.audit.layers.layouts import (
     LayoutRecognizer,
     declared_stride,
     find_absolute_embeddings,
-    pads_edge,
+    has_noncircular_padding,
 )
 from teka.models import Performer
 
@@ -171,7 +171,7 @@ def test_declared_strides_and_padding_are_read():
         (nn.Linear(1, 1), None, False),
     ]:
         assert declared_stride(module) == stride, (module, stride, pads)
-        assert pads_edge(module) == pads, (module, stride, pads)
+        assert has_noncircular_padding(module) == pads, (module, stride, pads)
 
 
 CELL_GRID = (3, 5)

@@ -94,7 +94,7 @@ class AuditImages(NamedTuple):
         class_names: Names of the classes, or None.
         image_size: Size of the images in the data set, or None if they have several sizes.
         num_available: Number of images from which the images were drawn.
-        description: Number of images, and the part of the data set from which they were drawn.
+        description: Text such as "500 of 10,000 test images of mnist".
     """
 
     images: ImageSet

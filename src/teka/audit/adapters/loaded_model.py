@@ -188,7 +188,7 @@ def read_weights(file: Path) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that an audit can call, with its preprocessing and a description.
+    """Model for an audit, with its preprocessing and a description for the report.
 
     Args:
         name: Name for display.
@@ -200,7 +200,7 @@ class LoadedModel:
         num_classes: Number of classes, or None if unknown.
         transform: Preprocessing of images. The function normalizes images but does not resize them.
         weights_hash: SHA-256 of the weights, or None.
-        note: Remark for the reader on how the model was loaded.
+        note: Remark for the user on how the model was loaded.
         output: Kind of the output, as in `teka.audit.AuditSettings`.
         loads_at_input_size: Whether data sets are loaded at the input size and with 8 bits per
             channel, as in training.

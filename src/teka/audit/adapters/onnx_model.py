@@ -192,10 +192,9 @@ def choose_output(outputs: Sequence[Any], name: str | None) -> Any:
 
 
 def _make_node_layer(node: Any) -> OnnxNode:
-    """Create the module for a node of the graph.
+    """Create the module for a node of an ONNX graph, with the type of the node as its class name.
 
-    The module has the type of the node as its class name. For a convolution or pooling, the module
-    has its kernel size, stride and padding.
+    The module of a convolution or pooling also has its kernel size, stride and padding.
     """
     attributes = {attribute.name: list(attribute.ints) for attribute in node.attribute}
     kernel = attributes.get("kernel_shape", [])
@@ -255,9 +254,9 @@ def load_onnx(path: str | Path, load_options: LoadOptions = DEFAULT_LOAD_OPTIONS
 def _choose_preprocessing(
     image_input: Any, graph: Any, file: Path, load_options: LoadOptions
 ) -> tuple[Preprocessing, bool]:
-    """Choose the preprocessing for an ONNX file, and return True with it if its source is known.
+    """Choose the preprocessing for an ONNX file, and determine if its normalization is known.
 
-    The preprocessing comes from an image processor next to the file, from the input of the model,
+    The preprocessing comes from an image processor next to the file, from the shape of the input,
     and from the options of the user.
     """
     shape = image_input.shape
@@ -285,7 +284,7 @@ def _choose_preprocessing(
 
 
 def _num_classes_of_output(output: Any) -> int | None:
-    """Return the number of classes K of an output (B, K) or (B, K, 1, 1), or None if unknown."""
+    """Return the number of classes of an output (B, K) or (B, K, 1, 1), or None if unknown."""
     sizes = [size for size in output.shape[1:] if size != 1] or [1]
     is_vector = output.type in _FLOATING and len(output.shape) > 1 and len(sizes) == 1
     return num_classes_of(sizes[0]) if is_vector and isinstance(sizes[0], int) else None

@@ -171,7 +171,7 @@ def load_transformers(source: str, load_options: LoadOptions = DEFAULT_LOAD_OPTI
 
 
 class ImageEncoder(nn.Module):
-    """Image encoder of a model that otherwise also needs text (CLIP) or hides patches (ViTMAE)."""
+    """Image encoder of a CLIP-like model, or a ViTMAE model that sees all patches."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class ImageEncoder(nn.Module):
             self.config.mask_ratio = 0.0
 
     def forward(self, pixel_values: Tensor) -> object:
-        """Encode images: return the image features, or the output of an encoder without a mask."""
+        """Return the image features of a CLIP-like model, or the output of a ViTMAE model."""
         if hasattr(self.model, "get_image_features"):
             return self.model.get_image_features(pixel_values=pixel_values)
         num_patches = self.model.embeddings.patch_embeddings(pixel_values).shape[1]

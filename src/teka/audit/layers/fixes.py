@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from teka.audit.layers.layouts import PADDING, Shape, as_pair, find_position_axes, pads_edge
+from teka.audit.layers.layouts import (
+    PADDING,
+    Shape,
+    as_pair,
+    find_position_axes,
+    has_noncircular_padding,
+)
 from teka.audit.layers.trace import ModelTrace
 
 # Height and width of the input and output map of a layer, for each of its calls.
@@ -94,7 +100,7 @@ def find_fixes(
             reason = f"it is a {type(module).__name__}, whose own code may do something else"
         is_padding = isinstance(module, PADDING) and not isinstance(module, nn.CircularPad2d)
         has_stride = isinstance(module, WITH_STRIDE)
-        if is_padding or (has_stride and pads_edge(module)):
+        if is_padding or (has_stride and has_noncircular_padding(module)):
             padded[name] = reason or _obstacle_to_circular_padding(module, sizes)
         # A layer that was fixed before has another class with the attribute "sampling".
         if has_stride and max(as_pair(module.stride)) > 1 and not hasattr(module, "sampling"):

@@ -279,12 +279,12 @@ def declared_stride(module: nn.Module) -> Stride | None:
     return tuple(Fraction(1, step) if inverse else Fraction(step) for step in steps)
 
 
-def pads_edge(module: nn.Module) -> bool:
+def has_noncircular_padding(module: nn.Module) -> bool:
     """Return True if a convolution or pooling layer has padding that is not circular."""
     padding = getattr(module, "padding", 0)
     if not takes_feature_maps(module) or getattr(module, "padding_mode", "zeros") == "circular":
         return False
-    return padding == "same" or (padding != "valid" and any(as_pair(padding)))
+    return padding != "valid" and any(as_pair(padding))
 
 
 def as_pair(value: object) -> tuple:

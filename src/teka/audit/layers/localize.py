@@ -12,7 +12,11 @@ import torch
 from torch import nn
 
 from teka.audit.layers.fixes import FIXES, find_fixes
-from teka.audit.layers.layouts import declared_stride, find_absolute_embeddings, pads_edge
+from teka.audit.layers.layouts import (
+    declared_stride,
+    find_absolute_embeddings,
+    has_noncircular_padding,
+)
 from teka.audit.layers.shift_errors import ErrorsByTensor, measure_equivariance_errors
 from teka.audit.layers.trace import ModelTrace, TraceEvent, trace_model
 from teka.audit.movement import Movement, RealImages
@@ -59,9 +63,7 @@ def is_submodule(name: str, parent: str) -> bool:
 
 @dataclass(frozen=True)
 class LayerBreak:
-    """First layer of a model at which equivariance breaks in one of three ways.
-
-    Equivariance can break inside the image, at its edge, or because of aliasing.
+    """First layer that breaks equivariance inside the image, at its edge, or because of aliasing.
 
     Args:
         kind: Kind of break, one of `BREAKS`. If the edge affects all cells, "interior" and "edge"
@@ -86,7 +88,7 @@ class LayerBreak:
 
 @dataclass(frozen=True)
 class LayerFinding:
-    """Entry of a report about one layer: its output and its equivariance errors.
+    """Equivariance errors of one layer, with a description of its output.
 
     Errors are relative to the norm of the output. Unless stated otherwise, an error is the largest
     over all shifts by multiples of the layer's stride, or None if it could not be measured.
@@ -289,8 +291,11 @@ def locate_layers(
     tensors = (*module.parameters(), *module.buffers(), images)
     prepared = movement.prepare_images(images[chosen].to(tensors[0].device))
     # A fractional shift already interpolates the images, so their pixels cannot be compared.
-    checked = movement.parse_shifts(prepared, shifts)
-    steps = tuple(shift for shift in checked if any(shift) and not any(step % 1 for step in shift))
+    steps = tuple(
+        shift
+        for shift in movement.parse_shifts(prepared, shifts)
+        if any(shift) and not any(step % 1 for step in shift)
+    )
     if not steps:
         raise wrong_value("shifts", shifts, "at least one nonzero shift by whole pixels")
     with torch.no_grad():
@@ -356,7 +361,7 @@ def _find_first_breaks(
             # If the edge affects every cell, a break is attributed to the edge only if it is the
             # first break at the edge and the module pads.
             if "edge" not in breaks or _is_flattened_head(event):
-                is_padded = event.is_output and pads_edge(event.module)
+                is_padded = event.is_output and has_noncircular_padding(event.module)
                 by_kind["edge" if is_padded else "interior"] = errors.all_cells
             if breaks:
                 by_kind["aliasing"] = None
@@ -392,7 +397,7 @@ def _cause_of_break(kind: str, event: TraceEvent, absolute: Sequence[str]) -> st
     if kind == "edge":
         mode = getattr(module, "padding_mode", "zeros")
         padding = "zero" if mode == "zeros" else mode
-        return f"{padding} padding" if pads_edge(module) else ""
+        return f"{padding} padding" if has_noncircular_padding(module) else ""
     if _is_flattened_head(event):
         return "separate weights for each position"
     is_added = any(event.module_name in (name, _parent(name)) for name in absolute)

@@ -134,10 +134,10 @@ def round_shift_to_cells(shift: CheckedShift, layout: Layout) -> list[CellShift]
 def mask_cells_inside(
     side: int, step: int, border: tuple[int, int] = (0, 0)
 ) -> Bool[Tensor, " side"]:
-    """Return a mask of the cells along one axis that are not in the border before or after a shift.
+    """Return a mask of the cells along one axis that can be compared after a shift.
 
-    Cell i after the shift has the content of cell i − step before it. The mask is True if both
-    cells exist and neither belongs to the border.
+    Cell i after the shift has the content of cell i − step before the shift. The mask is True if
+    both cells exist and neither belongs to the border.
 
     Args:
         side: Number of cells along the axis.
@@ -153,7 +153,7 @@ def mask_cells_inside(
 def mask_compared_cells(
     tensor: TracedTensor, cell_shift: CellShift, wraps: bool
 ) -> tuple[Bool[Tensor, " side"], ...]:
-    """Return masks of the rows and columns of a feature map that can be compared after a shift.
+    """Return masks of the rows and columns of a tensor that can be compared after a shift.
 
     Args:
         tensor: The tensor.
@@ -236,10 +236,11 @@ def _sum_squared_errors(
     shifts: CheckedShifts,
     wraps: bool,
 ) -> Sums:
-    """Sum the squared differences between a tensor for shifted images and the shifted tensor.
+    """Sum the squared equivariance errors of a tensor over images, separately for each shift.
 
-    If the shift is not a whole number of cells, the rounding with the smaller error is used for
-    each image.
+    The tensor for a shifted image is compared with the tensor for the unshifted image, which is
+    shifted by the same distance in cells. If this is not a whole number of cells, the rounding with
+    the smallest error is used for each image.
 
     Args:
         values: Values of the tensor for the unshifted images, then for the images after each shift.

@@ -233,7 +233,7 @@ class ModelTrace:
 
     @property
     def num_values_per_image(self) -> int:
-        """Total number of values per image in all tensors, from which memory is estimated."""
+        """Total number of values per image in all tensors, which limits the batch size."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
     @property
@@ -275,7 +275,7 @@ class ModelTrace:
         input_layout = event.input_tensor and event.input_tensor.layout
         input_shape = event.input.shape if event.input else ()
         if input_layout is None and input_shape == shape:
-            return "its input has the same shape, and the layout of that input is unknown"
+            return "its shape is that of the module's input, whose layout is unknown"
         layout = self._recognizer.recognize(event.module, shape, input_layout, input_shape)
         if isinstance(layout, str):
             return layout

@@ -119,7 +119,7 @@ def _draw_heat_maps(
 
 
 def _color_limits(maps: Sequence[HeatMap]) -> tuple[float, float]:
-    """Return the best and the worst value on the common color scale of heat maps."""
+    """Return the values at the best and the worst end of the color scale of heat maps."""
     values = [value for heat_map in maps for value in heat_map.values.values()]
     if is_percentage(maps[0].metric):
         return 1.0, min(*values, 0.9)

@@ -197,7 +197,7 @@ def examples_to_json(reports: Sequence[AuditReport]) -> str:
 
 
 def _movement_to_json(movement: Movement, example: ExampleImage) -> dict[str, Any]:
-    """Convert a movement to JSON data, from which the script of the page can shift an image."""
+    """Convert a movement to JSON data, with which the script of the page shifts an image."""
     background = parse_background(movement.background)
     if len(background) == 1:
         background *= example.channels

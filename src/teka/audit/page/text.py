@@ -54,7 +54,7 @@ def audit_text(reports: Sequence[AuditReport]) -> str:
 def remaining_findings_text(main_results: AuditReport, report: AuditReport) -> str:
     """Return the findings and caveats of an audit that were not printed with its main results.
 
-    The command line prints the main results first, because the other parts of an audit take longer.
+    The command line prints the main results before the audit searches for their causes.
 
     Args:
         main_results: Report that was printed before.
