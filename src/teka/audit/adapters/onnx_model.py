@@ -29,7 +29,7 @@ _INPUT_TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
     "tensor(double)": np.float64,
-    "tensor(uint8)": np.uint8,  # levels 0 … 255
+    "tensor(uint8)": np.uint8,  # from 0 to 255
 }
 _FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)")
 _OUTPUT_TYPES = (*_FLOATING, "tensor(int64)", "tensor(int32)", "tensor(bool)")

@@ -23,7 +23,7 @@ from teka.errors import require, wrong_value
 from teka.files import expand_user
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-_WARPED_FROM = 384  # ConvNeXt's processor does not crop from this size on
+_WARPED_FROM = 384  # from this size on, the processor of ConvNeXt does not crop
 Resize = int | tuple[int, int]
 # Kind of output and auto class of transformers, by the end of the architecture's name.
 TASKS = {

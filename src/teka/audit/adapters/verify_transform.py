@@ -15,11 +15,11 @@ from teka.audit.adapters.preprocessing import ROUNDING_RULES, Preprocessing
 from teka.data import Normalize
 from teka.errors import wrong_value
 
-# Tolerance in levels of 0 to 255, for normalization in single precision. The nearest other level
-# is 1 away.
+# Tolerance for the rounding of a normalization in float32, in units of uint8. Another pixel value
+# would differ by at least 1.
 TOLERANCE = 0.01
-# Heights and widths of test images. With one shorter side, center crops have every remainder. The
-# last size is large enough to be reduced.
+# Heights and widths of the test images. The widths 60 to 75 test the rounding of center crops. The
+# last image is so large that it is reduced.
 SIZES = (*((60, width) for width in range(60, 76)), (500, 380))
 Picture = UInt8[np.ndarray, "height width channels"]
 

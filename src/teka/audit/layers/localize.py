@@ -305,7 +305,7 @@ def locate_layers(
     threshold = max(THRESHOLD, THRESHOLD_ROUNDINGS * epsilon)
     absolute = find_absolute_embeddings(module, trace.grids)
     if layers is None:
-        # Leave out embeddings whose module, or its parent, was not called.
+        # Leave out embeddings if neither their module nor its parent was called.
         called = {event.module_name for event in trace.events}
         absolute = tuple(
             name for name in absolute if {_parent(name), _parent(_parent(name))} & called

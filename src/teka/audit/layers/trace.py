@@ -31,7 +31,7 @@ WIDEST_EDGE = 0.25
 # value of its layer, or by more than this share of the largest value, which matters for bfloat16.
 AFFECTED_ROUNDINGS = 64
 AFFECTED_SHARE = 1e-2
-# For each axis, the number of cells that the edge of the image affects, at the start and at the end
+# Number of cells that the edge of the image affects, at the start and at the end of each axis.
 Borders = tuple[tuple[int, int], ...]
 
 

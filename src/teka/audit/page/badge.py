@@ -8,7 +8,7 @@ from teka.errors import escape_unprintable
 from teka.reporting.formatting import format_count, format_share
 
 BADGE_LABEL = "shift-consistency"
-# Lowest share of each color: green, amber, red. White text is readable on all.
+# Lowest consistency for each color: green, amber, red. White text is readable on all of them.
 BADGE_COLORS = ((0.99, "#14692f"), (0.9, "#8a5200"), (0.0, "#a31f10"))
 UNKNOWN_COLOR = "#4a5565"
 

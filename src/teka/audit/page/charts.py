@@ -17,10 +17,10 @@ from teka.errors import escape_unprintable
 from teka.reporting import plots
 from teka.reporting.formatting import format_step, join_words
 
-# Bands of more lines would hide each other.
+# Confidence bands are drawn for at most this number of lines, because more would overlap.
 MOST_BANDS = 3
 GRAY = "#8a8f98"
-# Numbers that span more powers of ten are drawn on a logarithmic scale.
+# Values that span more powers of ten than this are drawn on a logarithmic scale.
 _DECADES_FOR_LOGARITHM = 2.5
 # Colors from good to bad.
 _HEAT = ("#fff8ec", "#fddba6", "#fca55d", "#e8602c", "#b32413", "#5f0a07")

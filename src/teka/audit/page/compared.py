@@ -23,7 +23,7 @@ from teka.audit.statistics.metrics import NUMBERS
 from teka.reporting.formatting import format_p_value, join_words
 
 MOST_NAMED = 2  # number of models whose names are in the headline
-# The first of these metrics that the models define decides which model is the best.
+# The first of these metrics that the models define decides which model is best.
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 

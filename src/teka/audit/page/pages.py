@@ -26,7 +26,7 @@ from teka.errors import escape_unprintable_except_newlines, require, wrong_value
 from teka.files import check_file_is_writable, write_bytes
 from teka.reporting.formatting import format_number, join_words
 
-# Metrics on the cards of the first screen, which has room for three.
+# The page starts with cards for the first three of these metrics that were measured.
 FIRST_NUMBERS = (
     "consistency",
     "accuracy",
@@ -37,7 +37,7 @@ FIRST_NUMBERS = (
     "mean_error",
     "maximum_error",
 )
-LONGEST = 12  # longer lists of settings are shortened
+LONGEST = 12  # maximum length of a list of settings that is not shortened
 
 
 class AuditRow(NamedTuple):

@@ -26,8 +26,8 @@ from teka.errors import to_one_line
 from teka.reporting.formatting import format_count
 from teka.reporting.tables import LONGEST_TEXT, Table, markdown_text
 
-WIDTH = 100  # columns of a terminal that the text fits into
-# Metrics for which a terminal has room.
+WIDTH = 100  # width of the text in characters
+# Metrics in the table, which must fit into a terminal.
 TEXT_NUMBERS = (
     "accuracy",
     "minimum_accuracy",
