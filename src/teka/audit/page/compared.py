@@ -27,7 +27,9 @@ MOST_NAMED = 2  # number of models whose names are in the headline
 DECISIVE = ("worst_shift_accuracy", "consistency", "overlap", "mean_error")
 
 
-def select_valid_pairs(pairs: Sequence[ModelPair], reports: Sequence[AuditReport]) -> list[ModelPair]:
+def select_valid_pairs(
+    pairs: Sequence[ModelPair], reports: Sequence[AuditReport]
+) -> list[ModelPair]:
     """Select the pairs in which the results of both models are valid."""
     return [
         pair for pair in pairs if not (reports[pair.first].invalid or reports[pair.second].invalid)
