@@ -221,7 +221,7 @@ def growing_output():
 
 def test_incomparable_outputs_are_errors():
     for function, message in [
-        (lambda images: images * 0, "got only 0"),
+        (lambda images: images * 0, "got only zeros"),
         (lambda images: images / 0, "NaN or infinity"),
         (lambda images: images * torch.nan, "NaN or infinity"),
         (lambda images: (images, images), "must be a tensor.*got 'tuple'"),

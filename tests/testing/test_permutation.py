@@ -164,7 +164,7 @@ def test_function_may_change_its_input():
             {"function": lambda tokens: tokens[:, :4], "output": "dense"},
             r"\(2, 15, dim\).*got \(2, 4, 8\)",
         ),
-        ({"function": lambda tokens: tokens * 0}, "got only 0"),
+        ({"function": lambda tokens: tokens * 0}, "got only zeros"),
         ({"output": "dens"}, "Did you mean 'dense'"),
         ({"tokens": torch.ones(2, 0, 8)}, "tokens must have"),
         ({"permutations": [range(14)]}, "every whole number from 0 to 14 once"),
