@@ -393,9 +393,9 @@ def warn_about_missed_aliasing(shifts: CheckedShifts, stride: Sizes) -> Iterator
 
 
 def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Caveat]:
-    """Warn if images are resized to another size than in normal use, which changes their scale.
+    """Warn if images are resized to another size than in normal use of the model.
 
-    An audit does so to make room for shifts.
+    An audit may do so to make room for shifts. It changes the size of the objects in the images.
 
     Args:
         model_size: Size to which images are resized in normal use of the model.
@@ -414,7 +414,7 @@ def warn_about_other_scale(model_size: Size, audit_size: Size) -> Iterator[Cavea
 def warn_about_resizing(
     image_size: Sizes, seen_size: Sizes, *, before_resize: bool, max_shift: int | float
 ) -> Iterator[Caveat]:
-    """Warn if images were resized, because shifts then have a different length in the original.
+    """Warn if images were resized, because a shift then has another length in the original images.
 
     Args:
         image_size: Size of the images in the data set.

@@ -397,7 +397,7 @@ def _predict_class(values: Values, threshold: float) -> Predictions:
     return values.argmax(dim=1) if values.shape[1] > 1 else (values[:, 0] > threshold).long()
 
 
-def _class_indices(values: Values) -> Predictions:
+def _to_class_indices(values: Values) -> Predictions:
     """Convert the output (B, 1) of a model that returns classes to integers (B,)."""
     if (values < 0).any():
         smallest = int(values.min())
@@ -464,7 +464,7 @@ KINDS = {
     "classes": OutputKind(
         "the class of each image as a whole number, shape (batch,)",
         lambda values, image_size: _vector_length(values) == 1,
-        _class_indices,
+        _to_class_indices,
     ),
     "multilabel_probabilities": OutputKind(
         "a probability from 0 to 1 for each image and label, shape (batch, labels)",

@@ -69,7 +69,7 @@ def parse_background(background: Background) -> list[float | int]:
 
 
 def background_to_tensor(images: Images, background: Background) -> Tensor:
-    """Convert a background to a tensor (1, C or 1, 1, …, 1) with the dtype of the images.
+    """Convert a background to a tensor of the images' dtype that broadcasts with the images.
 
     Raises:
         ValueError: The number of values is wrong, or the dtype cannot represent a value.
@@ -311,7 +311,7 @@ TRANSLATION_MODES = tuple(MODES)
 
 @dataclass(frozen=True)
 class Movement:
-    """Way in which images are shifted: a mode for the treatment of the edges, and its settings.
+    """Way of shifting images: a mode, which determines what happens at the edges, and its settings.
 
     >>> import torch
     >>> from teka.audit import Movement
@@ -423,7 +423,7 @@ class Movement:
         return steps
 
     def move(self, prepared: Images, shift: Steps) -> Shaped[Tensor, "batch channels *moved"]:
-        """Return a shifted copy of the images. `seen_size` returns its spatial size.
+        """Return a shifted copy of the images, whose spatial size `seen_size` returns.
 
         Args:
             prepared: Images returned by `prepare_images`.

@@ -121,12 +121,12 @@ class AuditSettings:
         return shifts_to_tuples("shifts", steps, len(sizes))
 
     def to_dict(self, sizes: Sequence[int]) -> dict[str, object]:
-        """Convert the settings to JSON data, with the shifts that images of the given size get."""
+        """Convert the settings to JSON data, with the shifts for images of the given size."""
         device = self.device and str(self.device)
         return encode(replace(self, shifts=self.shifts_for(sizes), device=device))
 
     def largest_steps(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the length in whole pixels of the longest step along each axis, rounded up.
+        """Return the longest step along each axis, rounded up to whole pixels.
 
         Args:
             sizes: Spatial sizes of the images, because the default shifts depend on them.

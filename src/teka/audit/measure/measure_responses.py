@@ -72,7 +72,7 @@ def split_batches(shifts: CheckedShifts, num_images: int, batch_size: int) -> li
 
 
 class BatchEvaluator:
-    """Evaluator of a model on batches of shifted images, which collects errors and predictions.
+    """Evaluator that calls a model on batches of shifted images, and collects the results.
 
     The constructor takes the arguments of `measure_responses` and checks them. The first call of
     the model determines the kind and the shape of the output.
@@ -212,7 +212,7 @@ class BatchEvaluator:
         return output
 
     def _infer_from_first_output(self, output: Tensor, kind: str) -> None:
-        """Infer the kind of the output from the first output, and allocate memory for outputs."""
+        """Infer the kind of all outputs from the first one, and allocate memory for comparisons."""
         label_axes = 0 if self._labels is None else self._labels.ndim
         asked = kind if self._output == "auto" else self._output
         self._output, self._stride = infer_kind(

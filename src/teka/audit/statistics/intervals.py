@@ -481,7 +481,7 @@ def create_curve(values: Any, ends: Any, method: str) -> Curve:
 
 
 def estimate_extreme(curve: Curve, over: str, confidence: float) -> Estimate:
-    """Estimate the lowest or the highest value of a curve.
+    """Estimate the lowest or the highest value of a curve over all shifts.
 
     The ends of the interval are the lowest or highest ends of the band. They are valid without
     knowing the shift with the lowest or highest value, because the band covers all shifts.
