@@ -542,9 +542,10 @@ def _measure_relative_errors(
         errors = []
         for transformation in transformations:
             response = call_and_check(function, transform(inputs, transformation), reference.shape)
-            if is_dense:
-                errors.append(compare(response, reference, transformation))
-            else:
-                errors.append(relative_difference(response, reference))
-    kind = "dense" if is_dense else "invariant"
-    return RelativeErrors(tuple(errors), relative_difference(repeated, reference), kind)
+            errors.append(
+                compare(response, reference, transformation)
+                if is_dense
+                else relative_difference(response, reference)
+            )
+    noise = relative_difference(repeated, reference)
+    return RelativeErrors(tuple(errors), noise, "dense" if is_dense else "invariant")

@@ -75,12 +75,12 @@ def _headline_sentence(report: AuditReport, undecided: Sequence[Metrics]) -> str
             return f"{_undecided_sentence(report)} ({images})."
         described = moved
     longest = max(abs(step) for metrics in described for shift in metrics.shifts for step in shift)
-    pixels = f"{longest:g} pixel{'' if longest == 1 else 's'}"
     effect, detail = _describe_effect(worst)
     # Say in the first sentence if the kind of the output was guessed.
     guesses = [caveat.name for caveat in report.caveats if caveat.name in GUESSED_KINDS]
     notes = "; ".join([*detail, _describe_images_and_modes(described, report), *guesses])
-    return f"Moving the image by up to {pixels} {effect} ({notes})."
+    pixels = "pixel" if longest == 1 else "pixels"
+    return f"Moving the image by up to {longest:g} {pixels} {effect} ({notes})."
 
 
 def _effect_sort_key(metrics: Metrics) -> tuple[float, float, float]:

@@ -323,6 +323,5 @@ def disagreement_mask(responses: Sequence[Responses]) -> Bool[Tensor, "shifts im
     if they do not all predict the same class.
     """
     common = select_common_shifts(responses)
-    outcomes = [each.predictions if each.correct is None else each.correct for each in common]
-    answers = torch.stack([outcome for outcome in outcomes if outcome is not None])
-    return (answers != answers[0]).any(dim=0)
+    outcomes: Any = [each.predictions if each.correct is None else each.correct for each in common]
+    return (torch.stack(outcomes) != outcomes[0]).any(dim=0)
