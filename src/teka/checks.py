@@ -104,21 +104,20 @@ def _matches_size(actual: int, expected: str | int) -> bool:
 def check_nonnegative(argument: str, tensor: Tensor) -> None:
     """Check that no element of a tensor is negative.
 
-    The check is skipped where reading the elements would be slow or impossible, as
-    `can_check_elements` tells.
+    The check is skipped if `should_check_elements` returns False.
     """
-    if not can_check_elements(tensor):
+    if not should_check_elements(tensor):
         return
     smallest = tensor.min().item()
     if smallest < 0:
         raise wrong_value(f"the smallest element of {argument}", smallest, "at least 0")
 
 
-def can_check_elements(tensor: Tensor) -> bool:
-    """Return True if the elements of a tensor can be checked at a low cost.
+def should_check_elements(tensor: Tensor) -> bool:
+    """Return True if the elements of a tensor should be checked.
 
-    The tensor must be on the CPU. It must not be traced, and not be the result of an operation that
-    autograd has recorded.
+    This is False if a check is impossible or slow, for example on a GPU. It is also False for
+    results of operations that autograd has recorded.
     """
     return can_read_elements(tensor) and tensor.is_cpu and tensor.grad_fn is None
 

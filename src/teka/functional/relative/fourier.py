@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 from teka._compat import replace
 from teka.checks import (
     POSITIVE_NUMBER,
-    can_check_elements,
     check_tensor_sizes,
     is_number,
     is_positive,
+    should_check_elements,
 )
 from teka.errors import wrong_value
 from teka.functional.backends.attention_sums import (
@@ -95,7 +95,7 @@ class Fourier(StationaryRelativeKernel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if can_check_elements(self.constant_weight) and can_check_elements(self.amplitude):
+        if should_check_elements(self.constant_weight) and should_check_elements(self.amplitude):
             total = self.constant_weight.detach() + self.amplitude.detach().sum(dim=1)
             if not bool((total > 0).all()):
                 argument = "the sum of constant_weight and amplitude"

@@ -101,7 +101,7 @@ class PolyphaseDownsample(nn.Module):
         super().__init__()
         check_name("select", select, SELECTIONS)
         check_flags({"periodic": periodic})
-        self.stride = as_tuple_per_axis("stride", stride, num_axes)
+        self.stride = check_sampling_stride("stride", stride, num_axes)
         self.select = select
         self.blur = check_blur(blur, periodic)
         self.periodic = periodic
@@ -221,7 +221,7 @@ class PolyphaseUpsample(nn.Module):
         periodic: bool = True,
     ) -> None:
         super().__init__()
-        self.stride = as_tuple_per_axis("stride", stride, num_axes)
+        self.stride = check_sampling_stride("stride", stride, num_axes)
         self.blur = check_blur(blur, periodic)
         self.periodic = periodic
 
@@ -439,8 +439,10 @@ class _SubgridScore(nn.Module):
         return self.layers(components.flatten(0, 1)).flatten(1).mean(1).view(components.shape[:2])
 
 
-def as_tuple_per_axis(argument: str, steps: int | Sequence[int], num_axes: int) -> tuple[int, ...]:
-    """Check a stride or factor for 1 to 3 axes, and return one integer for each axis."""
+def check_sampling_stride(
+    argument: str, steps: int | Sequence[int], num_axes: int
+) -> tuple[int, ...]:
+    """Check the stride of a sampling layer on 1 to 3 axes, and return one integer for each axis."""
     if not is_integer(num_axes) or num_axes not in CONVOLUTIONS:
         raise wrong_value("num_axes", num_axes, "1, 2 or 3")
     return check_stride(steps, num_axes, argument)

@@ -16,7 +16,7 @@ from teka.nn.options import AttentionOptions
 from teka.nn.sampling.filters import interpolation_matrix, multiply_along_axis
 from teka.nn.sampling.polyphase import (
     PolyphaseDownsample,
-    as_tuple_per_axis,
+    check_sampling_stride,
     offset_with_largest_norm,
     take_polyphase_component,
 )
@@ -131,7 +131,7 @@ class AttentionUpsample(nn.Module):
         options: AttentionOptions | None = None,
     ) -> None:
         super().__init__()
-        self.stride = as_tuple_per_axis("stride", stride, num_axes)
+        self.stride = check_sampling_stride("stride", stride, num_axes)
         self.query = Parameter(torch.randn(fine_dim))
         self.attend = _CrossGridAttention(fine_dim, heads, dim, self.stride, periodic, options)
 
@@ -255,7 +255,7 @@ class SubpixelAlignment(nn.Module):
 
     def __init__(self, factor: int = 2, *, num_axes: int = 2) -> None:
         super().__init__()
-        self.factor = as_tuple_per_axis("factor", factor, num_axes)
+        self.factor = check_sampling_stride("factor", factor, num_axes)
 
     def forward(
         self, inputs: Float[Tensor, "batch channels *sides"]
